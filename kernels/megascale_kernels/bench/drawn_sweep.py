@@ -97,7 +97,13 @@ def sweep_drawn(plan: Plan, drawn: list[Drawn], report: Report, started_s: float
     workspace = workspace_for(plan.operator, shapes)
     reserve_for_torch(plan.operator, shapes, workspace)
     pool = pool_for(plan.operator, [(shape.m, shape.n, shape.k) for shape in shapes], workspace)
-    spent = {"start": time.monotonic() - started_s, "tensors and checks": 0.0, "rounds": 0.0, "host times": 0.0}
+    spent = {
+        "start": time.monotonic() - started_s,
+        "compiling": 0.0,
+        "tensors and checks": 0.0,
+        "rounds": 0.0,
+        "host times": 0.0,
+    }
     ground = Ground(plan, workspace, pool, spent)
     found: list[DrawnRow] = []
     for one in drawn:
@@ -132,6 +138,7 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
         clock = now
 
     give_back()
+    compiled = len(workspace.compiled)
     question = plan.operator, shape.m, shape.n, shape.k
     trial = make(*question, workspace, is_nk=drawn.is_nk, pool=ground.pool)
     ours = call_of(trial, workspace)
@@ -140,11 +147,11 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
     choice = "kernel" if checked.launched and chosen is None else config_text(chosen)
     nan = math.nan
     nothing = Row(shape, nan, nan, nan, nan, nan, nan, choice, checked.error, checked.serial_error, checked.note)
+    kernel, kernel_config = (None, "") if checked.launched or checked.note else other_choice(trial, shape.m, workspace)
+    # A shape that needs new code spends next to all of this time on it.
+    lap("compiling" if len(workspace.compiled) > compiled else "tensors and checks")
     if checked.note:
-        lap("tensors and checks")
         return DrawnRow(drawn, nothing)
-    kernel, kernel_config = (None, "") if checked.launched else other_choice(trial, shape.m, workspace)
-    lap("tensors and checks")
     calls: dict[str, Call] = {
         "gemm": trial.gemm, "comm": trial.comm, "serial": trial.serial, "torch": torch_fused(trial, workspace),
         "ours": ours, **({"kernel": kernel} if kernel else {}), "after": trial.gemm,

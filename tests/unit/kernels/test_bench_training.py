@@ -14,8 +14,8 @@ from megascale_kernels.bench.__main__ import main
 from megascale_kernels.bench.report import Facts, Report
 from megascale_kernels.bench.request import UserError
 from megascale_kernels.bench.training import table
+from megascale_kernels.bench.training.arguments import ROWS, SHORT, Request, Size, parser, read
 from megascale_kernels.bench.training.model import draw_task
-from megascale_kernels.bench.training.request import ROWS, SHORT, Request, Size, parser, read
 from megascale_kernels.bench.training.steps import KINDS, MOST_STEPS, distance, loss, sentence, steps_for
 from megascale_kernels.bench.training.table import Line, best, over_torch, summary
 from megascale_kernels.bench.training.variants import VARIANTS

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,8 @@ from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.request import PROGRAM, TRAIN, UserError
 from megascale_kernels.bench.training import table
+from megascale_kernels.bench.training.arguments import Request, Size, parser, read
 from megascale_kernels.bench.training.model import Task, draw_task
-from megascale_kernels.bench.training.request import Request, Size, parser, read
 from megascale_kernels.bench.training.steps import WRONG, copied, distance, loss, sentence, time_in_turn
 from megascale_kernels.bench.training.table import Line
 from megascale_kernels.bench.training.variants import Place, Prepared, prepare
@@ -103,6 +104,7 @@ class Measuring:
             if self.time_is_up():
                 break
             done.append(self.measure(size))
+            self.clear()
         self.report.line()
         for text in table.summary(done):
             self.report.line(text)
@@ -131,12 +133,10 @@ class Measuring:
             )
         for line, ratio in zip(lines, table.over_torch(lines), strict=True):
             self.report.both(table.text_line(line, ratio), table.csv_line(line, ratio))
-        self.clear(ready)
         return lines
 
-    def clear(self, ready: dict[str, Prepared]) -> None:
+    def clear(self) -> None:
         """Give back what one size took, compiled graphs included: each size would count against their limit."""
-        ready.clear()
         self.workspaces.clear()
         torch.compiler.reset()
         gc.collect()
@@ -153,7 +153,7 @@ class Measuring:
             if self.time_is_up():
                 notes[name] = f"left out (budget of {self.request.budget_s:g} s)"
                 continue
-            prepared, note = self.attempt(lambda name=name: prepare(name, task, self.place()))  # type: ignore[misc]
+            prepared, note = self.attempt(partial(prepare, name, task, self.place()))
             if prepared is None:
                 notes[name] = note
                 self.workspaces.clear()  # a fault stays in a workspace: what comes after gets another

@@ -108,7 +108,7 @@ def stopwatch(device: torch.device, group: dist.ProcessGroup) -> Callable[[], fl
         return lambda: time.perf_counter() - begun
     torch.cuda.synchronize()
     dist.all_reduce(tiny, group=group)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch has no types
     begin.record()
 
     def stop() -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from megascale_kernels.bench import rows
 from megascale_kernels.bench.rows import Column, geometric_mean
-from megascale_kernels.bench.training.request import Request, Size
+from megascale_kernels.bench.training.arguments import Request, Size
 
 LARGE = 4096  # rows: with fewer the host's time decides, above the GPU's
 # Like against like: what a user gains who changes nothing but the layers.

@@ -53,6 +53,18 @@ class Place(NamedTuple):
     workspace: Callable[[Task, str], Workspace]
 
 
+class Left(NamedTuple):
+    """What a step leaves beside the gradients of its leaves.
+
+    Attributes:
+        out: [M / W, d].
+        norm_gradients: those of all norms, summed over ranks, [blocks, d].
+    """
+
+    out: Tensor
+    norm_gradients: Tensor
+
+
 class Step:
     """One forward and backward of a stack of blocks.
 
@@ -69,8 +81,7 @@ class Step:
         self.stack, self.task, self.group, self.before = stack, task, group, before
         self.x = task.x.detach().requires_grad_()
         self.norms = [parameter for name, parameter in stack.named_parameters() if ".norm." in name]
-        self.out: Tensor | None = None
-        self.norm_gradients: Tensor | None = None
+        self.left: Left | None = None
 
     def __call__(self) -> None:
         """Run it."""
@@ -82,12 +93,13 @@ class Step:
         gradients = torch.stack([_local(norm.grad) for norm in self.norms])
         if any(_is_partial(norm.grad) for norm in self.norms):
             dist.all_reduce(gradients, group=self.group)
-        self.out, self.norm_gradients = out.detach(), gradients
+        self.left = Left(out.detach(), gradients)
 
     def clear(self) -> None:
         """Give back what the last step left."""
-        self.stack.zero_grad(set_to_none=True)
-        self.x.grad = self.out = self.norm_gradients = None
+        for leaf in (self.x, *self.stack.parameters()):
+            leaf.grad = None
+        self.left = None
 
     def results(self) -> dict[str, list[Tensor]]:
         """What the last step left, by kind: output, and the gradients of input, norms, up and down projections."""
@@ -95,9 +107,8 @@ class Step:
             kind: [_local(parameter.grad) for name, parameter in self.stack.named_parameters() if f".{kind}." in name]
             for kind in ("up", "down")
         }
-        assert self.out is not None  # a step was run
-        assert self.norm_gradients is not None
-        return {"out": [self.out], "x": [_local(self.x.grad)], "norm": [self.norm_gradients], **by_kind}
+        assert self.left is not None  # a step was run
+        return {"out": [self.left.out], "x": [_local(self.x.grad)], "norm": [self.left.norm_gradients], **by_kind}
 
 
 class Prepared(NamedTuple):
