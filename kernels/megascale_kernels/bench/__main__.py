@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs} --gpus N`: measure, and write down what was measured.
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,train} --gpus N`: measure, and write down what was measured.
 
 Without torchrun it starts its own ranks; under torchrun it is one of them.
 """
@@ -12,7 +12,17 @@ import time
 
 from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report
-from megascale_kernels.bench.request import PROGRAM, UserError, config_of, parser, ranks_of, shapes_of
+from megascale_kernels.bench.request import (
+    PROGRAM,
+    TRAIN,
+    UserError,
+    config_of,
+    drawn_of,
+    parser,
+    ranks_of,
+    seed_of,
+    shapes_of,
+)
 from megascale_kernels.bench.shapes import Shape
 
 SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
@@ -21,6 +31,10 @@ SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
 def main(arguments: list[str] | None = None) -> int:
     """Run the command: 0 when all went well, 1 when something was wrong, 2 for a request that cannot be served."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [TRAIN]:
+        from megascale_kernels.bench.training.command import main as train
+
+        return train(arguments[1:])
     options = parser().parse_args(arguments)
     import torch
 
@@ -63,7 +77,8 @@ def run_rank(options: argparse.Namespace, shapes: list[Shape], command: str) -> 
 def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started_s: float) -> int:
     import torch.distributed as dist
 
-    from megascale_kernels.bench import overheads, soak
+    from megascale_kernels.bench import drawn_rows, overheads, soak
+    from megascale_kernels.bench.drawn_sweep import sweep_drawn
     from megascale_kernels.bench.report import facts
     from megascale_kernels.bench.sweep import Plan, sweep, workspace_for
 
@@ -81,6 +96,10 @@ def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started
         overheads.trace_cost(plan, shapes, report, head)
     elif options.compute_quality:
         overheads.compute_quality(plan, shapes, report, head)
+    elif options.random is not None:
+        drawn = drawn_of(options, dist.get_world_size())
+        drawn_rows.begin(report, head, len(drawn), seed_of(options))
+        return int(not sweep_drawn(plan, drawn, report, started_s))
     else:
         report.begin_table(head)
         sweep(plan, shapes, workspace_for(options.operator, shapes), report, started_s)

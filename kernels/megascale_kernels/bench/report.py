@@ -3,6 +3,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -77,15 +78,23 @@ class Report:
 
     def begin_table(self, head: Facts) -> None:
         """The head of a table."""
-        for text in (*head.lines(), *rows.LEGEND.splitlines(), "", rows.heading()):
+        self.begin(head, rows.LEGEND, rows.heading(), rows.CSV_HEADING)
+
+    def begin(self, head: Facts, legend: str, heading: str, csv_heading: Sequence[str]) -> None:
+        """The head of any table and of its CSV."""
+        for text in (*head.lines(), *legend.splitlines(), "", heading):
             self.line(text)
-        self._csv(list(rows.CSV_HEADING), mode="w")
+        self._csv(csv_heading, mode="w")
 
     def row(self, row: Row) -> None:
         """One shape, as soon as it is measured."""
         self.rows.append(row)
-        self.line(rows.text_row(row))
-        self._csv(rows.csv_row(row), mode="a")
+        self.both(rows.text_row(row), rows.csv_row(row))
+
+    def both(self, text: str, cells: Sequence[str]) -> None:
+        """One row of any table, as a line and in the CSV."""
+        self.line(text)
+        self._csv(cells, mode="a")
 
     def end_table(self, more: list[str]) -> None:
         """The lines below the table."""
@@ -93,7 +102,7 @@ class Report:
         for text in (*rows.summary(self.rows), *more):
             self.line(text)
 
-    def _csv(self, cells: list[str], *, mode: str) -> None:
+    def _csv(self, cells: Sequence[str], *, mode: str) -> None:
         if self.is_speaker and self.out is not None:
             buffer = io.StringIO()
             csv.writer(buffer, lineterminator="\n").writerow(cells)

@@ -5,12 +5,15 @@ import argparse
 import math
 from pathlib import Path
 
+from megascale_kernels.bench.drawn import Drawn, draw
 from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
 from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.progress.board_format import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"
+TRAIN = "train"  # a verb with a command line of its own
+ALL_ROWS, ALL_SCALES = ",".join(map(str, ROWS)), ",".join(SCALES)
 
 
 class UserError(ValueError):
@@ -19,19 +22,29 @@ class UserError(ValueError):
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog=PROGRAM, description="Measure an overlap operator on the GPUs of this host.")
+    made = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Measure an overlap operator on the GPUs of this host.",
+        epilog=f"`{PROGRAM} {TRAIN} --help`: training steps of MLP blocks, by torch's parallel layers and by ours.",
+    )
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own. --soak also shares a GPU")
     made.add_argument("--shapes", help=f"comma-separated: {', '.join(MODELS)}, or MxNxK as one rank sees them")
-    made.add_argument("--m", default=",".join(map(str, ROWS)), help="rows for the models, comma-separated")
-    made.add_argument("--scale", default=",".join(SCALES), help="global: sizes over the GPUs in use; tp8: over eight")
+    made.add_argument("--m", default=ALL_ROWS, help="rows for the models, comma-separated")
+    made.add_argument("--scale", default=ALL_SCALES, help="global: sizes over the GPUs in use; tp8: over eight")
     made.add_argument("--rounds", type=int, default=8, help="how many times each contender is timed per shape")
     made.add_argument("--budget-s", type=float, default=200.0, help="begin nothing new after this")
     made.add_argument("--out", type=Path, help="write the table here too, and its CSV beside it")
     made.add_argument("--tune", action="store_true", help="tune each shape before it is measured")
     made.add_argument("--tune-s", type=float, default=15.0, help="seconds of tuning per shape")
     made.add_argument("--config", help="one configuration for all shapes: block_n=128,stages=3,carrier=sm,comm_ctas=8")
+    made.add_argument("--seed", type=int, help="which shapes --random draws: 1 when left out")
     mode = made.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--random", type=int, metavar="COUNT",
+        help="so many shapes drawn at random (M 256 to 16384, sizes of published models and others, both layouts of "
+        "the weight), as the operator runs them by itself",
+    )  # fmt: skip
     mode.add_argument("--progress-cost", action="store_true", help="progress off, in device memory, in host memory")
     mode.add_argument("--trace-cost", action="store_true", help="trace off and on")
     mode.add_argument("--compute-quality", action="store_true", help="the kernel without communication against cuBLAS")
@@ -45,8 +58,12 @@ def shapes_of(options: argparse.Namespace, gpus: int) -> list[Shape]:
     Raises:
         UserError: a word that is no shape, number or scale.
     """
+    if options.seed is not None and options.random is None:
+        raise UserError("--seed says which shapes --random draws: give --random COUNT too, or leave it out")
     if options.soak is not None:
         return []  # it draws its own
+    if options.random is not None:
+        return [drawn.shape for drawn in drawn_of(options, gpus)]
     try:
         rows = tuple(int(word) for word in options.m.split(","))
     except ValueError:
@@ -58,6 +75,30 @@ def shapes_of(options: argparse.Namespace, gpus: int) -> list[Shape]:
         return wanted(options.operator, options.shapes, rows, scales, gpus)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def drawn_of(options: argparse.Namespace, gpus: int) -> list[Drawn]:
+    """The shapes that `--random` draws.
+
+    Raises:
+        UserError: a count or seed that is none, or an option that only listed shapes have.
+    """
+    unused = {
+        "--shapes": options.shapes is not None, "--tune": options.tune, "--config": options.config is not None,
+        "--m": options.m != ALL_ROWS, "--scale": options.scale != ALL_SCALES,
+    }  # fmt: skip
+    for name, given in unused.items():
+        if given:
+            raise UserError(f"--random draws the shapes and lets the operator choose how to run: leave {name} out")
+    try:
+        return draw(options.operator, options.random, seed_of(options), gpus)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def seed_of(options: argparse.Namespace) -> int:
+    """The seed that `--random` draws by."""
+    return 1 if options.seed is None else int(options.seed)
 
 
 def config_of(text: str | None) -> Config | None:

@@ -12,6 +12,7 @@ E may pass 1 where the fused product is faster than cuBLAS, and the fraction may
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_kernels.bench.shapes import Shape
@@ -134,26 +135,30 @@ LEGEND = (
 
 def heading() -> str:
     """The line above the rows."""
-    return _line([column.heading for column in COLUMNS])
+    return line(COLUMNS, [column.heading for column in COLUMNS])
 
 
 def text_row(row: Row) -> str:
     """One row of the table."""
     if row.note:
         cells = [column.cell.format(r=row) for column in COLUMNS[:5]]
-        return _line([*cells, row.note])
-    milliseconds = {
+        return line(COLUMNS, [*cells, row.note])
+    return line(COLUMNS, [column.cell.format(r=row, **milliseconds(row)) for column in COLUMNS])
+
+
+def milliseconds(row: Row) -> dict[str, float]:
+    """A row's times by the names that the columns' cells use."""
+    return {
         "gemm": row.gemm_s * 1e3, "after": row.gemm_after_s * 1e3, "comm": row.comm_s * 1e3,
         "serial": row.serial_s * 1e3, "torch": row.torch_s * 1e3, "ours": row.ours_s * 1e3,
     }  # fmt: skip
-    return _line([column.cell.format(r=row, **milliseconds) for column in COLUMNS])
 
 
-def _line(cells: list[str]) -> str:
-    columns = COLUMNS[: len(cells)]
+def line(columns: Sequence[Column], cells: list[str]) -> str:
+    """Cells under their headings; fewer cells than columns end the line early."""
     padded = [
         cell.ljust(-column.width) if column.width < 0 else cell.rjust(column.width)
-        for cell, column in zip(cells, columns, strict=True)
+        for cell, column in zip(cells, columns, strict=False)
     ]
     return "  ".join(padded).rstrip()
 

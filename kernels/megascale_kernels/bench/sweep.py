@@ -187,6 +187,11 @@ def distance(result: Tensor, exact: Tensor) -> float:
     return found if math.isfinite(found) else math.inf
 
 
+def norm(tensor: Tensor) -> float:
+    """||tensor||, summed in float32 or better, without a copy of it."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
+
+
 def worst(workspace: Workspace, figures: list[float]) -> list[float]:
     """The largest over ranks of each figure."""
     table = torch.tensor(figures, dtype=torch.float64, device=workspace.device)

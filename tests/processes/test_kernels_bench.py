@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of the kernels on the CPU, with real ranks: what its tables rest on."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from tests.fixtures.kernel_group import run_ranks
+
+pytestmark = pytest.mark.processes
+
+PROMISES = [
+    "drawn_trials_are_right",
+    "wrong_and_failed_operators_are_told_on_every_rank",
+    "the_host_time_is_the_slower_rank_s",
+    "both_steps_equal_the_whole_model",
+    "a_variant_that_fails_on_one_rank_has_no_time_on_any",
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """What came of all promises on two ranks."""
+    return run_ranks(
+        "tests.fixtures.kernel_bench_promises", PROMISES, 2, tmp_path_factory.mktemp("bench"), backend="gloo",
+        deadline_s=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_both_ranks_keep_their_promise(promise: str, outcomes: dict[str, dict[int, str]]) -> None:
+    """What the promise's own docstring says is true on both ranks."""
+    for rank, outcome in outcomes[promise].items():
+        assert outcome == "kept", f"rank {rank}: {outcome}"
+
+
+def test_training_steps_are_measured_on_the_cpu(tmp_path: Path) -> None:
+    """Torch's layers and ours, eager, have the same output and gradients; what needs a GPU says so."""
+    out = tmp_path / "train.txt"
+    options = {"device": "cpu", "gpus": 2, "d": 64, "f": 128, "m": 32, "blocks": 2, "rounds": 1, "out": out}
+    arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_kernels.bench", "train", *arguments],
+        capture_output=True, text=True, timeout=180, check=False, env={**environment, "PYTHONPATH": "kernels"},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    lines = out.with_suffix(".csv").read_text(encoding="utf-8").splitlines()
+    rows = {row["variant"]: row for row in csv.DictReader(lines)}
+    eager = {"torch-eager", "ours-eager"}
+    assert {name for name, row in rows.items() if float(row["step_ms"]) > 0} == eager
+    assert float(rows["ours-eager"]["apart"]) < 1e-5
+    assert {row["note"] for name, row in rows.items() if name not in eager} == {"it needs a CUDA GPU"}
+    assert "ours-eager over torch-eager" in out.read_text(encoding="utf-8")
