@@ -15,7 +15,7 @@ Everything is counted in calls, which all ranks make alike; nothing depends on w
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ TIMED_TURNS = 3
 # Between the last turn and the decision: by then the times have come, unless the host is further ahead of the GPU. Then
 # it waits, once for each shape.
 PATIENCE_CALLS = 32
+MOST_CALLS = 4 * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that a contest takes
 POLL_S = 20e-6
 
 
@@ -117,6 +118,24 @@ class Contest:
         self.best = self.ways[fastest(self._times.tolist(), len(self.ways))]
         self.decided = True
         self._times = self._arrived = None
+
+
+def is_settled(workspace: "Workspace") -> bool:
+    """Whether every shape that was called on a workspace has found its way; all ranks come to the same."""
+    return all(held is None or held.decided for held in workspace.contests.values())
+
+
+def settle(call: Callable[[], object], workspace: "Workspace") -> None:
+    """Make a call as often as its shapes need to find their ways: a measurement that follows is of these. Collective.
+
+    Args:
+        call: makes each of its operators' calls at least once.
+        workspace: whose operators they are.
+    """
+    for _ in range(MOST_CALLS):
+        if is_settled(workspace):
+            return
+        call()
 
 
 def fastest(took: Sequence[int], ways: int) -> int:

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
+from megascale_kernels.autotune.contest import settle
 from megascale_kernels.bench.request import UserError
 from megascale_kernels.bench.training.model import Block, BlockWeights, Task
 from megascale_kernels.memory.workspace import Workspace
@@ -147,6 +148,8 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
         _compile(block, how, group)
     mark = torch.compiler.cudagraph_mark_step_begin if how == "cudagraphs" else None
     step = Step(nn.Sequential(*blocks), task, group, mark)
+    if workspace is not None:
+        settle(step, workspace)  # the operators' first calls of a shape find out how it runs
     if how == "graph":
         return Prepared(_captured(step), step, workspace)
     skipped = _skipped()
