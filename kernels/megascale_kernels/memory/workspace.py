@@ -220,12 +220,19 @@ class Workspace(SymmetricMemory):
     # --- room for a launch ---------------------------------------------------------------------------------------
 
     def scratch(self, elements: int) -> Tensor:
-        """fp32 memory of this rank alone, for the parts of cut tiles; kept and grown, used by one launch at a time."""
+        """fp32 memory of this rank alone, for the parts of cut tiles; kept and grown, used by one launch at a time.
+
+        It does not come from torch's allocator: what that gives out while a graph is recorded belongs to the graph.
+        """
         if self._scratch is None or self._scratch.numel() < elements:
-            if self._scratch is not None and self.captured:
+            import torch.distributed._symmetric_memory as symm_mem
+
+            if self._scratch is not None and self.counts_on_device():
                 self._in_graphs.append(self._scratch)  # a captured graph goes on writing there
+            elif self._scratch is not None:
+                torch.cuda.synchronize(self.device)  # launches that are under way write there
             self._plans.clear()  # they would write into the old memory
-            self._scratch = torch.empty(elements, dtype=torch.float32, device=self.device)
+            self._scratch = symm_mem.empty(elements, dtype=torch.float32, device=self.device)
         return self._scratch
 
     def need(self, bytes_needed: int, channels: int, what: str) -> None:
@@ -301,13 +308,16 @@ class Workspace(SymmetricMemory):
             join, x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr(),
         )  # fmt: skip
 
-    def note_time(self, at: Tensor) -> None:
-        """Have the GPU note its clock at `at`, int64, behind what is on the current stream; only with `native`."""
+    def note_time(self, at: Tensor, after_ns: int) -> None:
+        """Have the GPU note its clock at `at`, int64, some time after what is on the current stream; with `native`."""
         assert self.native is not None
         native = self.native
-        made = self.plan("note_time", lambda: ready(native, note_time_kernel, (at,), NOTE, (1,), {"at_ptr": X}))
+        made = self.plan(
+            ("note_time", after_ns),
+            lambda: ready(native, note_time_kernel, (at, after_ns), NOTE, (1,), {"at_ptr": X}),
+        )
         if made is None:
-            note_time_kernel[(1,)](at, **NOTE)
+            note_time_kernel[(1,)](at, after_ns, **NOTE)
         else:
             self.launch(made, 0, at, at, at, None, join=False)
 
