@@ -90,7 +90,9 @@ _workspaces: dict[torch.dtype, Workspace] = {}
 def shared_workspace(dtype: torch.dtype = torch.bfloat16) -> Workspace:
     """One workspace per type: making one takes longer than using it."""
     if dtype not in _workspaces:
-        _workspaces[dtype] = Workspace(max_rows=4096, max_gather_cols=4096, max_scatter_cols=4096, dtype=dtype)
+        _workspaces[dtype] = Workspace(
+            max_rows=4096, max_gather_cols=4096, max_scatter_cols=4096, dtype=dtype, adaptive=False
+        )
     return _workspaces[dtype]
 
 
@@ -167,19 +169,29 @@ def gemm_ar_is_no_worse_than_serial(place: Place) -> None:
         assert all(torch.equal(everywhere[rank], out) for rank in range(place.world_size))
 
 
-def rows_that_tma_cannot_read_take_the_serial_path(place: Place) -> None:
-    """An odd K, or an odd N of a [K, N] weight, falls back; a tensor off a 16-byte boundary does not."""
+def rows_that_tma_cannot_read_are_widened(place: Place) -> None:
+    """An odd K, or an odd N of either layout, runs on copies of what ends badly; what begins badly is moved."""
     workspace = shared_workspace()
-    launches = workspace.launches
-    for case in (Shape(64, 257, 264), Shape(64, 256, 263, is_nk=False)):
-        x, w, _ = operands(case, case.rows)
-        serial, rows = reference.ag_gemm(x, w)
-        assert_no_worse(ag_gemm(x, w, workspace), serial, rows.double() @ w.double())
-        whole, _, _ = operands(case, 64 * place.world_size)
-        exact = reference.gemm_rs(whole.double(), w.double())
-        assert_no_worse(gemm_rs(whole, w, workspace), reference.gemm_rs(whole, w), exact)
-    assert workspace.launches == launches
+    hopper = Config(128, 128, kernel="hopper")
+    for case in (
+        Shape(64, 257, 264),
+        Shape(201, 257, 263),
+        Shape(64, 256, 263, is_nk=False),
+        Shape(72, 257, 263, is_nk=False),
+    ):
+        for config in (PLAIN, hopper):
+            launches = workspace.launches
+            x, w, _ = operands(case, case.rows)
+            serial, rows = reference.ag_gemm(x, w)
+            out, gathered = ag_gemm(x, w, workspace, config=config, return_gathered=True)
+            assert_no_worse(out, serial, rows.double() @ w.double())
+            assert torch.equal(gathered, rows)
+            whole, _, _ = operands(case, case.rows * place.world_size)
+            exact = reference.gemm_rs(whole.double(), w.double())
+            assert_no_worse(gemm_rs(whole, w, workspace, config=config), reference.gemm_rs(whole, w), exact)
+            assert workspace.launches == launches + 2
 
+    launches = workspace.launches
     w = drawn(264, 256).T
     shifted = drawn(64 * 256 + 1)[1:].view(64, 256)
     torch.testing.assert_close(ag_gemm(shifted, w, workspace), reference.ag_gemm(shifted, w)[0], rtol=2e-2, atol=0.3)
@@ -195,6 +207,26 @@ def the_tuner_is_asked(_: Place) -> None:
         assert_no_worse(ag_gemm(x, w, shared_workspace()), serial, rows.double() @ w.double())
     finally:
         autotune.choose = lambda *_: PLAIN
+
+
+def a_contest_ends_alike_on_all_ranks(place: Place) -> None:
+    """The first calls of a shape try each way, a rank late each time; all ranks keep the same one."""
+    workspace = Workspace(max_rows=4096, max_gather_cols=4096, max_scatter_cols=4096)
+    x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
+    exact, serial = reference.gemm_rs(x.double(), w.double()), reference.gemm_rs(x, w)
+    calls = 0
+    while calls == 0 or not all(held.decided for held in workspace.contests.values()):
+        if calls % place.world_size == place.rank:
+            torch.cuda._sleep(SLEEP_CYCLES)
+        assert_no_worse(gemm_rs(x, w, workspace), serial, exact)
+        calls += 1
+        assert calls < 100
+    workspace.check()
+
+    kept: list[Any] = [None] * place.world_size
+    dist.all_gather_object(kept, [held.best for held in workspace.contests.values()])
+    assert kept[0]
+    assert all(one == kept[0] for one in kept)
 
 
 def empty_tensors_are_served(place: Place) -> None:
@@ -407,7 +439,7 @@ def assert_context_lives() -> None:
 
 def shapes_that_differ_are_named(place: Place) -> None:
     """Every rank raises `RankMismatch` long before the deadline, naming both sizes; after a reset all is well."""
-    workspace = Workspace(max_rows=4096, max_gather_cols=1024, max_scatter_cols=1024)
+    workspace = Workspace(max_rows=4096, max_gather_cols=1024, max_scatter_cols=1024, adaptive=False)
     x, w, _ = operands(ALIGNED, ALIGNED.rows)
     for operator, rows in ((ag_gemm, x), (gemm_rs, drawn(ALIGNED.rows * place.world_size, ALIGNED.k))):
         operator(rows, w, workspace)
@@ -429,7 +461,7 @@ def shapes_that_differ_are_named(place: Place) -> None:
 
 def shapes_that_differ_are_named_on_the_serial_path(place: Place) -> None:
     """Where no kernel runs, ranks compare before the collective."""
-    workspace = Workspace(max_rows=4096, max_gather_cols=1024)
+    workspace = Workspace(max_rows=4096, max_gather_cols=1024, adaptive=False)
     x, w = drawn(64, 257), drawn(257, 16 if place.rank == 1 else 24)
     error = until_it_raises(lambda: ag_gemm(x, w, workspace), workspace, RankMismatch)
     assert "N 16" in str(error)
@@ -439,7 +471,9 @@ def shapes_that_differ_are_named_on_the_serial_path(place: Place) -> None:
 def a_rank_that_does_not_come_is_named(place: Place) -> None:
     """After the deadline the others raise `TileTimeout` and name it; their GPUs go on; after a reset all is well."""
     deadline_s = 1.0
-    workspace = Workspace(max_rows=4096, max_gather_cols=1024, max_scatter_cols=1024, deadline_s=deadline_s)
+    workspace = Workspace(
+        max_rows=4096, max_gather_cols=1024, max_scatter_cols=1024, deadline_s=deadline_s, adaptive=False
+    )
     absent = place.world_size - 1
     x, w, _ = operands(ALIGNED, ALIGNED.rows)
     whole = drawn(ALIGNED.rows * place.world_size, ALIGNED.k)
@@ -468,7 +502,9 @@ def a_rank_that_does_not_come_is_named(place: Place) -> None:
 def a_killed_peer_is_named(place: Place) -> None:
     """A rank is killed in mid-kernel: within deadline + 100 ms the others name it, and their GPUs go on."""
     deadline_s = 2.0
-    workspace = Workspace(max_rows=4096, max_gather_cols=2048, max_scatter_cols=2048, deadline_s=deadline_s)
+    workspace = Workspace(
+        max_rows=4096, max_gather_cols=2048, max_scatter_cols=2048, deadline_s=deadline_s, adaptive=False
+    )
     victim = place.world_size - 1
     x, w, _ = operands(Shape(0, 2048, 2048), 4096)
     for _ in range(3):

@@ -35,7 +35,9 @@ def published(place: Place, deadline_s: float) -> tuple[Path, Workspace]:
     folder.mkdir(exist_ok=True)
     os.environ[FOLDER_VARIABLE] = str(folder)
     try:
-        workspace = Workspace(max_rows=4096, max_gather_cols=K, max_scatter_cols=K, deadline_s=deadline_s)
+        workspace = Workspace(
+            max_rows=4096, max_gather_cols=K, max_scatter_cols=K, deadline_s=deadline_s, adaptive=False
+        )
     finally:
         del os.environ[FOLDER_VARIABLE]
     (place.folder / f"pid.{place.rank}").write_text(str(os.getpid()))

@@ -181,7 +181,7 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
 
 def chosen_for(question: tuple[str, int, int, int], workspace: Workspace) -> Config | None:
     """The configuration that the operator has come to."""
-    found = (held.best for key, held in workspace.contests.items() if held is not None and key[:4] == question)
+    found = (held.best for key, held in workspace.contests.items() if held is not None and key.call == question)
     return next(found, choose(*question, workspace))
 
 

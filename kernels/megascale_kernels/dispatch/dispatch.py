@@ -28,11 +28,20 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("megascale_kernels")
 TMA_BYTES = 16  # the TMA unit reads matrices whose rows and first byte lie on such boundaries
 MOST_CONTESTS = 65536  # shapes; a server whose M takes every value must not grow for ever
+WIDENED = ("ag_gemm", "gemm_rs")  # whose matrices are copied where their rows end badly
 HOPPER = 9  # major compute capability whose matrix instructions the kernels are written for
 
 
 # What becomes of an all-gather's rows: nothing, they are read in the workspace, or the caller keeps them.
 NONE, BORROWED, OWN = range(3)
+
+
+class Contested(NamedTuple):
+    """What calls have in common that share a contest: the sizes, how the weight lies, what becomes of gathered rows."""
+
+    call: Call
+    is_nk: bool
+    rows: int
 
 
 class Route(NamedTuple):
@@ -82,7 +91,8 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
         from megascale_kernels.gemm_rs.launch import launch
 
         out = x.new_empty((route.call.m // workspace.world_size, route.call.n))
-        launch(_aligned(x), _weight(w, route), out, _aligned_bias(bias), workspace, chosen)
+        x = _readable(x, workspace)
+        launch(x, _weight(w, x, route, workspace), out, _aligned_bias(bias), workspace, chosen)
     if contest is not None:
         contest.end()
     return out
@@ -96,7 +106,8 @@ def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     from megascale_kernels.gemm_ar import launch
 
     out = x.new_empty((route.call.m, route.call.n))
-    launch(_aligned(x), _weight(w, route), out, _aligned_bias(bias), workspace, route.config)
+    x = _readable(x, workspace)
+    launch(x, _weight(w, x, route, workspace), out, _aligned_bias(bias), workspace, route.config)
     return out
 
 
@@ -111,7 +122,7 @@ def start_gather(x: Tensor, workspace: Workspace) -> Callable[[], Tensor]:
         return lambda: serial.all_gather(x, workspace)
     from megascale_kernels.ag_gemm.all_gather import finish, start
 
-    begun = start(_aligned(x), workspace.beside())
+    begun = start(_readable(x, workspace), workspace.beside())
     return lambda: finish(begun)
 
 
@@ -140,10 +151,14 @@ def _ag_gemm(
         from megascale_kernels.ag_gemm.launch import planned
 
         out = x.new_empty((route.call.m, route.call.n))
-        x, weight, bias = _aligned(x), _weight(w, route), _aligned_bias(bias)
-        plan = planned(x, weight, out, bias, workspace, chosen)
-        slot = plan.run(x, weight.matrix, out, bias)
-        gathered = None if rows == NONE else _with_own_rows(plan.gathered(x, slot), x, workspace, keep=rows == OWN)
+        read, bias = _readable(x, workspace), _aligned_bias(bias)
+        weight = _weight(w, read, route, workspace)
+        plan = planned(read, weight, out, bias, workspace, chosen)
+        slot = plan.run(read, weight.matrix, out, bias)
+        gathered = None
+        if rows != NONE:
+            shards = plan.gathered(read, slot)[..., : x.shape[1]]
+            gathered = _with_own_rows(shards, x, workspace, keep=rows == OWN)
     if contest is not None:
         contest.end()
     return out, None if rows == NONE else gathered
@@ -205,7 +220,7 @@ def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Co
         return None
     from megascale_kernels.autotune import Contest, contenders
 
-    key = (*call, weight.is_nk, rows)
+    key = Contested(call, weight.is_nk, rows)
     if key not in workspace.contests:
         if len(workspace.contests) >= MOST_CONTESTS:
             workspace.contests.clear()
@@ -268,13 +283,25 @@ def _why_device_cannot(device: torch.device) -> str | None:
 
 
 def _why_sizes_cannot(call: Call, weight: Weight, workspace: Workspace) -> str | None:
-    for name, columns in (("x", call.k), ("w", weight.matrix.shape[1])):
-        if columns * workspace.dtype.itemsize % TMA_BYTES:
-            return f"rows of {name} have {columns} elements, which is no multiple of {TMA_BYTES} bytes"
+    columns = weight.matrix.shape[1]
+    if call.operator in WIDENED:
+        needed = call.m * _wide(call.k, workspace) * workspace.dtype.itemsize
+        if call.operator == "ag_gemm" and needed > workspace.layout.data_bytes:
+            return f"rows of x, widened to {_wide(call.k, workspace)} elements, do not fit into the workspace"
+        return None
+    for name, found in (("x", call.k), ("w", columns)):
+        if found != _wide(found, workspace):
+            return f"rows of {name} have {found} elements, which is no multiple of {TMA_BYTES} bytes"
     staged = workspace.world_size * call.m * call.n * workspace.dtype.itemsize
     if call.operator == "gemm_ar" and staged > workspace.layout.data_bytes:
         return f"all ranks' partial results ({staged} bytes) do not fit into the workspace"
     return None
+
+
+def _wide(columns: int, workspace: Workspace) -> int:
+    """Columns that the TMA unit can read: their bytes are a multiple of `TMA_BYTES`."""
+    step = TMA_BYTES // workspace.dtype.itemsize
+    return -(-columns // step) * step
 
 
 @cache
@@ -282,19 +309,28 @@ def _say_once(call: Call, reason: str) -> None:
     LOG.debug("%s: serial path because %s", call, reason)
 
 
-def _aligned(matrix: Tensor) -> Tensor:
-    """The matrix, moved where the TMA unit can read it if it begins elsewhere."""
+def _readable(matrix: Tensor, workspace: Workspace) -> Tensor:
+    """The matrix where the TMA unit can read it: moved if it begins elsewhere, widened by zeros if its rows end badly.
+
+    cuBLAS reads such rows as well, at a fifth of its speed, so that widening them costs a fraction of what it gains.
+    """
+    columns = matrix.shape[1]
+    wide = _wide(columns, workspace)
+    if wide != columns:
+        return torch.nn.functional.pad(matrix, (0, wide - columns))
     return matrix if matrix.data_ptr() % TMA_BYTES == 0 else matrix.clone()
 
 
 def _aligned_bias(bias: Tensor | None) -> Tensor | None:
     """The bias where every rank's is: one elsewhere would be compiled for apart, while the other ranks wait."""
-    return None if bias is None else _aligned(bias)
+    if bias is None or bias.data_ptr() % TMA_BYTES == 0:
+        return bias
+    return bias.clone()
 
 
-def _weight(w: Tensor, route: Route) -> Weight:
-    """The weight as it lies in memory, where the TMA unit can read it."""
-    return Weight(_aligned(w.T if route.is_nk else w), route.is_nk, route.call.k, route.call.n)
+def _weight(w: Tensor, x: Tensor, route: Route, workspace: Workspace) -> Weight:
+    """The weight as it lies in memory, where the TMA unit can read it; x is what it will be multiplied with."""
+    return Weight(_readable(w.T if route.is_nk else w, workspace), route.is_nk, x.shape[1], route.call.n)
 
 
 def _with_own_rows(shards: Tensor, x: Tensor, workspace: Workspace, *, keep: bool) -> Tensor:

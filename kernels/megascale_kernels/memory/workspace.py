@@ -105,7 +105,7 @@ class Workspace(SymmetricMemory):
         super().__init__(own_group, torch.device(default if device is None else device), dtype)
         self.deadline_s = deadline_s
         self.adaptive = adaptive
-        self.contests: dict[object, Any] = {}
+        self.contests: dict[Any, Any] = {}
         self._check(max_rows, max_gather_cols, max_scatter_cols)
         self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
         self._scratch: Tensor | None = None

@@ -255,23 +255,50 @@ class FarAway:
 WHY = {
     (16, 8, 8): ((9, 0), None),
     (0, 8, 8): ((9, 0), "nothing to multiply"),
-    (16, 8, 12): ((9, 0), "rows of x have 12 elements, which is no multiple of 16 bytes"),
-    (16, 12, 8): ((9, 0), "rows of w have 12 elements"),
+    (16, 8, 12): ((9, 0), "gemm_ar: rows of x have 12 elements, which is no multiple of 16 bytes"),
+    (16, 12, 8): ((9, 0), "gemm_ar: rows of w have 12 elements"),
     (32, 8, 8): ((8, 0), "compute capability 8.0 and the kernels need 9.0"),
 }
 
 
+@pytest.mark.parametrize("operator", ["gemm_rs", "gemm_ar"])
 @pytest.mark.parametrize("shape", WHY)
-def test_the_serial_path_has_a_reason(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
-    """What the kernels cannot serve is known from what all ranks share."""
+def test_the_serial_path_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], operator: str
+) -> None:
+    """What the kernels cannot serve is known from what all ranks share; two operators widen such rows."""
     capability, reason = WHY[shape]
+    only, _, words = (reason or "").rpartition(": ")
+    reason = words if only in ("", operator) else ""
     m, n, k = shape
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     weight = Weight(torch.empty(k, n, device="meta"), is_nk=False, k_size=k, n_size=n)
 
-    why = dispatch._why_serial(Call("gemm_rs", m, n, k), weight, FarAway())
+    why = dispatch._why_serial(Call(operator, m, n, k), weight, FarAway())
 
-    assert why is None if reason is None else reason in why
+    assert reason in why if reason else why is None
+
+
+def test_rows_that_end_badly_are_widened_by_zeros() -> None:
+    """The TMA unit reads rows of whole 16 bytes; a product with zeros is what it was."""
+    matrix = torch.randn(3, 13).bfloat16()
+
+    wide = dispatch._readable(matrix, FarAway())
+
+    assert wide.shape == (3, 16)
+    assert torch.equal(wide[:, :13], matrix)
+    assert not wide[:, 13:].any()
+
+
+def test_rows_that_grow_beyond_the_workspace_stay_serial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace that was made for the rows as they are has no room for wider ones."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(FarAway.layout, "data_bytes", 16 * 13 * 2)
+    weight = Weight(torch.empty(13, 8, device="meta"), is_nk=False, k_size=13, n_size=8)
+
+    why = dispatch._why_serial(Call("ag_gemm", 16, 8, 13), weight, FarAway())
+
+    assert why == "rows of x, widened to 16 elements, do not fit into the workspace"
 
 
 def test_the_reason_is_said_once_at_debug_level(workspace: Workspace, caplog: pytest.LogCaptureFixture) -> None:
