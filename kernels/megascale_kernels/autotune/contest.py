@@ -38,7 +38,8 @@ HEAD_START_NS = 150_000
 # Between the last turn and the decision: by then the times have come, unless the host is further ahead of the GPU. Then
 # it waits, once for each shape.
 PATIENCE_CALLS = 32
-MOST_CALLS = 4 * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that a contest takes
+MOST_WAYS = 4
+MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that a contest takes
 POLL_S = 20e-6
 
 
@@ -57,12 +58,15 @@ class Contest:
         self._workspace = workspace
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
+        self._taking_part = False
+        self._clock: int | None = None
         self._times: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
 
     def begin(self) -> Config | None:
         """The way of the next call; behind it belongs `end`."""
-        if self.decided or torch.cuda.is_current_stream_capturing():
+        self._taking_part = not self.decided and not torch.cuda.is_current_stream_capturing() and self._has_room()
+        if not self._taking_part:
             return self.best
         turn = self._calls
         if turn < self._turns:
@@ -74,7 +78,7 @@ class Contest:
 
     def end(self) -> None:
         """The call that `begin` began is queued."""
-        if self.decided or torch.cuda.is_current_stream_capturing():
+        if not self._taking_part:
             return
         if self._calls < self._turns:
             self._note(2 * self._calls + 1, 0)
@@ -82,17 +86,25 @@ class Contest:
         if self._calls == self._turns:
             self._exchange()
 
+    def _has_room(self) -> bool:
+        """Whether the GPU's clock can be noted: so many contests are held at a time, the others wait for a place."""
+        free = self._workspace.free_clocks
+        if self._clock is None and self._calls == 0 and free:
+            self._clock = free.pop()
+        return self._clock is not None or self._calls > 0
+
     def _note(self, place: int, after_ns: int) -> None:
         """Have the GPU note its clock, some time after what is on the stream so far."""
-        if self._times is None:
-            self._times = torch.zeros(2 * self._turns, 2, dtype=torch.int64, device=self._workspace.device)
-        self._workspace.note_time(self._times[place], after_ns)
+        assert self._clock is not None  # or the call would take no part
+        self._workspace.note_time(self._workspace.clocks[self._clock, 2 * place : 2 * place + 1], after_ns)
 
     def _exchange(self) -> None:
         """Queue what gives all ranks the same times, and what brings them to the host."""
-        assert self._times is not None  # every turn noted two
-        noted = self._times[:, 0].view(self._turns, 2)
+        assert self._clock is not None  # every turn noted two readings
+        noted = self._workspace.clocks[self._clock, : 4 * self._turns].view(self._turns, 2, 2)[:, :, 0]
         took = noted[:, 1] - noted[:, 0]
+        self._workspace.free_clocks.append(self._clock)
+        self._clock = None
         dist.all_reduce(took, op=dist.ReduceOp.MIN, group=self._workspace.group)
         self._times = torch.empty(took.shape, dtype=took.dtype, pin_memory=True)
         self._times.copy_(took, non_blocking=True)

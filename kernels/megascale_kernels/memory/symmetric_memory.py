@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PADDING_ROWS = 256
 # Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 2 consumers at most.
 MOST_CUT_PARTS = 1536
+# Contests that are under way at a time, and the room of one: two readings a turn, of 16 bytes each. None is
+# from torch's allocator: what that gives out while a graph is recorded belongs to the graph.
+CLOCKS, CLOCK_WORDS = 64, 128
 SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
 
 
@@ -70,6 +73,7 @@ class SymmetricMemory:
         memory: this rank's part, int32.
         addresses: base address of every rank's part.
         peers: the same as a tensor, int64.
+        clocks: room for the GPU's clock, [`CLOCKS`, `CLOCK_WORDS`] int64 (`autotune/contest.py`).
         status: the fault record, in host memory that the device writes.
         handle: torch's handle of the rendezvous; None on the CPU, which shares nothing.
         slot: the data slot of the last launch.
@@ -80,6 +84,7 @@ class SymmetricMemory:
     memory: Tensor
     addresses: list[int]
     peers: Tensor
+    clocks: Tensor
     status: Tensor
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype) -> None:
@@ -113,15 +118,17 @@ class SymmetricMemory:
         """
         self.layout = layout
         words = layout.bytes // 4
+        own = MAX_RANKS + CLOCKS * CLOCK_WORDS  # 64-bit words of this rank alone, behind what peers reach
         if self.device.type != "cuda":
             self.memory = torch.zeros(min(words, layout.progress + PROGRESS_WORDS), dtype=torch.int32)
             self.addresses = [self.memory.data_ptr()] * self.world_size
             self.peers = torch.tensor(self.addresses, dtype=torch.int64)
             self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32)
+            self.clocks = torch.zeros(CLOCKS, CLOCK_WORDS, dtype=torch.int64)
             return
         import torch.distributed._symmetric_memory as symm_mem
 
-        self.memory = symm_mem.empty(words, dtype=torch.int32, device=self.device)
+        self.memory = symm_mem.empty(words + 2 * own, dtype=torch.int32, device=self.device)
         self.memory.zero_()
         torch.cuda.synchronize(self.device)
         try:
@@ -134,7 +141,10 @@ class SymmetricMemory:
         self.addresses = [int(address) for address in self.handle.buffer_ptrs]
         self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32, pin_memory=True)
         dist.barrier(self.group, device_ids=[self.device.index or torch.cuda.current_device()])
-        self.peers = torch.tensor(self.addresses, dtype=torch.int64, device=self.device)
+        private = self.memory[words:].view(torch.int64)
+        self.peers = private[: self.world_size]
+        self.peers.copy_(torch.tensor(self.addresses, dtype=torch.int64))
+        self.clocks = private[MAX_RANKS:].view(CLOCKS, CLOCK_WORDS)
 
     def clear(self) -> None:
         """Forget all launches and their fault; data and board stay."""

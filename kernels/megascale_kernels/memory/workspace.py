@@ -31,7 +31,7 @@ from megascale_kernels.launching.ready import X, ready
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
 from megascale_kernels.memory.graph_capture import capture_number
-from megascale_kernels.memory.symmetric_memory import SymmetricMemory, check_device, layout_for
+from megascale_kernels.memory.symmetric_memory import CLOCKS, SymmetricMemory, check_device, layout_for
 from megascale_kernels.progress.board_format import HOST_WORD, PROGRESS_HEADER
 from megascale_kernels.progress.publish import Published, publish
 
@@ -106,6 +106,7 @@ class Workspace(SymmetricMemory):
         self.deadline_s = deadline_s
         self.adaptive = adaptive
         self.contests: dict[Any, Any] = {}
+        self.free_clocks = list(range(CLOCKS))
         self._check(max_rows, max_gather_cols, max_scatter_cols)
         self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
         self._scratch: Tensor | None = None
@@ -265,6 +266,7 @@ class Workspace(SymmetricMemory):
         """Plan anew, and choose anew: what plans were made of has changed."""
         self._plans.clear()
         self.contests.clear()
+        self.free_clocks = list(range(CLOCKS))
 
     def compile(self, key: object, warm: Callable[[], None]) -> None:
         """Compile on all ranks before any of them waits for a peer; done once for each `key`.

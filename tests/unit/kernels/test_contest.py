@@ -10,6 +10,7 @@ from megascale_kernels.autotune import choosing, contest
 from megascale_kernels.autotune.choosing import contenders
 from megascale_kernels.autotune.contest import PATIENCE_CALLS, TIMED_TURNS, WARM_TURNS, Contest, fastest
 from megascale_kernels.errors import TileTimeout
+from megascale_kernels.memory.symmetric_memory import CLOCK_WORDS
 from megascale_kernels.planning.config import Config
 
 from tests.fakes.ranks import workspaces
@@ -23,7 +24,7 @@ class Clock:
     def __init__(self, took: dict[Config | None, int]) -> None:
         self.took, self.now, self.running = took, 0, WIDE
         self.device, self.group, self.rank, self.deadline_s = torch.device("cpu"), None, 1, 0.01
-        self.arrived = True
+        self.clocks, self.free_clocks = torch.zeros(2, CLOCK_WORDS, dtype=torch.int64), [0]
 
     def note_time(self, at: torch.Tensor, after_ns: int) -> None:
         """The time of the GPU."""
@@ -95,6 +96,19 @@ def test_while_a_graph_is_captured_the_best_known_runs(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert [clock.call(held) for _ in range(4)] == [WIDE, None, WIDE, None]
+
+
+def test_a_contest_waits_for_a_place_where_the_clock_is_noted() -> None:
+    """With all places taken the model's choice runs, without turns; another's times leave a place free."""
+    clock = Clock({WIDE: 1, None: 2})
+    first, second = (Contest([WIDE, None], clock) for _ in range(2))  # type: ignore[arg-type]  # what one asks of it
+    clock.call(first)
+
+    assert [clock.call(second) for _ in range(3)] == [WIDE] * 3
+
+    for _ in range(2 * (WARM_TURNS + TIMED_TURNS) - 1):
+        clock.call(first)
+    assert [clock.call(second) for _ in range(3)] == [WIDE, None, WIDE]
 
 
 def test_times_that_never_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
