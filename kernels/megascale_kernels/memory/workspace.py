@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import Any, NoReturn, Self, TypeVar
@@ -364,17 +365,25 @@ class Workspace(SymmetricMemory):
     def beside(self) -> "Workspace":
         """A second workspace, for a gather that runs beside an operator; all ranks make the first call together."""
         if self._beside is None:
-            self._beside = Workspace(
-                self.group,
-                max_rows=self.max_rows,
-                max_gather_cols=max(self.max_gather_cols, self.max_scatter_cols),
-                dtype=self.dtype,
-                deadline_s=self.deadline_s,
-                progress=self.progress,
-                adaptive=self.adaptive,
-                device=self.device,
-            )
+            # In a thread of its own: torch may be recording the first backward as a graph, and what the recording
+            # thread allocates belongs to the graph.
+            with ThreadPoolExecutor(1) as beside:
+                self._beside = beside.submit(self._make_beside).result(timeout=2 * MAKING_S)
         return self._beside
+
+    def _make_beside(self) -> "Workspace":
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.memory.device)
+        return Workspace(
+            self.group,
+            max_rows=self.max_rows,
+            max_gather_cols=max(self.max_gather_cols, self.max_scatter_cols),
+            dtype=self.dtype,
+            deadline_s=self.deadline_s,
+            progress=self.progress,
+            adaptive=self.adaptive,
+            device=self.device,
+        )
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """The memory is shared between ranks: a copy of a module uses the same workspace."""

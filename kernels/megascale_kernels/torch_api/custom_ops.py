@@ -2,9 +2,10 @@
 """The operators as torch sees them while it compiles: opaque, with known shapes and gradients.
 
 `torch.compile` cannot look into a launch that talks to other ranks, and need not: a custom operator declares the shapes
-of the results (the fake implementation) and the operators of the backward. A graph holds no Python objects, so the
-workspace travels by its name and the configuration as a text. Eager code does not come through here: the dispatcher
-would add some twenty microseconds to each call.
+of the results (the fake implementation). Gradients are those of functions that torch looks into while it compiles, so
+that a graph of the forward and one of the backward hold nothing but operators; gradients registered with an operator
+would be looked for at each call, which takes the host longer than the launch. A graph holds no Python objects, so the
+workspace travels by its name and the configuration as a text. Eager code does not come through here.
 """
 
 from collections.abc import Callable
@@ -50,35 +51,6 @@ def workspace_named(name: str) -> Workspace:
     return workspace
 
 
-# --- what is called while compiling --------------------------------------------------------------------------------
-
-
-def ag_gemm(
-    x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None, *, fresh: bool, save: bool
-) -> tuple[Tensor, Tensor | None]:
-    """`autograd.ag_gemm` as one node of a graph."""
-    out, gathered = _ag_gemm(x, w, bias, workspace.name, workspace.world_size, pack(config), fresh, save)
-    return out, gathered if fresh else None
-
-
-def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
-    """`autograd.gemm_rs` as one node of a graph."""
-    out: Tensor = _gemm_rs(x, w, bias, workspace.name, workspace.world_size, pack(config))
-    return out
-
-
-def gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
-    """`autograd.gemm_ar` as one node of a graph."""
-    out: Tensor = _gemm_ar(x, w, bias, workspace.name, pack(config))
-    return out
-
-
-def replicated(parameter: Tensor, workspace: Workspace) -> Tensor:
-    """`autograd.replicated` as one node of a graph."""
-    out: Tensor = _replicated(parameter, workspace.name)
-    return out
-
-
 # --- the operators -------------------------------------------------------------------------------------------------
 
 _LIBRARY = torch.library.Library(LIBRARY, "DEF")  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -100,11 +72,6 @@ def _operator(function: Callable[..., Any]) -> Any:
 def _shapes_of(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Tell torch the shapes of an operator's results."""
     return torch.library.register_fake(operator.name(), lib=_LIBRARY)  # type: ignore[no-any-return]  # a decorator
-
-
-def _differentiate(operator: Any, gradients: Callable[..., Any], keep: Callable[..., Any]) -> None:
-    """Tell torch an operator's gradients, and what of a call they need."""
-    torch.library.register_autograd(operator.name(), gradients, setup_context=keep, lib=_LIBRARY)
 
 
 @_operator
@@ -176,16 +143,6 @@ def _(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) ->
 
 
 @_operator
-def _replicated(parameter: Tensor, workspace: str) -> Tensor:
-    return parameter.clone()
-
-
-@_shapes_of(_replicated)
-def _(parameter: Tensor, workspace: str) -> Tensor:
-    return torch.empty_like(parameter)
-
-
-@_operator
 def _summed(gradient: Tensor, workspace: str) -> Tensor:
     return autograd.summed(gradient, workspace_named(workspace))
 
@@ -208,58 +165,119 @@ def _filled(
     return dx if dx is not None else none_x.zero_(), dw if dw is not None else none_w.zero_()
 
 
+# --- what is called while compiling --------------------------------------------------------------------------------
+
+
+def ag_gemm(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None, *, fresh: bool, save: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`autograd.ag_gemm` as nodes of a graph."""
+    found = AgGemmNode.apply(x, w, bias, workspace.name, workspace.world_size, pack(config), fresh, save)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return found if fresh else (found, None)
+
+
+def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`autograd.gemm_rs` as nodes of a graph."""
+    out: Tensor = GemmRsNode.apply(x, w, bias, workspace.name, workspace.world_size, pack(config))  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`autograd.gemm_ar` as nodes of a graph."""
+    out: Tensor = GemmArNode.apply(x, w, bias, workspace.name, pack(config))  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def replicated(parameter: Tensor, workspace: Workspace) -> Tensor:
+    """`autograd.replicated` as nodes of a graph."""
+    out: Tensor = ReplicatedNode.apply(parameter, workspace.name)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
 # --- gradients -----------------------------------------------------------------------------------------------------
 
 
-def _keep_ag_gemm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, w, _, ctx.workspace, _, _, ctx.fresh, save = inputs
-    ctx.save_for_backward(x, w, output[1] if save else None)
-    ctx.set_materialize_grads(False)
+class AgGemmNode(torch.autograd.Function):
+    """`ag_gemm` with its gradients, for torch to look into."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str, fresh: bool,
+        save: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        """Take x [M / W, K] and w [K, N]; give [M, N], and when `fresh` with it [M, K]."""
+        out, gathered = _ag_gemm(x, w, bias, workspace, world_size, config, fresh, save)
+        ctx.workspace, ctx.fresh, ctx.save = workspace, fresh, save
+        if save:
+            ctx.save_for_backward(x, w, gathered)
+        else:
+            ctx.save_for_backward(x, w)
+        return (out, gathered) if fresh else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+        """[M, N], and when `fresh` [M, K], to gradients of x, w and bias."""
+        x, w = ctx.saved_tensors[:2]
+        gathered = ctx.saved_tensors[2] if ctx.save else None
+        dgathered = others[0] if ctx.fresh else None
+        needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dx, dw = _ag_gemm_backward(dout, dgathered, x, w, gathered, ctx.workspace, needs_x, needs_w)
+        dbias = dout.sum(0) if needs_bias else None
+        return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None, None, None
 
 
-def _ag_gemm_gradients(ctx: Any, dout: Tensor | None, dgathered: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, w, gathered = ctx.saved_tensors
-    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
-    # Rows that were not asked for are no result, though an operator must return something: they have no gradient.
-    dgathered = dgathered if ctx.fresh else None
-    dx, dw = _ag_gemm_backward(dout, dgathered, x, w, gathered, ctx.workspace, needs_x, needs_w)
-    dbias = dout.sum(0) if needs_bias and dout is not None else None
-    return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None, None, None
+class GemmRsNode(torch.autograd.Function):
+    """`gemm_rs` with its gradients, for torch to look into."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str
+    ) -> Tensor:
+        """Take x [M, K] and w [K, N]; give [M / W, N]."""
+        ctx.workspace = workspace
+        ctx.save_for_backward(x, w)
+        out: Tensor = _gemm_rs(x, w, bias, workspace, world_size, config)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M / W, N] to gradients of x, w and bias."""
+        x, w = ctx.saved_tensors
+        needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dx, dw = _gemm_rs_backward(dout, x, w, ctx.workspace, needs_x, needs_w)
+        dbias = dout.sum(0) if needs_bias else None
+        return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None
 
 
-def _keep_gemm_rs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.workspace, _, _ = inputs
-    ctx.save_for_backward(x, w)
+class GemmArNode(torch.autograd.Function):
+    """`gemm_ar` with its gradients, for torch to look into."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
+        """Take x [M, K] and w [K, N]; give [M, N]."""
+        ctx.save_for_backward(x, w)
+        out: Tensor = _gemm_ar(x, w, bias, workspace, config)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M, N] to gradients of x, w and bias."""
+        x, w = ctx.saved_tensors
+        needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dx, dw = autograd.gemm_ar_gradients(dout, x, w, needs_x=needs_x, needs_w=needs_w)
+        return dx, dw, dout.sum(0) if needs_bias else None, None, None
 
 
-def _gemm_rs_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    x, w = ctx.saved_tensors
-    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
-    dx, dw = _gemm_rs_backward(dout, x, w, ctx.workspace, needs_x, needs_w)
-    dbias = dout.sum(0) if needs_bias else None
-    return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None
+class ReplicatedNode(torch.autograd.Function):
+    """The identity, whose gradient is summed over ranks."""
 
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, workspace: str) -> Tensor:
+        """The parameter as it is."""
+        ctx.workspace = workspace
+        return parameter.view_as(parameter)
 
-def _keep_gemm_ar(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _gemm_ar_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    x, w = ctx.saved_tensors
-    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
-    dx, dw = autograd.gemm_ar_gradients(dout, x, w, needs_x=needs_x, needs_w=needs_w)
-    return dx, dw, dout.sum(0) if needs_bias else None, None, None
-
-
-def _keep_replicated(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.workspace = inputs[1]
-
-
-def _replicated_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return _summed(gradient, ctx.workspace), None
-
-
-_differentiate(_ag_gemm, _ag_gemm_gradients, _keep_ag_gemm)
-_differentiate(_gemm_rs, _gemm_rs_gradients, _keep_gemm_rs)
-_differentiate(_gemm_ar, _gemm_ar_gradients, _keep_gemm_ar)
-_differentiate(_replicated, _replicated_gradients, _keep_replicated)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The sum of all ranks' gradients."""
+        return _summed(gradient, ctx.workspace), None
