@@ -25,6 +25,13 @@ class HostTimes(NamedTuple):
     ours_s: float = math.nan
 
 
+class Foretold(NamedTuple):
+    """What the cost model says before the first call, seconds; NaN where no kernel can serve the shape."""
+
+    kernel_s: float = math.nan
+    serial_s: float = math.nan
+
+
 class DrawnRow(NamedTuple):
     """The measurements of one shape.
 
@@ -35,6 +42,7 @@ class DrawnRow(NamedTuple):
             can serve the shape.
         kernel_config: that configuration as `config_text` writes it, "" without one.
         host: what a call costs the host.
+        foretold: what the cost model said.
     """
 
     drawn: Drawn
@@ -42,6 +50,7 @@ class DrawnRow(NamedTuple):
     kernel_s: float = math.nan
     kernel_config: str = ""
     host: HostTimes = HostTimes()
+    foretold: Foretold = Foretold()
 
     @property
     def is_serial(self) -> bool:

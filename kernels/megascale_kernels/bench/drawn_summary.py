@@ -14,6 +14,7 @@ from megascale_kernels.bench.rows import geometric_mean
 
 LIMITS = (0.98, 0.95)  # shares of rows below these are told
 CLASSES = ((256, 1023), (1024, 4095), (4096, 16384))  # of M
+LARGE = 1024  # rows from which on a launch is more than latency
 SHARE = 0.10  # of serial that is communication: with less there is nothing to hide, and E divides by next to nothing
 NOISE = 1.02
 WORST = 5
@@ -25,7 +26,7 @@ def summary(found: Sequence[DrawnRow]) -> list[str]:
     failed = [f"failed: {len(found) - len(good)} of {len(found)} shapes"] if len(good) < len(found) else []
     if not good:
         return failed
-    parts = (_over_serial, _over_torch, _host, _classes, _choices, _worst)
+    parts = (_over_serial, _over_torch, _large, _host, _classes, _choices, _model, _worst)
     return [*(line for part in parts for line in part(good)), *failed]
 
 
@@ -47,6 +48,34 @@ def _over_torch(good: Sequence[DrawnRow]) -> list[str]:
     without = f"; it failed on {len(good) - len(against)}" if len(against) < len(good) else ""
     where = f"worst {worst.row.over_torch:.3f} at {worst.drawn.label}{without}"
     return [f"over torch's fused operator: {_mean_over_torch(against):.3f}, ahead on {ahead}, {where}"]
+
+
+def _large(good: Sequence[DrawnRow]) -> list[str]:
+    """What is told of sizes at which a training step runs."""
+    large = _within(good, LARGE, CLASSES[-1][1])
+    if not large:
+        return []
+    below = ", ".join(f"below {limit:g}: {_of(large, _slower_than(limit))}" for limit in LIMITS)
+    against = [one for one in large if not math.isnan(one.row.torch_s)]
+    ahead = f", ahead of torch on {_of(against, lambda one: one.row.over_torch > 1)}" if against else ""
+    return [f"M {LARGE} or more: over serial {_mean_speedup(large):.3f}; {below}{ahead}"]
+
+
+def _model(good: Sequence[DrawnRow]) -> list[str]:
+    """How near the cost model came, without what contests found out."""
+    lines = []
+    for name, pairs in (
+        ("our kernel", [(one.foretold.kernel_s, one.kernel_s if one.is_serial else one.row.ours_s) for one in good]),
+        ("the serial path", [(one.foretold.serial_s, one.row.serial_s) for one in good]),
+    ):
+        off = [foretold / took - 1 for foretold, took in pairs if not math.isnan(foretold) and not math.isnan(took)]
+        if off:
+            spread = math.sqrt(fmean(one**2 for one in off))
+            lines.append(
+                f"the cost model foretold {name} to {spread:.1%} (root mean square of {len(off)}), "
+                f"between {min(off):+.0%} and {max(off):+.0%}"
+            )
+    return lines
 
 
 def _host(good: Sequence[DrawnRow]) -> list[str]:

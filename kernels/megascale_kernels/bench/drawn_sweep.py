@@ -24,7 +24,7 @@ from megascale_kernels.autotune.timing import Call, measure
 from megascale_kernels.autotune.trial import Pool, Trial, make, pool_for
 from megascale_kernels.bench import drawn_rows
 from megascale_kernels.bench.drawn import Drawn
-from megascale_kernels.bench.drawn_rows import DrawnRow, HostTimes
+from megascale_kernels.bench.drawn_rows import DrawnRow, Foretold, HostTimes
 from megascale_kernels.bench.drawn_summary import summary
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.rows import Row, config_text
@@ -42,6 +42,7 @@ from megascale_kernels.bench.sweep import (
 )
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.cost_model import predict, predict_serial
 from megascale_kernels.torch_api.operators import ag_gemm, gemm_rs
 
 SAMPLE_COLUMNS = 256  # of the output are compared with float64
@@ -176,7 +177,18 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
     if is_early or is_cheap(row):
         host = host_times({name: calls[name] for name in HOST_NAMES if not math.isnan(seconds[name])}, workspace)
         lap("host times")
-    return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host)
+    foretold = foretell(question, chosen, workspace)
+    return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host, foretold)
+
+
+def foretell(question: tuple[str, int, int, int], config: Config | None, workspace: Workspace) -> Foretold:
+    """What the cost model says of the kernel, as the operator runs it or would, and of the serial path."""
+    machine, world_size = open_table(workspace).machine, workspace.world_size
+    config = config or likely(*question, world_size, machine)
+    return Foretold(
+        predict(*question, world_size, config, machine).total_s,
+        predict_serial(*question, world_size, machine).total_s,
+    )
 
 
 def chosen_for(question: tuple[str, int, int, int], workspace: Workspace) -> Config | None:

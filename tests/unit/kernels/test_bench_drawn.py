@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from megascale_kernels.bench import drawn_rows, drawn_sweep
 from megascale_kernels.bench.drawn import BLOCK, LEAST_ROWS, MOST_COUNT, MOST_ROWS, MOVED, Drawn, draw
-from megascale_kernels.bench.drawn_rows import DrawnRow, HostTimes
+from megascale_kernels.bench.drawn_rows import DrawnRow, Foretold, HostTimes
 from megascale_kernels.bench.drawn_summary import summary
 from megascale_kernels.bench.published import MODELS
 from megascale_kernels.bench.report import Facts, Report
@@ -166,6 +166,29 @@ def test_wrong_choices_are_counted_with_what_they_cost() -> None:
     )
     best = (1.5 / 1.1 * 1.5 / 1.25 * 1.2 / 1.19) ** (1 / 5)
     assert better.startswith(f"with the faster of the two on every shape: over serial {best:.3f} instead of")
+
+
+def test_large_sizes_are_told_apart() -> None:
+    """From 1,024 rows on; the smaller ones are latency and have lines of their own."""
+    lines = summary(ALL)
+
+    mean = (1.5 / 1.1 * 1.5 / 1.6) ** (1 / 2)
+    wanted = f"M 1024 or more: over serial {mean:.3f}; below 0.98: 1 of 2 (50.0%), below 0.95: 1 of 2 (50.0%), ahead of"
+    assert any(line.startswith(wanted) for line in lines)
+    assert not any(line.startswith("M 1024 or more") for line in summary([MISSED]))
+
+
+def test_the_cost_model_is_held_against_what_was_measured() -> None:
+    """Of the kernel where it ran or would have run, and of the serial path; what was not foretold does not count."""
+    told = [
+        GOOD._replace(foretold=Foretold(1.1e-3 * 1.03, 1.5e-3 * 0.9)),
+        MISSED._replace(foretold=Foretold(1.25e-3 * 0.96, 1.5e-3 * 1.1)),
+        UNREADABLE,
+    ]
+    text = "\n".join(summary(told))
+
+    assert "foretold our kernel to 3.5% (root mean square of 2), between -4% and +3%" in text
+    assert "foretold the serial path to 10.0% (root mean square of 2), between -10% and +10%" in text
 
 
 def test_the_worst_five_are_listed_the_worst_first() -> None:
