@@ -60,13 +60,13 @@ class Losses(NamedTuple):
     """
 
     total: float = 0.0
-    count: float = 0.0
+    steps: float = 0.0
     astray: int = 0
 
     @property
     def mean(self) -> float | None:
         """The mean, None where there was no loss."""
-        return self.total / self.count if self.count else None
+        return self.total / self.steps if self.steps else None
 
 
 class Bucket(NamedTuple):

@@ -94,11 +94,11 @@ class _Open:
             int((rows[:, LOSS_IS_FINITE] == 0).sum()),
         )
 
-    def add_losses(self, total: float, count: float, astray: int) -> None:
+    def add_losses(self, total: float, steps: float, astray: int) -> None:
         """Take what steps told of the loss; of most jobs nothing."""
-        if count or astray:
+        if steps or astray:
             known = self.losses
-            self.losses = Losses(known.total + total, known.count + count, known.astray + astray)
+            self.losses = Losses(known.total + total, known.steps + steps, known.astray + astray)
 
     def absorb(self, other: "_Open") -> None:
         ranks = max(len(self.cells[0]), len(other.cells[0]))
