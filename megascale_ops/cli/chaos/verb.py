@@ -106,7 +106,7 @@ def _known(name: str) -> "Fault":
     from megascale_ops.suggest import unknown
 
     if name not in BY_NAME:
-        raise UsageError(unknown("fault", name, BY_NAME) + "; `megascale-ops chaos list` shows all")
+        raise UsageError(unknown("fault", name, BY_NAME) + " (`megascale-ops chaos list` shows all)")
     return BY_NAME[name]
 
 

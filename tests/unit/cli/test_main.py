@@ -107,6 +107,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "show", "agnt"], "unknown section 'agnt': did you mean 'agent'?"),
         (["status", "--job"], "option '--job' requires an argument"),
         (["jobs", "now"], "got unexpected extra argument (now)"),
+        (["clean", "--older-than=x"], "invalid value for '--older-than': 'x' is not a number"),
+        (["clean", "--keep=x"], "invalid value for '--keep': 'x' is not a whole number"),
+        (["completion"], "missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
+        (
+            ["chaos", "run", "sigkil"],
+            "unknown fault 'sigkil': did you mean 'sigkill'? (`megascale-ops chaos list` shows all)",
+        ),
     ],
 )
 def test_a_mistyped_command_line_is_one_sentence(
