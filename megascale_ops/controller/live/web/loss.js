@@ -8,6 +8,8 @@ export const BAND = HIGH + 14;
 const [LOW, TOP] = [0.02, 0.98];
 // A loss that moves by less than a thousandth of itself is level.
 const LEAST_SPAN = 1e-3;
+const TICKS = 4;
+const NAME = "loss: mean of the ranks";
 
 /** Whether any loss is known: a job that tells none has no band. */
 export const hasLoss = (slots) => slots.some((slot) => slot.loss !== null || slot.astray);
@@ -36,22 +38,36 @@ function scale(slots) {
   return { low: low - room, top: top + room };
 }
 
+/** Round losses at the left, each with a line. */
+function drawTicks(brush, { low, most, y, left, wide, colour }) {
+  const rough = (most - low) / TICKS;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const every = [1, 2, 5, 10].map((times) => times * power).find((one) => one >= rough);
+  brush.textAlign = "right";
+  for (let tick = Math.ceil(low / every); tick * every <= most; tick += 1) {
+    const at = Math.round(y(tick * every));
+    brush.fillStyle = colour.hair;
+    brush.fillRect(left, at, wide, 1);
+    brush.fillStyle = colour.muted;
+    brush.fillText(lossWord(tick * every), left - 8, at);
+  }
+}
+
+/** Say what the band is, over what marks incidents. A loss falls: at the upper right there is room. */
+export function nameLoss(brush, { top, left, wide, colour }) {
+  const long = brush.measureText(NAME).width;
+  brush.fillStyle = colour.ground;
+  brush.fillRect(left + wide - long - 8, top + 1, long + 8, 15);
+  brush.fillStyle = colour.muted;
+  brush.textAlign = "right";
+  brush.fillText(NAME, left + wide - 4, top + 9);
+}
+
 /** Draw the band: `left` and `wide` are where time begins and how long it is, `span` gives a slot's place on it. */
 export function drawLoss(brush, { slots, top, left, wide, span, colour }) {
   const { low, top: most } = scale(slots);
   const y = (loss) => top + HIGH - 1 - ((Math.max(low, Math.min(loss, most)) - low) / (most - low)) * (HIGH - 6);
-  brush.fillStyle = colour.muted;
-  brush.textAlign = "left";
-  brush.fillText("loss", left + 4, top + 7);
-  brush.textAlign = "right";
-  for (const part of [0.1, 0.9]) {
-    const loss = low + part * (most - low);
-    const at = Math.round(y(loss));
-    brush.fillStyle = colour.hair;
-    brush.fillRect(left, at, wide, 1);
-    brush.fillStyle = colour.muted;
-    if (slots.some((slot) => slot.loss !== null)) brush.fillText(lossWord(loss), left - 8, at);
-  }
+  if (slots.some((slot) => slot.loss !== null)) drawTicks(brush, { low, most, y, left, wide, colour });
   brush.fillStyle = colour.hair;
   brush.fillRect(left, top + HIGH - 1, wide, 1);
   brush.strokeStyle = colour.line;

@@ -2,7 +2,7 @@
 // Time from left to right, once for all pictures: how long steps took, the loss where any is told, and below it which
 // ranks worked longer than the others. A step takes as long as its slowest rank; the map shows whose work that was.
 
-import { BAND, drawLoss, hasLoss, lossFact } from "./loss.js";
+import { BAND, drawLoss, hasLoss, lossFact, nameLoss } from "./loss.js";
 import { Surface } from "./surface.js";
 import { clock, count, day, duration, fill, make } from "./words.js";
 
@@ -49,13 +49,11 @@ export class TimesView {
       key: (key) => this.key(key),
       focus: () => !this.pinned && this.slots?.length && this.pin([this.slots.length - 1, 0]),
     });
-    this.lossLegend = make("li", { id: "loss-legend" }, make("span", { class: "line-sample", "aria-hidden": "true" }), "loss: mean of the ranks");
     fill(
       this.legend,
       make("li", {}, make("span", { class: "line-sample", "aria-hidden": "true" }), "median rank"),
       make("li", {}, make("span", { class: "usual-sample", "aria-hidden": "true" }), "usual step"),
       make("li", {}, make("span", { class: "bar-sample", "aria-hidden": "true" }), "longest step"),
-      this.lossLegend,
       make("li", {}, make("span", { class: "heat-sample", "aria-hidden": "true" }), "own work: as the median rank, to twice as much"),
     );
   }
@@ -90,7 +88,6 @@ export class TimesView {
     this.mapHigh = Math.min(MOST_MAP_HEIGHT, Math.max(rows * LEAST_ROWS_HEIGHT, 28));
     this.lossTop = STRIP + GAP;
     this.hasLoss = hasLoss(slots);
-    this.lossLegend.hidden = !this.hasLoss;
     this.mapTop = this.lossTop + (this.hasLoss ? BAND : 0);
     const brush = surface.begin(this.mapTop + this.mapHigh + 4);
     this.colour = surface.colours(["ink", "muted", "hair", "ground", "line", "bar", "heat-low", "heat-mid", "heat-high", "lost", "slow", "focus"]);
@@ -98,9 +95,11 @@ export class TimesView {
     brush.textBaseline = "middle";
     this.drawTurns(brush);
     this.drawStrip(brush);
-    if (this.hasLoss) drawLoss(brush, { slots, top: this.lossTop, left: LEFT, wide: this.wide, span: (slot) => this.span(slot), colour: this.colour });
+    const band = { slots, top: this.lossTop, left: LEFT, wide: this.wide, span: (slot) => this.span(slot), colour: this.colour };
+    if (this.hasLoss) drawLoss(brush, band);
     this.drawHeat(brush);
     this.drawIncidents(brush);
+    if (this.hasLoss) nameLoss(brush, band);
     this.ring();
   }
 
