@@ -69,6 +69,7 @@ class Cluster:
         self.began_s = time.monotonic()
         self._seq = [0] * nodes
         self._told = [FIRST_STEP] * nodes
+        self._remembered = 0
 
     async def join(self) -> None:
         """Form the round."""
@@ -99,6 +100,7 @@ class Cluster:
         now_s = time.time()
         history.origin_s = float(int(now_s - columns * length_s))
         history.length_s = length_s
+        self._remembered = columns
         job.change(started_wall_s=history.origin_s)
         for column in range(columns):
             at_s = history.origin_s + (column + 0.9) * length_s
@@ -117,7 +119,9 @@ class Cluster:
         slow = rank == SLOW_RANK and step > 80
         own_s = STEP_S * (0.82 + 0.06 * ((rank * 7919 + step * 104_729) % 97) / 97 + (0.3 if slow else 0.0))
         wall_s = STEP_S * (1.24 if step > 80 else 1.0)
-        return StepWork(step, wall_s, waiting_s=wall_s - own_s, forward_s=own_s / 3, backward_s=own_s / 2)
+        taken = step if step < FIRST_STEP else step - FIRST_STEP + self._remembered
+        loss = 2.1 + 5.5 / (1.0 + taken / 12.0) + 0.05 * ((rank * 31 + step * 7919) % 97) / 97
+        return StepWork(step, wall_s, waiting_s=wall_s - own_s, forward_s=own_s / 3, backward_s=own_s / 2, loss=loss)
 
     async def beat(self) -> None:
         """Let every node beat once a second until cancelled; each heartbeat by itself, as it would come in."""

@@ -189,7 +189,7 @@ def _evidence(incident: Incident, reader: Reader) -> tuple[str, ...]:
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
         is_file = item.ok and item.path and not (item.kind == "stderr" and not item.text)
         nothing = _NOTHING.get(item.kind, "nothing to see") if item.ok else "no answer"
-        text = item.path if is_file else item.text or nothing
+        text = item.path if is_file else "; ".join(item.text.splitlines()) or nothing
         lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
     if len(lines) > MOST_EVIDENCE:
         more = reader.command(f"why {shlex.quote(incident.id)} --json")

@@ -36,10 +36,12 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.sources.history import open_history
+    from megascale_ops.cli.sources.history import open_place
+    from megascale_ops.cli.sources.locate import find_place, reader_of
 
     wanted = Wanted(controller or "", job or "", run_dir or "")
-    with open_history(wanted, token_file) as history:
+    place = find_place(wanted, journal_too=True)
+    with open_place(place, token_file) as history:
         found = history.hardware()
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
@@ -50,7 +52,9 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
         click.echo("no GPU is remembered as bad")
         return
     click.echo("\n".join(lines_of(found.entries)))
-    click.echo("\nmegascale-ops bad-hardware forget UUID forgets one that was mended or replaced")
+    if place.journal is None:
+        forget_it = reader_of(wanted, token_file, place).command("bad-hardware forget UUID")
+        click.echo(f"\n`{forget_it}` forgets one that was mended or replaced")
 
 
 @bad_hardware.command

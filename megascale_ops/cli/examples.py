@@ -80,7 +80,9 @@ def _wanted(name: str | None) -> "Iterator[tuple[Path, Path]]":
         return
     scripts = {path.name: path for path in sorted(shipped("examples").glob("*.py"))}
     if name is not None and name not in scripts and f"{name}.py" not in scripts:
-        raise UsageError(unknown("example", name, [*scripts, _DEPLOY]))
+        sentence = unknown("example", name, [*scripts, _DEPLOY])
+        all_of_them = f": there are {', '.join(scripts)} and {_DEPLOY}; a folder comes behind the name"
+        raise UsageError(sentence if sentence.endswith("?") else sentence + all_of_them)
     for script, path in scripts.items():
         if name is None or name in {script, path.stem}:
             yield Path(script), path

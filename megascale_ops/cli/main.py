@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
 
+# What click calls a number, and what people do.
+_NUMBERS = {
+    "a valid float range": "a number",
+    "a valid integer range": "a whole number",
+    "a valid float": "a number",
+    "a valid integer": "a whole number",
+}
 # Libraries that come with an extra only, so that a missing one can be named with its remedy.
 EXTRAS = {
     "torch": "train",
@@ -211,7 +218,9 @@ def _sentence(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         options = [name for param in (error.ctx.command.params if error.ctx else []) for name in param.opts]
         return unknown("option", error.option_name, [*options, "--help"])
-    text = error.format_message().rstrip(".")
+    text = " ".join(error.format_message().split()).rstrip(".")
+    for theirs, ours in _NUMBERS.items():
+        text = text.replace(theirs, ours)
     return text[:1].lower() + text[1:] if text[:2] != text[:2].upper() else text
 
 

@@ -166,11 +166,12 @@ def _journal_of(job: str | None, run_dir: str | None) -> str:
     """
     from megascale_ops.cli.sources.locate import JOURNAL_FILE, Wanted, run_folders
     from megascale_ops.errors import UsageError
+    from megascale_ops.link.whereabouts import state_root
 
     folders = run_folders(Wanted("", job or "", run_dir or ""))
     path: Path | None = next((folder / JOURNAL_FILE for folder in folders if (folder / JOURNAL_FILE).is_file()), None)
     if path is None:
-        where = ", ".join(str(folder) for folder in folders[:3]) or "the state folder"
+        where = ", ".join(str(folder) for folder in folders[:3]) or str(state_root())
         raise UsageError(f"there is no journal in {where}: give JOB, --run-dir DIR or --store URL")
     return f"sqlite:///{path}"
 

@@ -136,6 +136,7 @@ def run(
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
     """
     from megascale_ops.cli.config.configuration import load
+    from megascale_ops.cli.terminal.needs import need
     from megascale_ops.runner.main import run as start
     from megascale_ops.schema.policy_settings import read_settings, values_of
 
@@ -150,6 +151,8 @@ def run(
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
+    # Whoever wraps another launcher has torch where that runs; a controller of another machine has its own NumPy.
+    need(*(() if config.wrap else ("torch",)), *(() if config.controller else ("numpy",)))
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     code = start(config, command, observe=_report_reply, config_file=str(config_path or ""))

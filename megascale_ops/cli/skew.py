@@ -42,10 +42,12 @@ def skew(
     where = Wanted(controller or "", job or "", run_dir or "")
     place = find_place(where, journal_too=True)
     if place.journal is not None:
+        folder = place.journal.parent
+        kept = any((folder / "incidents").rglob("*.box"))
+        verb, what = ("whatif", "replays what its newest incident kept") if kept else ("report", "shows who was slow")
         raise MegascaleError(
-            f"the run in {place.journal.parent} is over, and arrival skew is known only while a job runs: "
-            f"`megascale-ops whatif --run-dir {shlex.quote(str(place.journal.parent))}` replays what its newest "
-            "incident kept"
+            f"the run in {folder} is over, and arrival skew is known only while a job runs: "
+            f"`megascale-ops {verb} --run-dir {shlex.quote(str(folder))}` {what}"
         )
     with BlockingLink(place.url, read_token(token_file, place)) as link:
         wanted = job

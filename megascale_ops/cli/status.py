@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops status``: jobs with their nodes and ranks, once or every second until they are over."""
 
+import shlex
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -54,9 +55,9 @@ def status(
         if not watch:
             _print_once(link, job, as_json=as_json)
         elif as_json:
-            _stream(_Watched(link, place, job))
+            _stream(_Watched(link, place, job, token_file))
         else:
-            _watch(_Watched(link, place, job))
+            _watch(_Watched(link, place, job, token_file))
 
 
 def _print_once(link: "BlockingLink", job: str | None, *, as_json: bool) -> None:
@@ -85,13 +86,14 @@ def _show_left(place: Place, job: str | None, *, as_json: bool, ends: bool) -> N
         click.echo(last_words(found, _where(place, job)), err=as_json)
 
 
-def _where(place: Place, job: str | None) -> str:
+def _where(place: Place, job: str | None, token_file: str | None = None) -> str:
     """Return the options by which other verbs find what is watched."""
+    token = ("--token-file", token_file) if token_file else ()
     if place.folder is None:
-        return f"--controller {place.url} {job or ''}".rstrip()
+        return shlex.join([*((job,) if job else ()), "--controller", place.url, *token])
     if place.folder.parent == state_root():
-        return job or place.folder.name
-    return f"--run-dir {place.folder}"
+        return shlex.quote(job or place.folder.name)
+    return shlex.join(["--run-dir", str(place.folder)])
 
 
 class _Watched:
@@ -101,12 +103,14 @@ class _Watched:
         link: to the controller.
         place: where that is; a run's own ends with it, and leaves a journal.
         job: the only one that is wanted.
+        token_file: as it was given.
     """
 
-    def __init__(self, link: "BlockingLink", place: Place, job: str | None) -> None:
+    def __init__(self, link: "BlockingLink", place: Place, job: str | None, token_file: str | None) -> None:
         self._link = link
         self._place = place
         self._job = job
+        self._token_file = token_file
         self.end = ""  # the sentence that ends it
 
     def status(self) -> "Status":
@@ -128,7 +132,7 @@ class _Watched:
                 raise
         # A controller of many serves whoever comes next; of one job that is over nothing more will be told.
         if (self._place.folder is not None or self._job is not None) and all_over(found):
-            self.end = last_words(found, _where(self._place, self._job))
+            self.end = last_words(found, _where(self._place, self._job, self._token_file))
         return found
 
 

@@ -12,8 +12,9 @@ from megascale_ops.cli.terminal.options import job_argument, job_option, json_op
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator, Mapping
 
+    from megascale_ops.cli.sources.told_costs import Told
     from megascale_ops.diagnosis.skew.whatif import Graph, Prediction
     from megascale_ops.trace.operations import Rows
 
@@ -81,11 +82,13 @@ def whatif(
     """Print what a step of JOB would take if a slow rank, stage or link were as fast as its peers' median.
 
     Replays the collectives that the ranks have recorded in their black boxes, with nothing changed first, and says by
-    how much that misses the measured step. Which boxes are read is chosen as for `trace`.
+    how much that misses the measured step. Which boxes are read is chosen as for `trace`. Where a verdict says another
+    figure of a rank, a note says of which steps each of them is.
     """
     from importlib import import_module
 
     import_module("numpy")  # what is missing is reported before anything is read
+    from megascale_ops.cli.sources.told_costs import told_costs
     from megascale_ops.trace.choosing import listed
     from megascale_ops.trace.operations import rows_of
 
@@ -98,11 +101,13 @@ def whatif(
         controller=controller,
         token_file=token_file,
     )
-    opened = open_meant(ask, find_meant(ask) if ask.incident else None)
+    meant = find_meant(ask) if ask.incident else None
+    opened = open_meant(ask, meant)
     rows = rows_of(list(opened.records_of(opened.ranks)), last)
     asked = listed(ranks, opened.ranks) if ranks is not None else None
     found = predict(rows, opened.job, asked)
     found = msgspec.structs.replace(found, notes=(*opened.notes, *opened.unreadable, *found.notes))
+    found = msgspec.structs.replace(found, notes=(*found.notes, *others(found, told_costs(ask, meant))))
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
@@ -206,6 +211,22 @@ def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
     elif len(worth) > MOST_ROWS:
         lines.append(f"  and {len(worth) - MOST_ROWS} more: --json lists them")
     return lines + [f"note: {printable(note)}" for note in found.notes]
+
+
+def others(found: Found, told: "Mapping[int, Told]") -> "Iterator[str]":
+    """Yield a sentence for each rank of which a verdict says another figure: why they differ."""
+    from megascale_ops.schema.wording import percent
+
+    saved = {line.change: line.saved for line in found.lines}
+    for rank, one in told.items():
+        mine = saved.get(f"rank {rank}")
+        if mine is None or percent(mine) == percent(one.cost):
+            continue
+        yield (
+            f"incident {one.incident} says that rank {rank} costs {percent(one.cost)} of every step, which is of steps "
+            f"that ranks reported since step {one.since_step:,}; the {percent(mine)} here are of the collectives of "
+            f"steps {found.first_step:,} to {found.last_step:,}, replayed"
+        )
 
 
 def _line(change: str, prediction: "Prediction", ranks: int) -> Line:

@@ -28,7 +28,7 @@ def job_status(
     step_s = [one.step_p50_s for one in progress if one.step_p50_s > 0]
     return JobStatus(
         job=job.name,
-        state=record.state,
+        state=job.told_state.value,
         round=record.round,
         world_size=record.world_size,
         step=job.furthest_step if job.is_over else min((one.step for one in progress), default=-1),

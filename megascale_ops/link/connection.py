@@ -6,7 +6,9 @@ request whose kept-open connection was closed in the meantime is sent once more 
 caller's patience.
 """
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
@@ -28,7 +30,23 @@ T = TypeVar("T")
 _AWAY = (502, 503, 504)  # a proxy's status for a controller that is not there
 # 3 fields show where it went wrong; a box full of noise has dozens of them.
 _FIELDS_TOLD = 3
+# What a kernel says of a network is said in its words; a library's own are its classes and the addresses that it tried.
+_OF_THE_NETWORK = frozenset(
+    {
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.ETIMEDOUT,
+    }
+)
 log = logging.getLogger(__name__)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why nothing was reached, in words that are the same for every client."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number in _OF_THE_NETWORK else str(error)
 
 
 class Connection:
@@ -88,7 +106,7 @@ class Connection:
                 f"no answer from the controller at {self.url} in {patience_s:g} s"
             ) from error
         except OSError as error:
-            raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
+            raise ControllerUnreachableError(f"no controller answers at {self.url}: {reason_of(error)}") from error
         if status >= 400:
             self._refuse(path, status, raw)
         try:

@@ -9,7 +9,7 @@ import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError
 from megascale_ops.foreign import UNREADABLE
-from megascale_ops.link.connection import Connection
+from megascale_ops.link.connection import Connection, reason_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
@@ -198,7 +198,7 @@ class Link(Connection):
                 f"nothing was heard of the controller at {self.url} for {self._timeout_s:g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
+            raise ControllerUnreachableError(f"no controller answers at {self.url}: {reason_of(error)}") from error
         except UNREADABLE as error:
             raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
 

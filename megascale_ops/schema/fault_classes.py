@@ -169,7 +169,7 @@ _ROWS = (
           "the set of nodes changed; nothing is broken",
           "restart", "a changed set of nodes needs a new round"),
     Fault("script_bug", Blames.JOB, "The script fails at the same step again",
-          "the same exception at the same step twice in a row",
+          "the same exception or exit code twice in a row, at the same step or before the first",
           "stop", "it would happen again"),
     Fault("unknown", Blames.RANK, "has a fault: unknown",
           "the evidence names no class",

@@ -6,8 +6,8 @@ longest of them. The layout, little-endian:
 
     magic 8 | version u16 | length of the head u32 | CRC-32 of the head u32 | CRC-32 of the body u32 | head | body
 
-The head is JSON (``Facts``, and where each bucket's cells begin), the body is one run of float32 for each field of each
-bucket. A damaged body leaves the head readable: states, places and policy are known even then.
+The head is JSON (``Facts``; of each bucket its losses and where its cells begin), the body is one run of float32 for
+each field of each bucket. A damaged body leaves the head readable: states, places and policy are known even then.
 """
 
 import struct
@@ -53,6 +53,22 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     mesh: Mesh = Mesh()
 
 
+class Losses(NamedTuple):
+    """What ranks told of the loss: the sum over the steps of all of them that had one, and how many had.
+
+    ``astray`` counts those whose loss was no finite number; they are no part of the sum.
+    """
+
+    total: float = 0.0
+    steps: float = 0.0
+    astray: int = 0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean, None where there was no loss."""
+        return self.total / self.steps if self.steps else None
+
+
 class Bucket(NamedTuple):
     """What happened between ``start_s`` and ``start_s + length_s``, wall clock seconds.
 
@@ -64,6 +80,7 @@ class Bucket(NamedTuple):
     length_s: float
     step: int
     cells: tuple["array[float]", ...]
+    losses: Losses = Losses()
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,12 +119,13 @@ class HistoryReply(msgspec.Struct, frozen=True):
 
 
 class _Shape(msgspec.Struct, frozen=True, array_like=True):
-    """One bucket in the head: where its cells begin follows from those before."""
+    """One bucket in the head: where its cells begin follows from those before. ``losses`` came later than the rest."""
 
     start_s: float
     length_s: float
     step: int
     ranks: int
+    losses: Losses = Losses()
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -126,7 +144,8 @@ def history_file(folder: Path, job: str) -> Path:
 def encode(history: History) -> bytes:
     """Return a history as bytes."""
     shapes = tuple(
-        _Shape(one.start_s, one.length_s, one.step, min(len(cells) for cells in one.cells)) for one in history.buckets
+        _Shape(one.start_s, one.length_s, one.step, min(len(cells) for cells in one.cells), one.losses)
+        for one in history.buckets
     )
     head = msgspec.json.encode(_Head(history.facts, shapes))
     # Of arrays that grow meanwhile only the length in the head is taken.
@@ -176,7 +195,7 @@ def _buckets(shapes: tuple[_Shape, ...], body: bytes) -> list[Bucket]:
                 one.byteswap()
             cells.append(one)
             at = until
-        found.append(Bucket(shape.start_s, shape.length_s, shape.step, tuple(cells)))
+        found.append(Bucket(shape.start_s, shape.length_s, shape.step, tuple(cells), shape.losses))
     return found
 
 

@@ -132,6 +132,8 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int = -1
     median_s: float = 0.0  # mean step of the median rank; 0: no step ended here
     longest_s: float = 0.0  # longest step of any rank
+    loss: float | None = None  # mean of what ranks told, six digits of it; None: none did
+    astray: int = 0  # how often a rank's loss was no finite number
     cells: bytes = b""  # by row: own work of the slowest rank in it, in % of the median rank's (as ``Columns.own``)
 
 

@@ -7,6 +7,16 @@ from datetime import datetime, tzinfo
 LONG_START = 1.5
 # What ``Verdict.sure_of`` may limit a confidence to.
 PLACE = "place"
+# What is being done, by the state of a job that is not training as it should: a headline's words and a title's.
+DOING = {
+    "suspect": "a closer look is being taken",
+    "confirming": "evidence is being gathered",
+    "stopping": "all ranks are being stopped",
+    "diagnosing": "what to do is being decided",
+    "replacing": "waiting for nodes",
+    "restarting": "ranks are starting",
+    "catching_up": "training is catching up",
+}
 
 
 def printable(text: str) -> str:
@@ -54,6 +64,11 @@ def duration(seconds: float) -> str:
 def state_words(state: str) -> str:
     """Return a job's state as people say it."""
     return "stopped by hand" if state == "stopped" else state.replace("_", " ")
+
+
+def doing_words(state: str) -> str:
+    """Return what is being done about a job that does not train as it should; of any other its state."""
+    return DOING.get(state, state_words(state))
 
 
 def starting(stepped: int, ranks: int, age_s: float, usual_s: float) -> str:

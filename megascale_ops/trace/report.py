@@ -9,7 +9,7 @@ import json
 from importlib import import_module
 from importlib.resources import files
 
-from megascale_ops.schema.wording import clock, duration, state_words
+from megascale_ops.schema.wording import clock, doing_words, duration
 from megascale_ops.trace import report_figures as figures
 from megascale_ops.trace import report_parts as parts
 from megascale_ops.trace.report_facts import Report
@@ -28,7 +28,7 @@ def render(report: Report) -> str:
     """
     gathered = report.gathered
     plot = plot_of(report)
-    state = state_words(gathered.state)
+    state = doing_words(gathered.state)
     sections = [
         ("Verdicts", parts.cards(report)),
         ("Who was late, and when", _heat(report, has_plot=plot is not None)),

@@ -9,6 +9,7 @@ from datetime import tzinfo
 from typing import NamedTuple
 
 from megascale_ops import account
+from megascale_ops.cards import Reader
 from megascale_ops.ledger import Ledger, keep_ledger
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import History, Place, Turn
@@ -41,7 +42,10 @@ class Setting(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """All facts of a job from a controller or the files of a run. ``notes``: what could not be read, and why."""
+    """All facts of a job from a controller or the files of a run.
+
+    ``notes``: what could not be read, and why. ``reader``: by which options a command finds what was read.
+    """
 
     job: str
     state: str
@@ -55,6 +59,7 @@ class Gathered(NamedTuple):
     version: str
     made_wall_s: float
     zone: tzinfo
+    reader: Reader = Reader()
 
 
 class Slow(NamedTuple):

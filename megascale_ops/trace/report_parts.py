@@ -4,6 +4,7 @@
 Texts come from ranks and may hold anything: every one of them goes through ``escape``.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -37,12 +38,13 @@ def headline(report: Report) -> str:
     holds = incident.state in HOLDS
     lead = "Now" if holds else "Nothing is open. The last incident"
     verdict = incident.verdict
+    why = report.gathered.reader.command(f"why {shlex.quote(incident.id)}")
     reason = f"<br><span>{text(verdict.reason)}</span>" if verdict is not None and verdict.reason else ""
     return (
         f'<div class="headline {tone(incident.state)}"><span class="said">{lead}: {text(_what(incident))}</span>'
         f"{reason}<br><span class=faint>{text(incident.id)} · {text(incident.state)} · "
         f"since {text(clock(_began(incident), report.gathered.zone))} · "
-        f"<code>megascale-ops why {text(incident.id)}</code></span></div>"
+        f"<code>{text(why)}</code></span></div>"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 ROLE_EDGE = r"setmaxnreg"
 _LABEL = re.compile(r"^(\$L\w+):")
 _BRANCH = re.compile(r"^(@!?%p\d+ )?bra(\.uni)?\s+(\$L\w+);")
-_PLACE = re.compile(r"^\.loc\s.*?//\s*(.*)")
+_PLACE = re.compile(r"^\.loc\s+(\d+ \d+ \d+)(?:.*?inlined_at (\d+ \d+ \d+))?.*?//\s*(.*)")
 
 
 class Paths:
@@ -29,11 +29,14 @@ class Paths:
         self.lines: list[str] = []
         self.places: list[str] = []
         self._labels: dict[str, int] = {}
-        place = ""
+        place, callers = "", {}
         for raw in body:
             line = raw.strip()
             if found := _PLACE.match(line):
-                place = found.group(1)
+                own, caller, place = found.groups()
+                # Triton 3.6 writes all callers behind a place, later ones where the caller stands, which came before.
+                place += f" @[ {callers.get(caller, '')} ]" if caller and "@[" not in place else ""
+                callers[own] = place
             elif found := _LABEL.match(line):
                 self._labels[found.group(1)] = len(self.lines)
             elif line and not line.startswith(("//", ".")):

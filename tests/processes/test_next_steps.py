@@ -5,6 +5,7 @@ Under a controller that several runs share and that wants a token, which is wher
 token finds nothing, and under a run's own.
 """
 
+import html
 import os
 import re
 import shlex
@@ -19,13 +20,14 @@ from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 
 pytestmark = pytest.mark.processes
 
-# In a sentence between backticks, on a card behind "next", in `incidents` and in `top`.
-OFFERED = re.compile(r"`(megascale-ops [^`]+)`|^\W*next {2,}(\S.*?)[\s│]*$", re.MULTILINE)
+# In a sentence between backticks, on a card behind "next", in `incidents` and in `top`; in a report.
+OFFERED = re.compile(r"`(megascale-ops [^`]+)`|^\W*next {2,}(\S.*?)[\s│]*$|<code>(.*?)</code>", re.MULTILINE)
 
 
 def offered(text: str) -> list[str]:
     """Return the commands that a text offers, each once."""
-    return list(dict.fromkeys(one or other for one, other in OFFERED.findall(text)))
+    found = (html.unescape(next(filter(None, groups))) for groups in OFFERED.findall(text))
+    return list(dict.fromkeys(found))
 
 
 def hold(launch: Launch, commands: list[str]) -> None:
@@ -44,8 +46,10 @@ def hold(launch: Launch, commands: list[str]) -> None:
 def told(launch: Launch, *options: str) -> str:
     """Return what the verbs that lead on say, of a run that is found by these options."""
     launch.env["COLUMNS"] = "400"  # a command that is cut at the screen's edge is nobody's fault but the terminal's
-    verbs = (("why",), ("incidents",), ("top", "--once"), ("status",))
-    return "\n".join(launch.command(*verb, *options).stdout for verb in verbs)
+    verbs = (("why",), ("incidents",), ("top", "--once"), ("status",), ("bad-hardware", "list"))
+    page = launch.tmp_path / "report.html"
+    assert launch.command("report", "toy", f"--out={page}", *options).returncode == 0
+    return "\n".join([*(launch.command(*verb, *options).stdout for verb in verbs), page.read_text()])
 
 
 def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -> None:
@@ -69,7 +73,10 @@ def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    hold(launch, [one for one in offered(launch.output() + told(launch, *options)) if " page " not in one])
+    watched = launch.command("status", "toy", "--watch", *options).stdout
+    assert "tells the rest" in watched
+    said = watched + launch.output() + told(launch, *options)
+    hold(launch, [one for one in offered(said) if " page " not in one])
     card = launch.command("why", *options).stdout
     assert "kernel log" in card
     assert "who sent the signal: Linux keeps no record" in " ".join(card.split())

@@ -88,7 +88,8 @@ COLOURS = """() => {
         const image = brush.getImageData(left, top * devicePixelRatio, canvas.width - left, high);
         return new Set(new Uint32Array(image.data.buffer)).size;
     };
-    return [colours(0, 128), colours(154, canvas.height / devicePixelRatio)];
+    const high = canvas.height / devicePixelRatio; // the heat map is the last of the pictures
+    return [colours(0, 128), colours(high - 60, high)];
 }"""
 
 

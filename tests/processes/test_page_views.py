@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's list of many jobs and its view of what a rank printed, in a real browser."""
+"""The page's list of many jobs, its curve of the loss, and its view of what a rank printed, in a real browser."""
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Join
 from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.reading_agent import reading_agent
+from megascale_ops.schema.progress import StepWork
 from tests.fakes.served_controller import Served, serve_controller
 from tests.processes.browsing import EVIL, MS, opened, poison
 from tests.processes.launch import PATIENCE_S
@@ -27,6 +30,65 @@ async def _many_jobs(served: Served, number: int) -> None:
         await served.loop.joining.join(join, 5.0)
     verdict = Verdict("killed", "rank 1: SIGKILL", 1.0, (1,), ("a",))
     served.loop.jobs["job-30"].change(state="failed", since_wall_s=time.time(), ended_verdict=verdict)
+
+
+# What is written on canvases from now on.
+LISTEN = """() => {
+    window.written = new Set();
+    const fill = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        window.written.add(`${this.canvas.id}: ${text}`);
+        return fill.call(this, text, ...place);
+    };
+}"""
+
+
+async def _job_with(served: Served, name: str, losses: list[StepWork]) -> None:
+    """Let a job have made these steps, one in ten seconds."""
+    policy = JobPolicy(node_lost_s=3600.0)
+    join = Join(name, "a", "r", f"j-{name}", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+    await served.loop.joining.join(join, 5.0)
+    history = served.loop.histories.of(served.loop.jobs[name])
+    history.origin_s = float(int(time.time() - 10.0 * len(losses)))
+    for rank in range(2):
+        for at, work in enumerate(losses):
+            history.ingest_steps(rank, "a", Mesh(), (work,), history.origin_s + 10.0 * at + 5.0)
+
+
+async def test_the_loss_is_drawn_where_ranks_tell_one(tmp_path: Path) -> None:
+    """A curve on the scale of time of the steps, with its figure by keyboard; none told: no curve."""
+    losses = [StepWork(at, 0.5, loss=8.0 / (1 + at)) for at in range(19)] + [StepWork(19, 0.5, loss_is_finite=False)]
+    async with serve_controller(tmp_path) as served:
+        await _job_with(served, "learns", losses)
+        await _job_with(served, "mute", [StepWork(at, 0.5) for at in range(20)])
+        said, written, high = {}, {}, {}
+        for job in ("learns", "mute"):
+            async with opened(f"{served.url}/#job={job}") as seen:
+                await seen.says("#times-legend", "median rank")
+                await seen.page.evaluate(LISTEN)
+                await seen.page.set_viewport_size({"width": 1100, "height": 844})  # all is drawn anew
+                await seen.page.locator("#times-over").focus()
+                await seen.page.keyboard.press("Home")
+                await seen.says("#times-facts", re.compile(r"up to step 0(?!\d)"))  # the oldest columns come last
+                told = [await seen.text("#times-facts")]
+                for key in ("End", "ArrowLeft"):
+                    await seen.page.keyboard.press(key)
+                    told.append(await seen.text("#times-facts"))
+                said[job] = told
+                high[job] = await seen.page.evaluate("document.getElementById('times').offsetHeight")
+                end_s = time.monotonic() + PATIENCE_S
+                while not any(text.startswith("times: ") for text in written.get(job, ())):
+                    assert time.monotonic() < end_s, "the steps were not drawn anew"
+                    written[job] = await seen.page.evaluate("[...window.written]")
+                assert seen.wrong == []
+
+        first, last, before = said["learns"]
+        assert "loss is no number" in last
+        assert "loss 0.4211" in before
+        assert "loss 8" in first
+        assert {"times: loss: mean of the ranks", "times: 5"} <= set(written["learns"])
+        assert not any("loss" in text for text in (*said["mute"], *written["mute"]))
+        assert high["learns"] > high["mute"]
 
 
 async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path) -> None:

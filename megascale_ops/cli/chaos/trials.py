@@ -58,8 +58,10 @@ def plan_of(check: Callable[[], None], nproc: int, rank: int, launcher: str, ft_
     """
     from megascale_ops.chaos.job import Plan
     from megascale_ops.chaos.launchers import LAUNCHERS
+    from megascale_ops.cli.terminal.needs import need
     from megascale_ops.suggest import unknown
 
+    need("torch", "numpy")
     if launcher not in LAUNCHERS:
         raise UsageError(unknown("launcher", launcher, LAUNCHERS) + f" (there are {', '.join(LAUNCHERS)})")
     if backend not in ("gloo", "nccl"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops chaos list|run|score``: break a job on purpose, and score the verdicts against the truth."""
 
+import shlex
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,7 @@ def _known(name: str) -> "Fault":
     from megascale_ops.suggest import unknown
 
     if name not in BY_NAME:
-        raise UsageError(unknown("fault", name, BY_NAME) + "; `megascale-ops chaos list` shows all")
+        raise UsageError(unknown("fault", name, BY_NAME) + " (`megascale-ops chaos list` shows all)")
     return BY_NAME[name]
 
 
@@ -113,11 +114,12 @@ def _hurt(row: "Fault", job: str, rank: int, box_root: str, where: tuple[str, st
     """Do ``row`` to a running job, and print its controller's verdict."""
     from megascale_ops.blackbox.roots import find_job
     from megascale_ops.chaos.live import do, plan_deed, verdict_after
-    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token, reader_of
     from megascale_ops.link import BlockingLink
 
     deed = plan_deed(row, job, rank, find_job(job, box_root))
-    place = find_place(Wanted(where[0], job, where[1]), journal_too=False)
+    wanted = Wanted(where[0], job, where[1])
+    place = find_place(wanted, journal_too=False)
     if not yes and not click.confirm(f"{deed.sentence}. Do it?"):
         return 1
     with ctrl_c_noted() as ctrl_c, BlockingLink(place.url, read_token(None, place)) as link, ExitStack() as stack:
@@ -133,5 +135,5 @@ def _hurt(row: "Fault", job: str, rank: int, box_root: str, where: tuple[str, st
     right = verdict.fault in row.classes and (rank in verdict.culprits or not verdict.culprits)
     blamed = ",".join(map(str, verdict.culprits)) or "none"
     click.echo(f"{'right' if right else 'WRONG'}: {verdict.fault} rank {blamed}: {verdict.reason}")
-    click.echo(f"`megascale-ops why {incident.id}` tells more")
+    click.echo(f"`{reader_of(wanted, None, place).command(f'why {shlex.quote(incident.id)}')}` tells more")
     return 0 if right else 1

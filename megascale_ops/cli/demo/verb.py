@@ -109,7 +109,9 @@ ACTS = (
 def demo(*, keep: bool) -> int:
     """Train on this machine, break it in four ways, and see it recover (a minute on a quiet machine)."""
     from megascale_ops.cli.demo.report import Report
+    from megascale_ops.cli.terminal.needs import need
 
+    need("torch", "numpy")
     script = find_script()
     with ctrl_c_noted() as ctrl_c, run_folder(keep=keep) as folder:
         report = Report(folder=Path(folder), is_kept=keep)

@@ -87,7 +87,7 @@ def _saved(link: "BlockingLink", name: str, wait_s: float, check: "Callable[[], 
             return True
         if not view.waiting and not view.told:
             raise MegascaleError(
-                f"no checkpoint, and nothing was stopped: {_why_none(view)}; without --checkpoint it is"
+                f"no checkpoint, and nothing was stopped: {_why_none(view)}; without --checkpoint it ends as it is"
             )
         if time.monotonic() >= until_s:
             raise MegascaleError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.blackbox.roots import SHARED, find_job, watched_roots
+from megascale_ops.blackbox.roots import SHARED, find_job, roots_of, watched_roots
 from megascale_ops.cli.sources.locate import Wanted, narrowed
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
 from megascale_ops.link.whereabouts import state_root
@@ -42,8 +42,10 @@ def read_ask(
 ) -> Ask:
     """Return the options as one value; an incident's name gives the job where none is given, a run folder both.
 
+    Where nothing is given the only job is meant whose ranks live here.
+
     Raises:
-        UsageError: the run folder alone was given, and it is none.
+        UsageError: the run folder alone was given, and it is none; or nothing was, and no job or several live here.
         MegascaleError: no box of that run is left.
     """
     ask = Ask(
@@ -54,7 +56,9 @@ def read_ask(
         where=narrowed(Wanted(controller or "", job or "", run_dir or ""), incident or ""),
         token_file=token_file,
     )
-    return ask if job or incident or boxes or not run_dir else _of_run(ask, Path(run_dir))
+    if job or incident or boxes:
+        return ask
+    return _of_run(ask, Path(run_dir)) if run_dir else _only_one(ask)
 
 
 def find_meant(ask: Ask) -> "Incident | None":
@@ -114,12 +118,10 @@ def open_meant(ask: Ask, found: "Incident | None") -> "Boxes":
                 f"no black box of incident {ask.incident} is kept on this machine ({folder}): "
                 "--boxes takes a folder with those of all nodes"
             )
-    elif ask.job:
+    else:
         paths = live_boxes(find_job(ask.job, ask.box_root, others=True))
         if not paths:
             raise _no_boxes(ask)
-    else:
-        raise UsageError("whose black boxes? Give a JOB, --run-dir DIR, --incident ID or --boxes DIR")
     opened = open_boxes(paths, ask.job or (found.job if found else ""))
     opened.notes += [ask.note] if ask.note else []
     return opened
@@ -147,6 +149,24 @@ def _of_run(ask: Ask, run: Path) -> Ask:
     if not jobs:
         raise UsageError(f"no run has left anything in {run}: --run-dir takes the folder of a run")
     raise MegascaleError(f"no rank of the run in {run} lives on this machine, and no incident of it kept a black box")
+
+
+def _only_one(ask: Ask) -> Ask:
+    """Return what nothing said means: the job whose ranks live here, where there is one only.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    from megascale_ops.trace.gather import live_boxes
+
+    # Not other users' jobs, which root could read: whoever means one of those says so.
+    roots = [Path(ask.box_root)] if ask.box_root else roots_of(os.geteuid())
+    names = dict.fromkeys(name for root in roots for name in _folders(root))
+    living = [name for name in names if live_boxes(find_job(name, ask.box_root))]
+    if len(living) == 1:
+        return msgspec.structs.replace(ask, job=living[0])
+    here = f"ranks of {', '.join(sorted(living)[:8])} live here" if living else "no job's ranks live on this machine"
+    raise UsageError(f"whose black boxes? {here}: give a JOB, --run-dir DIR, --incident ID or --boxes DIR")
 
 
 def _jobs_of(run: Path) -> list[str]:

@@ -18,6 +18,7 @@ from megascale_ops.cards import Reader
 from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, read_whereabouts, state_root, token_file_of
+from megascale_ops.suggest import unknown
 
 JOURNAL_FILE = "journal.db"
 
@@ -152,6 +153,14 @@ def answers(url: str) -> bool:
 
 def _nothing(wanted: Wanted, folders: list[Path], *, journal_too: bool) -> str:
     where = wanted.run_dir or (str(state_root() / wanted.job) if wanted.job else str(state_root()))
+    if wanted.run_dir and not Path(wanted.run_dir).is_dir():
+        return f"there is no folder {wanted.run_dir}: --run-dir takes the folder of a run"
+    if wanted.job and not wanted.run_dir and not Path(where).is_dir():
+        known = [folder.name for folder in run_folders(Wanted())]
+        return (
+            f"{unknown('job', wanted.job, known)} (`megascale-ops jobs` lists the runs of this machine; a job of a "
+            "controller that several share is found with --controller URL)"
+        )
     if not journal_too and any((folder / JOURNAL_FILE).is_file() for folder in folders):
         return (
             f"no controller runs under {where}: `megascale-ops status` and `incidents` still read what the last run "

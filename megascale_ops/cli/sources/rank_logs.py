@@ -13,6 +13,7 @@ import click
 from megascale_ops.cli.sources.locate import Wanted, run_folders
 from megascale_ops.cli.sources.runs import is_run_folder, lives_here, may_live, runs_in
 from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.link.whereabouts import state_root
 from megascale_ops.suggest import unknown
 
 _FOLDER = re.compile(
@@ -80,7 +81,9 @@ def find_folder(wanted: Wanted) -> Path:
     known = [folder.name for folder in run_folders(Wanted()) if is_run_folder(folder)]
     if wanted.job:
         raise UsageError(f"{unknown('job', wanted.job, known)} (`megascale-ops jobs` lists the runs of this machine)")
-    raise UsageError(f"no run has left a folder in {wanted.run_dir or 'the state folder'}: give --run-dir FOLDER")
+    if wanted.run_dir:
+        raise UsageError(f"no run has left anything in {wanted.run_dir}: --run-dir takes the folder of a run")
+    raise UsageError(f"no run has left a folder in {state_root()}: `megascale-ops run -- SCRIPT` starts one")
 
 
 def log_files(folder: Path, ranks: Iterable[int], streams: Iterable[str]) -> list[LogFile]:

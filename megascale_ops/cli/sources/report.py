@@ -65,8 +65,18 @@ def gather(wanted: Wanted, token_file: str | None) -> Gathered:
     else:
         with BlockingLink(place.url, read_token(token_file, place)) as link:
             found = _from_controller(link, wanted.job)
-    reader = reader_of(wanted, token_file, place)._replace(is_live=False)  # it is read later than it is written
-    return _gathered(found, reader, is_live=place.journal is None)
+    return _gathered(found, _reader(wanted, token_file, place), is_live=place.journal is None)
+
+
+def _reader(wanted: Wanted, token_file: str | None, place: Place) -> Reader:
+    """Return from where a report is read: later than it is written, elsewhere, and by another shell's environment."""
+    is_shared = place.journal is None and place.folder is None
+    wanted = wanted._replace(
+        controller=place.url if is_shared else wanted.controller,
+        run_dir=wanted.run_dir and str(Path(wanted.run_dir).absolute()),
+    )
+    token_file = token_file and str(Path(token_file).absolute())
+    return reader_of(wanted, token_file, place)._replace(is_live=False)
 
 
 def _place(wanted: Wanted) -> Place:
@@ -182,6 +192,7 @@ def _gathered(found: _Found, reader: Reader, *, is_live: bool) -> Gathered:
         version=megascale_ops.__version__,
         made_wall_s=now.timestamp(),
         zone=now.tzinfo or UTC,
+        reader=reader,
     )
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from megascale_ops.cards import ranks_named
 from megascale_ops.cli.terminal.incident_panel import STATE_STYLES
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus, Status
-from megascale_ops.schema.wording import clock, duration, percent, printable, starting, state_words
+from megascale_ops.schema.wording import clock, doing_words, duration, percent, printable, starting
 
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
 MOST_ROWS = 32
@@ -80,7 +80,7 @@ def _headline(job: JobStatus) -> RenderableType:
     if job.stepped >= 0:
         line.append(starting(job.stepped, job.world_size, job.start_age_s, job.start_s), style="cyan")
     else:
-        line.append(state_words(job.state), style=JOB_STYLES.get(job.state, "yellow"))
+        line.append(doing_words(job.state), style=JOB_STYLES.get(job.state, "yellow"))
     line.append(" · " + " · ".join(facts))
     if job.reason:
         line.append(f"\n{printable(job.reason)}", style="dim")

@@ -143,7 +143,7 @@ class RanksScreen(FeedScreen):
         rows = [ranks.row(one) for one in ranks.standing_out(frame, MOST_RANKS)]
         left = frame.pace.world_size - len(rows) if frame.pace is not None else 0
         if left > 0:
-            rows.append(Text(f"{left:>7,} more: `megascale-ops status --json` has all", style="dim"))
+            rows.append(Text(f"{left:>7,} more: `{look.reader.command('status --json')}` has all", style="dim"))
         unwell = ranks.unwell(frame)
         said = (
             f"{unwell:,} {'rank is' if unwell == 1 else 'ranks are'} not well; those that stand out most are at the top"

@@ -18,7 +18,7 @@ from megascale_ops.cli.top.verdict import LEVELS, Look, age, headline, moment
 from megascale_ops.schema.events import OVER
 from megascale_ops.schema.folding import listed
 from megascale_ops.schema.live import Frame, IncidentLine, numbers
-from megascale_ops.schema.wording import duration, printable, starting, state_words
+from megascale_ops.schema.wording import doing_words, duration, printable, starting
 
 _PLAIN = str.maketrans("·…─│╭╮╰╯", "-~-|++++")
 # 3 s: agents and controller speak once a second; two missed ones are no news yet.
@@ -104,7 +104,7 @@ def title(frame: Frame, look: Look) -> Text:
     if frame.job:
         left = Text.assemble(("job ", "dim"), (printable(frame.job), "bold"))
     if pace is not None and frame.job:
-        state, style = state_words(pace.state), JOB_STYLES.get(pace.state, "yellow")
+        state, style = doing_words(pace.state), JOB_STYLES.get(pace.state, "yellow")
         if pace.stepped >= 0:
             state, style = starting(pace.stepped, pace.world_size, pace.start_age_s, pace.start_s), "cyan"
         left.append(" · ").append(state, style=style)

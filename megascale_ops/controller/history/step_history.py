@@ -5,6 +5,8 @@ Time is cut into buckets of one length. When there is no room for another bucket
 merged into one of twice the length; once all are merged, that is the length. So a new bucket costs one merge at most,
 all buckets are of one length or of twice that, and at least half of the room is always used.
 
+Of the loss a bucket keeps the sum over all ranks, their number, and how often it was no number: a mean, not ranks' own.
+
 Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float32) over all ranks. That is 512 buckets
 up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
 
@@ -30,6 +32,8 @@ from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.diagnosis.stragglers.step_table import (
     CHECKPOINT_S,
     END_S,
+    LOSS,
+    LOSS_IS_FINITE,
     RANK,
     STEP,
     WAITING_S,
@@ -39,7 +43,7 @@ from megascale_ops.diagnosis.stragglers.step_table import (
     Table,
 )
 from megascale_ops.schema.events import OVER
-from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
+from megascale_ops.schema.history import FIELDS, Bucket, Losses, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 from megascale_ops.schema.ranges import MOST_RANKS
@@ -59,13 +63,14 @@ HandOn = Callable[[Table, Mapping[int, Place], Iterable[int]], None]
 class _Open:
     """One bucket while it may still change; ``start_s`` counts from the history's origin."""
 
-    __slots__ = ("cells", "length_s", "start_s", "step")
+    __slots__ = ("cells", "length_s", "losses", "start_s", "step")
 
     def __init__(self, start_s: float, length_s: float, ranks: int) -> None:
         self.start_s = start_s
         self.length_s = length_s
         self.step = -1
         self.cells = tuple(array("f", bytes(4 * ranks)) for _ in FIELDS)
+        self.losses = Losses()
 
     def grow(self, ranks: int) -> None:
         more = bytes(4 * (ranks - len(self.cells[0])))
@@ -82,6 +87,18 @@ class _Open:
             put = np.maximum if field.startswith("longest") else np.add
             put.at(np.frombuffer(cells, np.float32), rank, values.astype(np.float32))
         self.step = max(self.step, int(rows[:, STEP].max()))
+        has_loss = ~np.isnan(rows[:, LOSS])
+        self.add_losses(
+            float((rows[has_loss, LOSS] * weight[has_loss]).sum()),
+            float(weight[has_loss].sum()),
+            int((rows[:, LOSS_IS_FINITE] == 0).sum()),
+        )
+
+    def add_losses(self, total: float, steps: float, astray: int) -> None:
+        """Take what steps told of the loss; of most jobs nothing."""
+        if steps or astray:
+            known = self.losses
+            self.losses = Losses(known.total + total, known.steps + steps, known.astray + astray)
 
     def absorb(self, other: "_Open") -> None:
         ranks = max(len(self.cells[0]), len(other.cells[0]))
@@ -91,6 +108,7 @@ class _Open:
         pairs = zip(FIELDS, self.cells, other.cells, strict=True)
         self.cells = tuple(_merged(field.startswith("longest"), mine, others) for field, mine, others in pairs)
         self.step = max(self.step, other.step)
+        self.add_losses(*other.losses)
 
 
 def _merged(longest: bool, mine: "array[float]", others: "array[float]") -> "array[float]":
@@ -232,6 +250,10 @@ class StepHistory:
         longest_s[rank] = max(longest_s[rank], took_s)
         longest_own_s[rank] = max(longest_own_s[rank], took_s - waited_s - saved_s)
         bucket.step = max(bucket.step, work.step)
+        if work.loss is not None:
+            bucket.add_losses(weight * work.loss, weight, 0)
+        elif not work.loss_is_finite:
+            bucket.add_losses(0.0, 0.0, 1)
 
     def _at(self, at_s: float) -> _Open:
         """Return the bucket of a point in time, a new one when there is none."""
@@ -298,7 +320,9 @@ class StepHistory:
     def buckets(self) -> tuple[Bucket, ...]:
         """Return all buckets, oldest first. Their cells are the ones that go on being filled."""
         self.reckon()
-        return tuple(Bucket(one.start_s + self.origin_s, one.length_s, one.step, one.cells) for one in self._buckets)
+        return tuple(
+            Bucket(one.start_s + self.origin_s, one.length_s, one.step, one.cells, one.losses) for one in self._buckets
+        )
 
     def restore(
         self, turns: Sequence[Turn], forgotten_turns: int, places: Sequence[Place], buckets: Sequence[Bucket]
@@ -313,6 +337,6 @@ class StepHistory:
         self.length_s = min((bucket.length_s for bucket in buckets), default=FIRST_LENGTH_S)
         for bucket in buckets:
             kept = _Open(bucket.start_s - self.origin_s, bucket.length_s, 0)
-            kept.step, kept.cells = bucket.step, bucket.cells
+            kept.step, kept.cells, kept.losses = bucket.step, bucket.cells, bucket.losses
             self._buckets.append(kept)
         self._coarse = sum(bucket.length_s > self.length_s for bucket in buckets)

@@ -14,7 +14,7 @@ import msgspec
 from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.job.homes import Homes
 from megascale_ops.controller.job.round import Round
-from megascale_ops.controller.job.suspected import Suspected
+from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.record.job_record import STATES, JobRecord, Member
 from megascale_ops.controller.record.state_machine import FINAL, STARTING, TRAINING, State
@@ -160,6 +160,12 @@ class Job:
         if suspicion is None or self.is_over or not (suspicion.is_told or self.incident is not None):
             return None
         return suspicion
+
+    @property
+    def told_state(self) -> State:
+        """Where it is told to stand: before a suspicion's grace is over it is where it was before that."""
+        is_blink = self.state in SUSPECTING and self.incident is None and self.told_suspicion is None
+        return STATES.get(self.record.before, State.RUNNING) if is_blink else self.state
 
     @property
     def suspects(self) -> Suspected:

@@ -167,7 +167,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, start
     # Between two rounds nobody tells how far ranks are: then what was reached is what there is to say.
     step = seen.furthest if seen.furthest >= 0 and not job.is_over else job.furthest_step
     return Pace(
-        state=record.state,
+        state=job.told_state.value,
         round=record.round,
         world_size=record.world_size,
         nodes=len(record.members),

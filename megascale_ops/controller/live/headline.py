@@ -21,23 +21,13 @@ from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
-from megascale_ops.schema.wording import duration, percent, start_time
+from megascale_ops.schema.wording import DOING, duration, percent, start_time
 
 # An hour: an engineer who comes on call wants to know what happened on the shift before.
 RECENT_S = 3600.0
 # 10 s, or five steps: a job that makes steps is said to make progress only as long as they come.
 PAUSE_S = 10.0
 PAUSE_STEPS = 5.0
-# What is being done, by the state of a job that is not training as it should.
-_DOING = {
-    State.SUSPECT: "a closer look is being taken",
-    State.CONFIRMING: "evidence is being gathered",
-    State.STOPPING: "all ranks are being stopped",
-    State.DIAGNOSING: "what to do is being decided",
-    State.REPLACING: "waiting for nodes",
-    State.RESTARTING: "ranks are starting",
-    State.CATCHING_UP: "training is catching up",
-}
 
 
 def headline(job: Job, registry: Registry, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
@@ -87,7 +77,7 @@ def _worried(job: Job) -> Headline | None:
 
 def _troubled(job: Job, mine: Sequence[Incident], pace: Pace) -> Headline | None:
     """Return what is being mended now, or stands and is left alone; None when nothing is."""
-    doing = lower(_start_words(job, pace)) if pace.stepped >= 0 else _DOING.get(job.state, "")
+    doing = lower(_start_words(job, pace)) if pace.stepped >= 0 else DOING.get(job.state, "")
     if job.incident is not None and job.incident.verdict is not None:
         return _of_verdict(job, job.incident.verdict, job.incident, "act", doing)
     if job.suspicion is not None and job.suspicion.lost:

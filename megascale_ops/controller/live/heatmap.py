@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strip of step times and the heat map of one job, from the history of its steps.
+"""The strip of step times, the loss, and the heat map of one job, from the history of its steps.
 
 A column of the map costs 8 ms for 12,288 ranks, so it is made once and kept; only the newest ones, which still grow,
 are made again. What is missing is made newest first, a few columns each time, so that a page that opens on a job that
@@ -116,6 +116,8 @@ class Times:
             step=bucket.step,
             median_s=_rounded(means[len(means) // 2]) if means else 0.0,
             longest_s=_rounded(max(cells[_LONGEST], default=0.0)),
+            loss=_shortened(bucket.losses.mean),
+            astray=bucket.losses.astray,
             cells=by_row.ljust(self.rows, b"\0"),
         )
 
@@ -172,6 +174,11 @@ def _less(now: "array[float]", old: "array[float]") -> list[float]:
     """Return what was added to sums; ranks that are new have added all of theirs."""
     known = [*old, *[0.0] * (len(now) - len(old))]
     return [one - before for one, before in zip(now, known, strict=False)]
+
+
+def _shortened(loss: float | None) -> float | None:
+    """Return a loss to six digits: all that a curve shows, whatever its size."""
+    return None if loss is None else float(f"{loss:.6g}")
 
 
 def _rounded(seconds: float) -> float:

@@ -48,7 +48,7 @@ def _line(job: Job) -> JobLine:
     verdict = _verdict(job)
     return JobLine(
         job.name,
-        record.state,
+        job.told_state.value,
         level_of(job),
         record.world_size,
         job.furthest_step,

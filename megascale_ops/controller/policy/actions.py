@@ -115,10 +115,9 @@ def _without_limits(question: Question) -> Decision | None:
     if failure is not None and _is_again(question) and rule_for(policy, "script_bug").action == "stop":
         where = "before the first step" if failure.step < 0 else f"at step {failure.step}"
         what = "exit code" if fault == "exit_code" else "exception"
-        reason = (
-            f"the same {what} {where} twice in a row is a bug in the script, so it is not started again: "
-            f"{failure.signature}"
-        )
+        # An exception as it was this time: what the two have in common leaves out numbers, which a person needs.
+        said = failure.signature if fault == "exit_code" else question.verdict.reason
+        reason = f"the same {what} {where} twice in a row is a bug in the script: {said}"
         return Decision("stop", reason, "script_bug", "script_bug")
     if action in GO_ON and question.kind == "hang":
         return Decision(action, why, fault, "table")

@@ -111,7 +111,7 @@ def _too_early(question: Question) -> Decision | None:
     tab, verdict, hold_s = question.tab, question.verdict, question.policy.warning_hold_s
     held_s = max(0.0, question.wall_s - tab.since_wall_s) if tab is not None else 0.0
     if tab is None or held_s < hold_s:
-        why = f"the warning has stood for {held_s:.0f} s, and {hold_s:g} s are asked for"
+        why = f"the warning has stood for {held_s:.0f} s without a break, and {hold_s:g} s are asked for"
         return Decision("warn", f"nothing is done yet: {why}", verdict.fault, "hold")
     price_s, origin = price(question)
     if verdict.cost > 0 and tab.paid_s < price_s:

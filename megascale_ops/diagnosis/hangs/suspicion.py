@@ -84,9 +84,10 @@ def waiting_finding(waiting: Sequence[RankView]) -> Finding:
     inside = f" ({', '.join(names[:3])})" if names else ""
     peers = sorted({rank.report.tile_peer for rank in waiting} - {-1})
     inside += f" or for a tile of rank {', '.join(map(str, peers[:3]))}" if peers else ""
+    who = f"{len(waiting)} rank{' waits' if len(waiting) == 1 else 's wait'}"
     return Finding(
         name="others_wait",
-        text=f"{len(waiting)} ranks wait in a collective{inside}: {ranges(numbers_of(waiting))}",
+        text=f"{who} in a collective{inside}: {ranges(numbers_of(waiting))}",
         source="black box",
         value=float(len(waiting)),
         unit="ranks",

@@ -137,11 +137,11 @@ def verdict_of(
     excess = shown.mine - shown.typical
     cause = cause_of(excess, shown.starved * max(group.step_s, shown.mine.own))
     differs = abs(now.share - shown.share) > _OTHER * abs(shown.share)
-    late = f" ({now.share * 100:+.1f} % since then)" if differs else ""
+    late = f"of late it is {now.share * 100:+.1f} %, and " if differs else ""
     reason = (
         f"rank {rank.rank} on {rank.node} works {_ms(shown.mine.own)} in a step where its equals work "
         f"{_ms(shown.typical.own)} (+{percent(_told(shown.share))}) since step {held.since_step}, mostly "
-        f"{NAMES.get(cause, 'in nothing that is known')}; that costs {percent(_told(now.cost))} of every step{late}"
+        f"{NAMES.get(cause, 'in nothing that is known')}; {late}that costs {percent(_told(now.cost))} of every step"
     )
     return _verdict(
         group, rank, held, policy, round_, reason, cause, now.cost, excess, (now if differs else shown).share

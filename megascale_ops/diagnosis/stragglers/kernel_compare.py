@@ -160,6 +160,8 @@ def _verdict(ranks: Mapping[int, ProfileRank], rows: list[ProfileRow], device: s
             slow.setdefault(row.rank, []).append(row)
     if not slow:
         if not any(row.ratio for row in rows):
+            if len(ranks) == 1:
+                return f"nothing can be compared: one rank alone was looked at, and others' {thing}s show who is slower"
             return f"no {thing} was run equally often by several ranks: nothing can be compared"
         few = len(ranks) < LEAST_RANKS
         why = f": of fewer than {LEAST_RANKS} ranks none can be named" if few else ""

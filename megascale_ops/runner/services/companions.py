@@ -77,8 +77,9 @@ class Companion:
             wait_s = pause_s(self.deaths)
             log.log(
                 logging.ERROR if self.deaths == _MANY_DEATHS else logging.WARNING,
-                "the %s ended (status %d), %d times in a row; it is started again%s, and training goes on. Its log: %s",
-                *(self.name, code, self.deaths, f" in {wait_s:g} s" if wait_s else "", self._log_path),
+                "the %s ended (status %d)%s; it is started again%s, and nothing else ends with it. Its log: %s",
+                *(self.name, code, f", {self.deaths} times in a row" if self.deaths > 1 else ""),
+                *(f" in {wait_s:g} s" if wait_s else "", self._log_path),
             )
             while not self._stopping.wait(wait_s) and not self._start_again():
                 wait_s = _MOST_PAUSE_S

@@ -216,6 +216,15 @@ def test_stacks_of_many_ranks_are_one_line() -> None:
     assert "of rank 5" not in text
 
 
+def test_evidence_of_several_lines_is_one_sentence_with_its_parts_apart() -> None:
+    """On a card a piece of evidence is one line; where its own lines ended is still to be seen."""
+    item = EvidenceItem("collectives", ok=True, rank=2, text="pg 0: entered 104\nnot finished: all_gather 104")
+
+    text = plain_incident(msgspec.structs.replace(FROZEN, evidence=(item,)), UTC)
+
+    assert "collectives of rank 2: pg 0: entered 104; not finished: all_gather 104" in " ".join(text.split())
+
+
 def test_a_fault_that_this_version_does_not_know_is_still_named() -> None:
     """A newer controller's fault class is printed as it is."""
     rows = dict(card(msgspec.structs.replace(FROZEN, verdict=Verdict("gremlins", "?", 0.5)), UTC))

@@ -69,10 +69,12 @@ def test_what_can_not_be_is_one_sentence(elsewhere: Path, capsys: pytest.Capture
 
     assert main(["examples", "copy", "train_gtp.py"]) == 2
     assert main(["examples", "copy", "train_gpt", "taken"]) == 2
+    assert main(["examples", "copy", "./my-folder"]) == 2
 
-    name, place = capsys.readouterr().err.splitlines()
+    name, place, folder = capsys.readouterr().err.splitlines()
     assert name == "megascale-ops: unknown example 'train_gtp.py': did you mean 'train_gpt.py'?"
     assert "can't be written" in place
+    assert folder.endswith("there are train_gpt.py, train_gpt_plain.py and deploy; a folder comes behind the name")
 
 
 def test_what_there_is_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,19 @@ def test_nothing_found_says_where_was_looked(state: Path, monkeypatch: pytest.Mo
         find_place(Wanted(), journal_too=False)
 
 
+def test_a_job_or_folder_that_is_not_there_is_told_as_that(state: Path, tmp_path: Path) -> None:
+    """Not as a controller that does not run: a name was mistyped, and the nearest one is named."""
+    run_folder(state, "gpt-large", 1.0)
+
+    with pytest.raises(ControllerUnreachableError) as mistyped:
+        find_place(Wanted(job="gpt-lrage"), journal_too=True)
+    with pytest.raises(ControllerUnreachableError, match=f"there is no folder {tmp_path}/gone: --run-dir takes the"):
+        find_place(Wanted(run_dir=f"{tmp_path}/gone"), journal_too=True)
+
+    assert str(mistyped.value).startswith("unknown job 'gpt-lrage': did you mean 'gpt-large'? (`megascale-ops jobs`")
+    assert "--controller URL" in str(mistyped.value)
+
+
 def test_what_needs_a_controller_points_to_what_a_finished_run_left(state: Path) -> None:
     """``top`` needs a controller; when only a journal is left, the sentence says what still works."""
     run_folder(state, "done", 1.0)

@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -107,6 +108,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "show", "agnt"], "unknown section 'agnt': did you mean 'agent'?"),
         (["status", "--job"], "option '--job' requires an argument"),
         (["jobs", "now"], "got unexpected extra argument (now)"),
+        (["clean", "--older-than=x"], "invalid value for '--older-than': 'x' is not a number"),
+        (["clean", "--keep=x"], "invalid value for '--keep': 'x' is not a whole number"),
+        (["completion"], "missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
+        (
+            ["chaos", "run", "sigkil"],
+            "unknown fault 'sigkil': did you mean 'sigkill'? (`megascale-ops chaos list` shows all)",
+        ),
     ],
 )
 def test_a_mistyped_command_line_is_one_sentence(
@@ -144,6 +152,35 @@ def test_errors_become_a_sentence_and_an_exit_code(
     assert outcome == code
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "missing", "extra"),
+    [
+        (["run", "--", "train.py"], "torch", "train"),
+        (["run", "--controller=http://127.0.0.1:9", "--", "train.py"], "torch", "train"),
+        (["run", "--wrap", "--", "deepspeed", "train.py"], "numpy", "controller"),
+        (["demo"], "torch", "train"),
+        (["chaos", "run", "sigkill"], "torch", "train"),
+    ],
+)
+def test_what_is_missing_is_told_before_anything_is_started(
+    line: list[str],
+    missing: str,
+    extra: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the base installation alone: the extra is named that brings all of it, and no run leaves a folder behind."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("megascale_ops.cli.terminal.needs.find_spec", lambda _: None)
+
+    assert main(line) == 1
+
+    needs = f"`megascale-ops` needs {missing}, which is not installed: pip install 'megascale-ops[{extra}]'"
+    assert capsys.readouterr().err == f"megascale-ops: {needs}\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bug_of_ours_is_not_hidden(failing_verb: Callable[[BaseException], None]) -> None:

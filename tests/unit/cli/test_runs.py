@@ -167,8 +167,12 @@ def test_looking_at_an_old_run_does_not_make_it_the_newest(root: Path, capsys: p
 
 def test_no_run_at_all_is_said(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And how to start one."""
+    said = f"no run has left a folder in {root}: `megascale-ops run -- SCRIPT` starts one"
+
     assert main(["jobs"]) == 0
-    assert f"no run has left a folder in {root}" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
+    assert main(["logs"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_last_lines_of_the_newest_round_are_shown(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

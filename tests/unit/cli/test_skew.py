@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops skew``: what people read of who waits for whom."""
 
+from pathlib import Path
+
+import pytest
 from rich.console import Console
 
+from megascale_ops.cli.main import main
 from megascale_ops.cli.skew import MOST_ROWS, skew_view
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.schema.collectives import SkewLink, SkewRank, SkewView
+from tests.fakes.boxes import box
 
 
 def shown(view: SkewView) -> str:
@@ -35,6 +42,30 @@ def test_the_culprit_its_cost_and_the_silent_areshown() -> None:
 def test_an_engine_that_is_off_says_why() -> None:
     """One line, no table."""
     assert shown(SkewView("job", "off: NumPy is not installed here")) == "job job · off: NumPy is not installed here\n"
+
+
+def test_a_run_that_is_over_leads_to_what_it_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the replay where an incident kept black boxes, else to the report: never to a verb that finds nothing."""
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
+    monkeypatch.delenv("MEGASCALE_CONTROLLER", raising=False)
+    store = open_store(f"sqlite:///{tmp_path / 'journal.db'}")
+    store.submit(Batch(job="toy", record=b"{}"))
+    store.close()
+    line = ["--run-dir", str(tmp_path)]
+
+    codes = [main(["skew", *line])]
+    nothing = capsys.readouterr().err
+    for rank in range(3):
+        box(tmp_path / "incidents" / "toy-1" / "vm", rank, 3)
+    codes += [main(["skew", *line]), main(["whatif", *line])]
+    kept = capsys.readouterr()
+
+    assert codes == [1, 1, 0]
+    assert f"`megascale-ops report {' '.join(line)}` shows who was slow" in nothing
+    assert f"`megascale-ops whatif {' '.join(line)}` replays what" in kept.err
+    assert "job toy: 3 ranks" in kept.out
 
 
 def test_who_is_late_only_below_python_is_not_called_ok() -> None:

@@ -100,10 +100,12 @@ class Screen:
 
 
 @asynccontextmanager
-async def looking(first: Frame, width: int = 80, height: int = 24) -> AsyncIterator[Screen]:
+async def looking(
+    first: Frame, width: int = 80, height: int = 24, reader: Reader | None = None
+) -> AsyncIterator[Screen]:
     """Look at a job."""
     controller = Controller(first)
-    app = TopApp(Feed(controller, first), controller.incident, "", UTC)
+    app = TopApp(Feed(controller, first), controller.incident, "", UTC, reader=reader)
     async with app.run_test(size=(width, height)) as pilot:
         screen = Screen(app, pilot, controller)
         await screen.until(lambda text: "q quit" in text and "14:13:20" in text, "the first screen")
@@ -252,12 +254,15 @@ async def test_only_lines_that_changed_are_drawn(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_ranks_of_12288_are_listed_up_to_a_bound() -> None:
-    """The rest is counted, and the verb that has all of them is named."""
-    async with looking(frame(12_288, {5003: "lost"})) as top:
+    """The rest is counted, and the verb that has all of them is named, with the address that it needs."""
+    async with looking(frame(12_288, {5003: "lost"}), 120, reader=Reader("--controller http://ops:7070")) as top:
         await top.press("r")
         await top.until(lambda text: "1 rank is not well" in text, "the ranks")
         await top.press("end")
-        await top.until(lambda text: "11,776 more: `megascale-ops status --json` has all" in text, "the end")
+        await top.until(
+            lambda text: "11,776 more: `megascale-ops status --json --controller http://ops:7070` has all" in text,
+            "the end",
+        )
 
 
 def test_the_style_of_a_whole_line_is_drawn() -> None:

@@ -141,7 +141,7 @@ async def test_people_ask_and_clear_over_http(tmp_path: Path) -> None:
 
 
 def test_people_read_one_headline_for_each_gpu(tmp_path: Path) -> None:
-    """From the journal of a run that is over, too."""
+    """From the journal of a run that is over, too, where no controller is left that could forget one."""
     store = open_store(f"sqlite:///{tmp_path}/journal.db")
     store.submit(Batch(hardware=(BadHardware("GPU-3", "xid_79", "a", "GPU 3: Xid 79", T0, T0),)))
     store.close()
@@ -152,5 +152,6 @@ def test_people_read_one_headline_for_each_gpu(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert "GPU-3 on a\n" in shown.output
     assert "GPU 3: Xid 79 (xid_79, once)" in shown.output
+    assert "forget" not in shown.output
     assert [line.startswith("    ") for line in twice] == [False, True, True]
     assert "3 times since" in twice[1]

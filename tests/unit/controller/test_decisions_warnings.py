@@ -74,7 +74,7 @@ def test_a_warning_must_hold() -> None:
     decision = _ask(tab=tab)
 
     assert (decision.acts, decision.rule) == (False, "hold")
-    assert "29 s, and 30 s are asked for" in decision.reason
+    assert "29 s without a break, and 30 s are asked for" in decision.reason
 
 
 def test_a_break_begins_the_time_anew_and_keeps_the_bill() -> None:

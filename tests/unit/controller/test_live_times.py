@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strip of step times and the heat map, made from histories of jobs that never ran."""
 
+import pytest
+
+from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.live.heatmap import COLUMNS_AT_FIRST, LATE_S, MOST_ROWS, Times, rows_of
-from megascale_ops.schema.history import Bucket, History
+from megascale_ops.schema.history import Bucket, Facts, History, decode, encode
+from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import numbers
+from megascale_ops.schema.progress import StepWork
 from tests.fakes.step_histories import history_of
 
 
@@ -116,3 +121,57 @@ def test_ranks_without_steps_are_not_known() -> None:
     _look(times, history, 3, 0.0)
 
     assert list(times.slots()[-1].cells) == [100, 100, 0]
+
+
+def _told(history: StepHistory, step: int, losses: list[float | None], *, later: bool) -> None:
+    """Let each rank end a step of a second with a loss; None: with one that is no number."""
+    take = history.put_by if later else history.ingest_steps
+    for rank, loss in enumerate(losses):
+        work = StepWork(step, 1.0, loss=loss, loss_is_finite=loss is not None)
+        take(rank, "a", Mesh(), (work,), 1000.5 + step)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_the_loss_of_a_column_is_the_mean_of_what_its_ranks_told(later: bool) -> None:
+    """Of a job that is judged step by step and of a large one; what is no number is counted, and no part of it."""
+    history = StepHistory(1000.0)
+    _told(history, 0, [8.0, 6.0], later=later)
+    _told(history, 1, [5.0, None], later=later)
+    _told(history, 2, [None, None], later=later)
+    for rank in range(2):
+        history.ingest_steps(rank, "a", Mesh(), (StepWork(3, 1.0),), 1003.5)
+    times = Times()
+
+    _look_to_the_end(times, decode(encode(History(Facts("gpt"), history.buckets()))), 2)
+
+    slots = {slot.step: (slot.loss, slot.astray) for slot in times.slots()}
+    assert slots == {0: (7.0, 0), 1: (5.0, 1), 2: (None, 2), 3: (None, 0)}
+
+
+def test_columns_that_become_one_have_the_mean_of_both() -> None:
+    """However long a job lives, its losses take as little room as its columns."""
+    history = StepHistory(1000.0, most_buckets=16)
+    for step in range(64):
+        _told(history, step, [float(step)], later=False)
+    times = Times()
+
+    _look_to_the_end(times, History(Facts("gpt"), history.buckets()), 1)
+
+    slots = times.slots()
+    assert len(slots) <= 16
+    losses = [slot.loss for slot in slots if slot.loss is not None]
+    assert losses == sorted(losses)
+    assert sum(bucket.losses.total for bucket in history.buckets()) == sum(range(64))
+    assert losses[0] == 1.5
+
+
+def test_a_controller_that_takes_over_goes_on_with_the_losses() -> None:
+    """They are kept with the steps."""
+    history, later = StepHistory(1000.0), StepHistory(1000.0)
+    _told(history, 0, [8.0, None], later=False)
+    kept = decode(encode(History(Facts("gpt"), history.buckets()))).buckets
+
+    later.restore((), 0, (), kept)
+    _told(later, 0, [6.0], later=False)
+
+    assert (later.buckets()[0].losses.mean, later.buckets()[0].losses.astray) == (7.0, 1)

@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from megascale_ops.cli.terminal.tables import status_view
+from megascale_ops.cli.top.verdict import Look
+from megascale_ops.cli.top.view import screen
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.job.job import UNSEEN_S
@@ -29,21 +31,50 @@ def _printed(status: Status) -> str:
     return printed.get()
 
 
+def _status(world: World) -> Status:
+    found = world.loop.status("job")
+    assert found is not None
+    return found
+
+
 async def test_nothing_is_said_of_a_rank_before_its_grace_is_over() -> None:
-    """A process that is stopped for a blink (a debugger, a snapshot) is no news, in no part of the frame."""
+    """A process that is stopped for a blink (a debugger, a snapshot) is no news: in no frame, in no status."""
     world = World(nproc=2)
     await world.up("a", step=50)
     world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
     feed = Feed("job")
-    frames = []
+    frames, statuses = [], []
     for _look in range(6):
         await world.wait(0.2)
         frames.append(gather(feed, world))
+        statuses.append(_status(world))
 
     assert world.state == "suspect"
     assert {frame.headline and frame.headline.sentence for frame in frames} == {"All 2 ranks make progress."}
     assert {tuple(judged(frame)) for frame in frames} == {("ok", "ok")}
-    assert {frame.jobs and frame.jobs[0].level for frame in frames} == {"calm"}
+    assert {frame.jobs and (frame.jobs[0].level, frame.jobs[0].state) for frame in frames} == {("calm", "running")}
+    assert {frame.pace and frame.pace.state for frame in frames} == {"running"}
+    assert all("job job · running · " in _printed(status) for status in statuses)
+
+
+async def test_a_title_says_what_the_headline_says_is_being_done() -> None:
+    """Of every state in which a job does not train as it should: in `status`, in `top`, and on the page."""
+    world = World(nproc=2)
+    await world.up("a", step=50)
+    world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
+    feed, seen = Feed("job"), set()
+    for _look in range(40):
+        await world.wait(0.2)
+        frame = gather(feed, world)
+        assert frame.pace is not None
+        assert frame.headline is not None
+        title = screen(frame, Look(200))[0].plain
+        assert title.split(" · ")[1] == _printed(_status(world)).split(" · ")[1]
+        if frame.headline.level == "act" and frame.pace.stepped < 0:
+            assert f"; {title.split(' · ')[1]}." in frame.headline.sentence
+            seen.add(frame.pace.state)
+
+    assert "stopping" in seen
 
 
 async def test_a_rank_that_is_stopped_and_continued_in_turn_is_one_headline() -> None:

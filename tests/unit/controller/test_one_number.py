@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.cards import plain_incident
 from megascale_ops.cli.main import main
 from megascale_ops.cli.sources.ended import status_left
+from megascale_ops.cli.sources.told_costs import Told
 from megascale_ops.cli.terminal.tables import status_view
 from megascale_ops.cli.top.pace_lines import progress
 from megascale_ops.cli.top.verdict import Look
+from megascale_ops.cli.whatif import others, predict
 from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
@@ -20,12 +23,20 @@ from megascale_ops.controller.live.feed import Feed, Sources
 from megascale_ops.controller.metrics import job_samples
 from megascale_ops.diagnosis.skew.detector import Skew
 from megascale_ops.diagnosis.skew.verdicts import view
+from megascale_ops.diagnosis.statistics.cooperative import run_through
+from megascale_ops.diagnosis.stragglers.causes import verdict_of
+from megascale_ops.diagnosis.stragglers.own_work import Held
+from megascale_ops.diagnosis.stragglers.peer_group import Group
 from megascale_ops.runner.summary import summary
 from megascale_ops.schema.events import Incident, JobStatus, Status
 from megascale_ops.schema.live import Frame
 from megascale_ops.schema.messages import Heartbeat, JobReport, Leave
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.progress import StepWork
 from megascale_ops.schema.wording import percent
+from megascale_ops.trace.gather import open_boxes
+from megascale_ops.trace.operations import rows_of
+from tests.fakes.boxes import box
 from tests.fakes.controlled_job import World
 from tests.fakes.paced_ranks import Fault, PacedRanks, no_fault
 
@@ -175,3 +186,62 @@ async def test_goodput_of_a_finished_job_is_the_same_wherever_it_is_read(
     ):
         assert words in text
     assert {live.step, left.step, page.pace.step} == {370}
+
+
+def _of_box(path: Path) -> list[StepWork]:
+    """Return the steps of a box as its agent tells them: what its collectives took was waited."""
+    with BoxReader(path) as box:
+        waited_s = {one.seq: (one.ended_mono_ns - one.started_mono_ns) * 1e-9 for one in box.collectives()}
+        return [StepWork(one.step, wall_s=one.wall_s, waiting_s=waited_s[one.step]) for one in box.steps()]
+
+
+def test_whatif_and_the_verdict_say_the_same_of_the_same_steps(tmp_path: Path) -> None:
+    """One replays collectives, the other compares the ranks' own work: of the same black boxes they agree."""
+    group, policy, late = Group(), JobPolicy(), 2
+    paths = [box(tmp_path, rank, 4, steps=64, late_ms=6.0 if rank == late else 0.1 * rank) for rank in range(4)]
+    for rank, path in enumerate(paths):
+        group.ingest_steps(rank, "a", _of_box(path), 1)
+    run_through(group.advance(policy))
+    place = group.places[late]
+    held = Held(intermittent=False, since_step=0, named_at=group.count, window=48, share=policy.straggler_share)
+
+    verdict = verdict_of(group, group.rank(place), held, policy, 1)
+    records = open_boxes(paths)
+    found = predict(rows_of(list(records.records_of(records.ranks)), 48), "toy", [late])
+
+    assert percent(verdict.cost) == percent(found.lines[0].saved) == "5.7 %"
+    assert [*others(found, {late: Told("toy-1", verdict.cost, 0)})] == []
+
+
+async def test_whatif_says_of_which_steps_its_figure_and_a_verdict_s_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warning of other steps than the black boxes still hold: both figures, each with its steps."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("MEGASCALE_BOX_ROOT", str(tmp_path / "boxes"))
+    monkeypatch.delenv("MEGASCALE_CONTROLLER", raising=False)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
+    world = World(nproc=4, policy=JobPolicy(actions={"straggler": "warn"}))
+    warning = await _trained(world)
+    assert warning.verdict is not None
+    folder = tmp_path / "state" / "megascale-ops" / "job"
+    folder.mkdir(parents=True)
+    store = open_store(f"sqlite:///{folder / 'journal.db'}")
+    store.submit(Batch(job="job", record=world.memory.records["job"], incidents=(warning,)))
+    store.close()
+    for rank in range(4):
+        box(tmp_path / "boxes" / "job", rank, 4, job="job", late_ms=6.0 if rank == 2 else 0.0)
+
+    assert main(["whatif", "job"]) == 0
+    said = capsys.readouterr().out
+    assert main(["whatif", "job", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+
+    (note,) = notes
+    assert f"note: {note}" in said
+    cost = percent(warning.verdict.cost)
+    assert note == (
+        f"incident {warning.id} says that rank 2 costs {cost} of every step, which is of steps "
+        f"that ranks reported since step {warning.verdict.since_step:,}; the 6.0 % here are of the collectives of "
+        "steps 1 to 29, replayed"
+    )

@@ -53,7 +53,7 @@ def test_the_same_exception_at_the_same_step_twice_is_a_bug() -> None:
 
     assert decision.action == "stop"
     assert decision.fault == "script_bug"
-    assert "same exception at step 7 twice" in decision.reason
+    assert decision.reason == "the same exception at step 7 twice in a row is a bug in the script: boom"
 
 
 def test_numbers_and_addresses_do_not_hide_a_bug() -> None:

@@ -87,6 +87,8 @@ def test_half_the_patience_makes_a_suspect() -> None:
 
     assert found is not None
     assert not found.lost
+    waits = [one.text for one in found.verdict.evidence if one.name == "others_wait"]
+    assert [text.startswith("1 rank waits in a collective") for text in waits] == [True]
 
 
 def test_among_waiting_ranks_the_furthest_behind_is_to_blame() -> None:

@@ -2,6 +2,7 @@
 """The live feed over the link: frames as they come, in whatever pieces, and one sentence when they don't."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -94,6 +95,20 @@ async def test_a_frame_of_12288_ranks_comes_whole(served: tuple[Streaming, Link]
     streaming.pieces = [event(msgspec.json.encode(whole))]
 
     assert await frames_of(link) == [whole]
+
+
+async def test_nobody_there_is_said_alike_by_what_asks_and_by_what_follows() -> None:
+    """In the kernel's words: a library's own name its classes and the addresses that it tried."""
+    with socket.socket() as bound:  # nothing listens on it, and nobody else gets it
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with Link(url, None) as link:
+            with pytest.raises(ControllerUnreachableError) as asked:
+                await link.status()
+            with pytest.raises(ControllerUnreachableError) as followed:
+                _ = [one async for one in link.live()]
+
+    assert str(asked.value) == str(followed.value) == f"no controller answers at {url}: Connection refused"
 
 
 async def test_silence_is_an_error_in_time(served: tuple[Streaming, Link]) -> None:

@@ -54,6 +54,8 @@ def test_one_that_dies_again_and_again_is_never_given_up(
     assert not [thread for thread in threading.enumerate() if thread.name == "keep-agent"]
     assert caplog.text.count("can't be started now") == 2
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
+    assert "the agent ended (status 1); it is started again, and nothing else ends with it." in caplog.text
+    assert "the agent ended (status 1), 2 times in a row; it is started again in " in caplog.text
 
 
 def test_one_that_lived_for_a_minute_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

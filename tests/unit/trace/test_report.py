@@ -5,10 +5,12 @@ import base64
 import json
 import re
 from datetime import UTC
+from html import escape
 from pathlib import Path
 
 import pytest
 
+from megascale_ops.cards import Reader
 from megascale_ops.ledger import ROWS
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
@@ -69,6 +71,17 @@ def test_all_of_it_is_there() -> None:
     ):
         assert part in page
     assert page.index('id="plot"') < page.index("Where the wall time went")
+
+
+def test_the_headline_leads_to_where_the_report_is_from() -> None:
+    """Of a shared controller: without its address the command would ask the newest run's own."""
+    reader = Reader("--controller http://ops:7070 --token-file '/etc/a token'")
+    one = gathered(None, told(1, "recovered", (1,), "it sleeps", began=5, detected=6))
+
+    page = render(reckon(one._replace(reader=reader)))
+
+    command = "megascale-ops why gpt-1 --controller http://ops:7070 --token-file '/etc/a token'"
+    assert f"<code>{escape(command)}</code>" in page
 
 
 def test_the_picture_has_every_rank_and_column() -> None:

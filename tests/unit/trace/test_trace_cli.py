@@ -240,10 +240,24 @@ def test_boxes_of_several_jobs_want_a_name(here: Path, capsys: pytest.CaptureFix
     assert wrong_err == "megascale-ops: these black boxes are not of job 'three' but of one, two\n"
 
 
+def test_the_only_job_here_needs_no_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With none, and with several that might be meant, a sentence says so and what to give."""
+    none, _, none_err = run(capsys)
+    box(here / "boxes" / "toy", 0)
+    one, out, _ = run(capsys)
+    box(here / "boxes" / "ant", 0, job="ant")
+    several, _, several_err = run(capsys)
+
+    give = "give a JOB, --run-dir DIR, --incident ID or --boxes DIR"
+    assert (none, one, several) == (2, 0, 2)
+    assert out.startswith("toy.pftrace")
+    assert none_err == f"megascale-ops: whose black boxes? no job's ranks live on this machine: {give}\n"
+    assert several_err == f"megascale-ops: whose black boxes? ranks of ant, toy live here: {give}\n"
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ([], "whose black boxes? Give a JOB, --run-dir DIR, --incident ID or --boxes DIR"),
         (["toy", "--boxes=nowhere"], "there is no folder nowhere: --boxes takes a folder with black boxes"),
         (["--boxes=."], "there is no black box (*.box) in ."),
         (["toy", "-o", "gone/x"], "there is no folder gone to write x into"),

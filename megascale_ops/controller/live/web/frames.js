@@ -92,7 +92,7 @@ export class Known {
 /** Slots in order of time; what a new one overlaps is gone. */
 function laidOver(known, told) {
   if (!told.length) return known;
-  const news = told.map((slot) => ({ step: -1, median_s: 0, longest_s: 0, ...slot, cells: numbers("cells", slot.cells) }));
+  const news = told.map((slot) => ({ step: -1, median_s: 0, longest_s: 0, loss: null, astray: 0, ...slot, cells: numbers("cells", slot.cells) }));
   const kept = known.filter(
     (slot) => !news.some((over) => slot.start_s < over.start_s + over.length_s && over.start_s < slot.start_s + slot.length_s),
   );

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time from left to right, once for two pictures: how long steps took, and below it which ranks worked longer than the
-// others. A step takes as long as its slowest rank; the map shows whose work that was.
+// Time from left to right, once for all pictures: how long steps took, the loss where any is told, and below it which
+// ranks worked longer than the others. A step takes as long as its slowest rank; the map shows whose work that was.
 
+import { BAND, drawLoss, hasLoss, lossFact, nameLoss } from "./loss.js";
 import { Surface } from "./surface.js";
 import { clock, count, day, duration, fill, make } from "./words.js";
 
@@ -85,15 +86,20 @@ export class TimesView {
     const last = slots[slots.length - 1];
     this.until_s = Math.max(last.start_s + last.length_s, this.from_s + 10);
     this.mapHigh = Math.min(MOST_MAP_HEIGHT, Math.max(rows * LEAST_ROWS_HEIGHT, 28));
-    this.mapTop = STRIP + GAP;
+    this.lossTop = STRIP + GAP;
+    this.hasLoss = hasLoss(slots);
+    this.mapTop = this.lossTop + (this.hasLoss ? BAND : 0);
     const brush = surface.begin(this.mapTop + this.mapHigh + 4);
     this.colour = surface.colours(["ink", "muted", "hair", "ground", "line", "bar", "heat-low", "heat-mid", "heat-high", "lost", "slow", "focus"]);
     brush.font = surface.font(11);
     brush.textBaseline = "middle";
     this.drawTurns(brush);
     this.drawStrip(brush);
+    const band = { slots, top: this.lossTop, left: LEFT, wide: this.wide, span: (slot) => this.span(slot), colour: this.colour };
+    if (this.hasLoss) drawLoss(brush, band);
     this.drawHeat(brush);
     this.drawIncidents(brush);
+    if (this.hasLoss) nameLoss(brush, band);
     this.ring();
   }
 
@@ -268,7 +274,9 @@ export class TimesView {
       brush.lineWidth = 1;
       brush.setLineDash(isWarning ? [2, 3] : []);
       brush.beginPath();
-      for (const [top, end] of [[0, STRIP], [this.mapTop, this.mapTop + this.mapHigh]]) {
+      const bands = [[0, STRIP], [this.mapTop, this.mapTop + this.mapHigh]];
+      if (this.hasLoss) bands.push([this.lossTop, this.mapTop - 14]);
+      for (const [top, end] of bands) {
         brush.moveTo(x, top);
         brush.lineTo(x, end);
       }
@@ -349,6 +357,8 @@ export class TimesView {
     const more = slot.median_s / this.usual_s - 1;
     if (slot.median_s && Math.abs(more) >= 0.005) facts.push(`${Math.abs(100 * more).toFixed(0)} % ${more > 0 ? "longer" : "shorter"} than usual`);
     if (slot.longest_s) facts.push(`longest ${duration(slot.longest_s)}`);
+    const loss = lossFact(slot);
+    if (loss) facts.push(loss);
     const { row_ranks } = this.known.times;
     const first = what[1] * row_ranks;
     let who = null;
