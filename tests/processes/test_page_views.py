@@ -12,8 +12,8 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Join
 from megascale_ops.schema.policy import JobPolicy
-from tests.fakes.reading_agent import reading_agent
 from megascale_ops.schema.progress import StepWork
+from tests.fakes.reading_agent import reading_agent
 from tests.fakes.served_controller import Served, serve_controller
 from tests.processes.browsing import EVIL, MS, opened, poison
 from tests.processes.launch import PATIENCE_S
