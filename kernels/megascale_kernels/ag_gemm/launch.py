@@ -9,6 +9,7 @@ does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.p
 `config.kernel` is "hopper".
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,29 +73,31 @@ class GatherLaunch:
         workspace.compile(self.key, lambda: self._warm(grid, arguments, constants))
         sources = {"x_desc": X, "x_ptr": X, "w_desc": W, "out_desc": OUT, "out_ptr": OUT}
         sources["bias_ptr"] = OUT if bias is None else BIAS
+        # By whether the device counts the launches, as it does once a graph was captured, and by slot.
+        self.ready: list[list[object | None]] = [[None] * SLOTS, [None] * SLOTS]
         native = workspace.native
-        self.ready: list[object | None] = [None] * SLOTS
         if native is not None:
-            copies = [self._copies(slot, x.element_size()) for slot in range(SLOTS)]
-            self.ready = [
-                ready(native, self.kernel, arguments(slot, 0), constants, grid, sources, copies[slot])
-                for slot in range(SLOTS)
-            ]
+            row_bytes = k_size * x.element_size()
+            for counted, slot in itertools.product((0, 1), range(SLOTS)):
+                copies = self._copies(slot, row_bytes, counted)
+                made = None
+                if None not in [announcer for *_, flag, announcer in copies if not flag]:
+                    made = ready(native, self.kernel, arguments(slot, counted), constants, grid, sources, copies)
+                self.ready[counted][slot] = made
 
     def _warm(self, grid: tuple[int], arguments: Callable[[int, int], tuple[Any, ...]], constants: Any) -> None:  # noqa: ANN401 - a dictionary of whatever the kernel takes
         workspace = self.workspace
         for slot in range(SLOTS):
             self.kernel.warmup(*arguments(slot, 0), grid=grid, **constants)
         for last in (False, True):
-            announce_kernel.warmup(
-                *channel_arguments(workspace, 0, self.stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM,
-                PROGRESS=workspace.progress, TRACE=False, num_warps=1, enable_fp_fusion=True, grid=(1,),
-            )  # fmt: skip
+            arguments_of_one = (*channel_arguments(workspace, 0, self.stamp), 0, 0)
+            announce_kernel.warmup(*arguments_of_one, grid=(1,), **announcing(workspace, last=last))
 
-    def _copies(self, slot: int, element_bytes: int) -> list[Copy]:
+    def _copies(self, slot: int, row_bytes: int, counted: int) -> list[Copy]:
         if not self.by_copy_engine:
             return []
-        return copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, self.k_size * element_bytes)
+        counted = counted and self.stamp
+        return copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes, counted)
 
     def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
         """Launch on the current stream; returns the slot in which the gathered rows are.
@@ -103,11 +106,11 @@ class GatherLaunch:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
         workspace = self.workspace
-        made = self.ready[workspace.slot ^ 1]
-        if made is None or workspace.counts_on_device():
+        made = self.ready[workspace.captured]
+        if None in made or workspace.is_capturing():
             return self._run_by_triton(x, matrix, out, bias)
         slot = workspace.next_slot()
-        workspace.launch(made, self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
+        workspace.launch(made[slot], self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
         return slot
 
     def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
@@ -204,19 +207,47 @@ def prepare(
     return (min(processors(x.device), tiles + comm_ctas),), arguments, constants
 
 
-def copies_of(workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pitch: int, row_bytes: int) -> list[Copy]:
-    """What `push_by_copy_engine` copies and announces, in numbers: the nearest reader first, unit after unit."""
+def copies_of(
+    workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pitch: int, row_bytes: int, counted: int = 0
+) -> list[Copy]:
+    """What `push_by_copy_engine` copies and announces, in numbers: the nearest reader first, unit after unit.
+
+    Args:
+        workspace: where they go.
+        slot: the slot of the launch.
+        m_shard: rows of a rank.
+        unit_rows: rows per announcement.
+        pitch: rows from one shard to the next in the gather buffer.
+        row_bytes: bytes of a row.
+        counted: the signature of a launch that the device counts, which `announce_kernel` announces; else 0.
+    """
     rank, world_size = workspace.rank, workspace.world_size
-    return [
-        (
-            first * row_bytes,
-            min(unit_rows, m_shard - first) * row_bytes,
-            workspace.data_address((rank - step) % world_size, slot) + (rank * pitch + first) * row_bytes,
-            workspace.flag_address((rank - step) % world_size, slot, unit),
-        )
-        for step in range(1, world_size)
-        for unit, first in enumerate(range(0, m_shard, unit_rows))
-    ]
+    units = list(enumerate(range(0, m_shard, unit_rows)))
+    found: list[Copy] = []
+    for step, (unit, first) in itertools.product(range(1, world_size), units):
+        peer = (rank - step) % world_size
+        target = workspace.data_address(peer, slot) + (rank * pitch + first) * row_bytes
+        rows = min(unit_rows, m_shard - first)
+        last = step == world_size - 1 and unit == len(units) - 1
+        announcer = announcer_of(workspace, slot, counted, peer, unit, last=last) if counted else None
+        flag = 0 if counted else workspace.flag_address(peer, slot, unit)
+        found.append((first * row_bytes, rows * row_bytes, target, flag, announcer))
+    return found
+
+
+def announcer_of(workspace: Workspace, slot: int, stamp: int, peer: int, unit: int, *, last: bool) -> object | None:
+    """A launch of `announce_kernel`; None where only Triton can launch it."""
+    assert workspace.native is not None
+    arguments = (*channel_arguments(workspace, slot, stamp), peer, unit)
+    return ready(workspace.native, announce_kernel, arguments, announcing(workspace, last=last), (1,), {})
+
+
+def announcing(workspace: Workspace, *, last: bool) -> dict[str, Any]:
+    """The constants of `announce_kernel`."""
+    return {
+        "LAST": last, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": False, "num_warps": 1,
+        "enable_fp_fusion": True,
+    }  # fmt: skip
 
 
 def push_by_copy_engine(
@@ -253,7 +284,4 @@ def push_by_copy_engine(
                     workspace.announce(peer, slot, unit, announce)
                     continue
                 last = step == workspace.world_size - 1 and first + unit_rows >= m_shard
-                announce_kernel[(1,)](
-                    *announce, peer, unit, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress, TRACE=False,
-                    num_warps=1, enable_fp_fusion=True,
-                )  # fmt: skip
+                announce_kernel[(1,)](*announce, peer, unit, **announcing(workspace, last=last))

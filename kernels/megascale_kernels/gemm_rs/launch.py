@@ -75,9 +75,8 @@ class ScatterLaunch:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
         workspace = self.workspace
-        made = self.ready[workspace.slot ^ 1]
-        if made is not None and not workspace.counts_on_device():
-            workspace.next_slot()
+        if None not in self.ready and not workspace.is_capturing():
+            made = self.ready[workspace.next_slot()]
             workspace.launch(made, 0, x, matrix, out, bias, join=False)
             return
         weight = self.weight._replace(matrix=matrix)

@@ -284,9 +284,14 @@ class Workspace(SymmetricMemory):
         self.meet(deadline_s=max(600.0, self.deadline_s))
 
     def next_slot(self) -> int:
-        """Raise an earlier fault, and take the next slot; for launches whose number the host knows."""
+        """Raise an earlier fault, and take the next slot; for launches by the driver.
+
+        Where graphs were captured the ranks meet first: a replay breaks the turn of the slots.
+        """
         if self.broken is not None or self._status.value != 0 or os.getpid() != self.pid:
             self.check(synchronize=False)
+        if self.captured:
+            self.meet()
         self.slot ^= 1
         self.launches += 1
         return self.slot
@@ -335,7 +340,7 @@ class Workspace(SymmetricMemory):
             the slot of this launch.
         """
         self.check(synchronize=False)
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        capturing = self.is_capturing()
         self.captured |= capturing
         if key not in self.compiled:
             warm()
@@ -360,7 +365,23 @@ class Workspace(SymmetricMemory):
             return
         from megascale_kernels.device.barrier import barrier
 
-        barrier(self, deadline_s or self.deadline_s)
+        made = None
+        if self.native is not None and deadline_s is None and not self.is_capturing():
+            made = self.plan(("barrier", self.slot ^ 1, self.deadline_s), self._barrier)
+        if made is None:
+            barrier(self, deadline_s or self.deadline_s)
+            return
+        self.slot ^= 1
+        self.launches += 1
+        self.launch(made, 0, self.memory, self.memory, self.memory, None, join=False)
+
+    def _barrier(self) -> object | None:
+        """The next barrier, for the driver to launch; None where only Triton can."""
+        from megascale_kernels.device.barrier import arguments_of, barrier_kernel, constants_of
+
+        assert self.native is not None
+        arguments = arguments_of(self, self.slot ^ 1, self.deadline_s)
+        return ready(self.native, barrier_kernel, arguments, constants_of(self), (1,), {})
 
     def beside(self) -> "Workspace":
         """A second workspace, for a gather that runs beside an operator; all ranks make the first call together."""
@@ -404,9 +425,13 @@ class Workspace(SymmetricMemory):
             "save its state_dict() and make the module anew where you load it"
         )
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def counts_on_device(self) -> bool:
         """Whether only the device knows the launch number: in a captured graph, and ever after in this workspace."""
-        return self.captured or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+        return self.captured or self.is_capturing()
 
     def announce(self, peer: int, slot: int, channel: int, signature: int) -> None:
         """Write this launch's stamp into a peer's flag, behind what the current stream has done so far."""
