@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan is made at the first call of a kind and serves exactly the calls of that kind."""
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+import torch.distributed as dist  # noqa: E402 - after the skips
+from megascale_kernels.dispatch import dispatch  # noqa: E402
+from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
+from megascale_kernels.memory import workspace as workspaces  # noqa: E402
+from megascale_kernels.memory.workspace import Workspace  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.torch_api.operators import ag_gemm  # noqa: E402
+
+X, W, BIAS = torch.ones(4, 8), torch.ones(6, 8).T, torch.ones(6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    """A group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def workspace() -> Workspace:
+    """Room for 16 rows of 8 elements."""
+    return Workspace(max_rows=16, max_gather_cols=8, max_scatter_cols=8, dtype=torch.float32, device="cpu")
+
+
+def routes(workspace: Workspace) -> int:
+    """How many kinds of calls a workspace has planned for."""
+    return len(workspace._plans)
+
+
+def test_calls_of_a_kind_are_checked_and_planned_once(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passed a check once has passed it: another tensor of the same kind asks nothing again."""
+    checked = []
+    check = dispatch._checked
+    monkeypatch.setattr(dispatch, "_checked", lambda *given: checked.append(given[-1]) or check(*given))
+
+    for _ in range(3):
+        ag_gemm(torch.randn(4, 8), torch.randn(6, 8).T, workspace)
+
+    assert checked == ["ag_gemm"]
+    assert routes(workspace) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": torch.ones(5, 8)}, {"w": torch.ones(7, 8).T}, {"w": torch.ones(8, 6)}, {"bias": BIAS},
+        {"config": Config(block_m=64)}, {"return_gathered": True},
+    ],
+    ids=["rows", "columns", "layout", "bias", "configuration", "gathered rows"],
+)  # fmt: skip
+def test_a_call_of_another_kind_has_a_plan_of_its_own(workspace: Workspace, other: dict[str, object]) -> None:
+    """Whatever a plan depends on tells kinds apart, and each gives its own right result."""
+    ag_gemm(X, W, workspace)
+
+    given = {"x": X, "w": W, **other}
+    out = ag_gemm(given.pop("x"), given.pop("w"), workspace, **given)  # type: ignore[arg-type]  # of the right kinds
+
+    assert routes(workspace) == 2
+    result = out[0] if isinstance(out, tuple) else out
+    assert torch.equal(result, torch.full_like(result, 9.0 if "bias" in other else 8.0))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "message"),
+    [
+        (torch.ones(8, 4).T, W, "x of shape .4, 8. has strides .1, 4.: call .contiguous"),
+        (X, torch.ones(6, 16)[:, ::2].T, "neither it nor its transpose is contiguous"),
+        (X.double(), W.double(), "x is torch.float64, the workspace was made for torch.float32"),
+        (X, W.double(), "w is torch.float64"),
+        (X, torch.ones(7, 6), "x has 8 columns, so w must be .8, N."),
+    ],
+)
+def test_a_plan_does_not_serve_what_no_longer_fits(
+    workspace: Workspace, x: torch.Tensor, w: torch.Tensor, message: str
+) -> None:
+    """Sizes that passed before, with other strides or another type, are refused as at a first call."""
+    ag_gemm(X, W, workspace)
+
+    with pytest.raises(Unsupported, match=message):
+        ag_gemm(x, w, workspace)
+    assert routes(workspace) == 1
+
+
+def test_a_plan_belongs_to_one_workspace() -> None:
+    """A smaller workspace refuses what a larger one has planned for."""
+    large, small = (
+        Workspace(max_rows=rows, max_gather_cols=columns, dtype=torch.float32, device="cpu")
+        for rows, columns in ((2048, 8), (2, 1))
+    )
+    x = torch.ones(2048, 8)
+    ag_gemm(x, W, large)
+
+    with pytest.raises(WorkspaceTooSmall, match="make it with max_rows=2048"):
+        ag_gemm(x, W, small)
+    assert (routes(large), routes(small)) == (1, 0)
+
+
+def test_a_server_whose_rows_take_every_value_does_not_grow_for_ever(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond so many plans all are forgotten, and made again when they are needed."""
+    monkeypatch.setattr(workspaces, "MOST_PLANS", 3)
+
+    for rows in (1, 2, 3, 4, 1):
+        assert ag_gemm(torch.ones(rows, 8), W, workspace).shape == (rows, 6)
+
+    assert routes(workspace) == 2
+
+
+def test_what_plans_were_made_of_can_be_forgotten(workspace: Workspace) -> None:
+    """After a tuning, for one: contests begin anew as well."""
+    ag_gemm(X, W, workspace)
+    workspace.contests["a shape"] = None
+    workspace.free_clocks.clear()
+
+    workspace.forget_plans()
+
+    assert routes(workspace) == 0
+    assert not workspace.contests
+    assert workspace.free_clocks
+
+
+def test_new_code_is_compiled_once_and_ranks_meet_after_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that still compiles would let the others run into their deadline."""
+    done: list[str] = []
+    monkeypatch.setattr(workspace, "meet", lambda deadline_s: done.append(f"met within {deadline_s:g} s"))
+
+    for _ in range(2):
+        workspace.compile("a kernel", lambda: done.append("compiled"))
+
+    assert done == ["compiled", "met within 600 s"]
