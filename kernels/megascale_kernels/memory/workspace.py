@@ -492,6 +492,7 @@ class Workspace(SymmetricMemory):
         self.board[OPERATOR_WORD:HOST_WORD].zero_()  # a rank that launches nothing after this shows no launch
         self.board[LINE.value :].zero_()
         self.broken = None
+        self.forget_plans()  # ranks that failed at different calls would decide a contest at different calls
         self.agreement.reset()
         if self._beside is not None:
             self._beside.reset()

@@ -131,6 +131,17 @@ def test_what_plans_were_made_of_can_be_forgotten(workspace: Workspace) -> None:
     assert workspace.free_clocks
 
 
+def test_a_reset_begins_contests_anew(workspace: Workspace) -> None:
+    """Ranks that met a fault at different calls have counted differently, and would not decide at the same call."""
+    ag_gemm(X, W, workspace)
+    workspace.contests["a shape"] = None
+
+    workspace.reset()
+
+    assert not workspace.contests
+    assert routes(workspace) == 0
+
+
 def test_new_code_is_compiled_once_and_ranks_meet_after_it(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
