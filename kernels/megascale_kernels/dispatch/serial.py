@@ -93,10 +93,12 @@ def gemm_ar(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor
 
 def _agree(call: Call, workspace: Workspace, board: "Board | None" = None) -> None:
     workspace.check(synchronize=False)
-    agreement = workspace.agreement
-    compare = agreement.compare if workspace.device.type == "cpu" else agreement.compare_once
+    agreement, waiting = workspace.agreement, board.wait if board is not None else _nobody_looks
     try:
-        compare(str(call), workspace.deadline_s, board.wait if board is not None else _nobody_looks)
+        if workspace.device.type == "cpu":
+            agreement.compare(str(call), workspace.deadline_s, waiting)
+        else:
+            agreement.compare_once(call, workspace.deadline_s, waiting)
     except KernelError as error:
         workspace.broken = error
         if board is not None:

@@ -74,7 +74,7 @@ class Agreement:
         self.rank, self.world_size = rank, world_size
         self.resets = 0
         self.rounds = 0
-        self.known: set[str] = set()
+        self.known: set[object] = set()
 
     @classmethod
     def of_group(cls, group: dist.ProcessGroup) -> "Agreement":
@@ -130,10 +130,10 @@ class Agreement:
                 f"all ranks must call the same operators with the same sizes in the same order{self.note}"
             )
 
-    def compare_once(self, said: str, deadline_s: float, waiting: Callable[[int], None]) -> None:
+    def compare_once(self, said: object, deadline_s: float, waiting: Callable[[int], None]) -> None:
         """Compare what was not compared before: where asking the store each time would cost more than the work."""
         if said not in self.known:
-            self.compare(said, deadline_s, waiting)
+            self.compare(str(said), deadline_s, waiting)
             self.known.add(said)
 
     def reset(self) -> None:

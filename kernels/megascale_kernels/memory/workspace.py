@@ -471,7 +471,7 @@ class Workspace(SymmetricMemory):
             )
         if synchronize and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        if self.broken is None and int(self.status[0]) != 0:
+        if self.broken is None and self._status.value != 0:
             self.broken = fault_of(self)
             self.broken.args = (f"{self.broken}{self.agreement.note}",)
         if self.broken is None and self._beside is not None:
