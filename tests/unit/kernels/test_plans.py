@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan is made at the first call of a kind and serves exactly the calls of that kind."""
 
-from collections.abc import Iterator
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
@@ -11,10 +14,11 @@ pytest.importorskip("triton", minversion="3.6")
 import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels.dispatch import dispatch  # noqa: E402
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
+from megascale_kernels.launching.native import Launcher  # noqa: E402
 from megascale_kernels.memory import workspace as workspaces  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
-from megascale_kernels.torch_api.operators import ag_gemm  # noqa: E402
+from megascale_kernels.torch_api.operators import ag_gemm, gemm_rs  # noqa: E402
 
 X, W, BIAS = torch.ones(4, 8), torch.ones(6, 8).T, torch.ones(6)
 
@@ -140,6 +144,48 @@ def test_a_reset_begins_contests_anew(workspace: Workspace) -> None:
 
     assert not workspace.contests
     assert routes(workspace) == 0
+
+
+ROAD = ["torch_api/operators", "torch_api/autograd", "dispatch/dispatch", "{}/launch", "memory/workspace"]
+
+
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_rs])
+def test_a_call_that_is_planned_walks_down_five_files(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, operator: Callable[..., torch.Tensor]
+) -> None:
+    """From the operator to the driver, none of them in a room that plans, and none twice on the way."""
+    launched: list[object] = []
+    launch = importlib.import_module(f"megascale_kernels.{operator.__name__}.launch")
+    plan = object.__new__(launch.GatherLaunch if operator is ag_gemm else launch.ScatterLaunch)
+    plan.workspace, plan.stamp, plan.by_copy_engine = workspace, 1, False
+    plan.ready = [["made", "made"]] * 2 if operator is ag_gemm else ["made", "made"]
+    monkeypatch.setattr(workspace, "native", Launcher(list, lambda *given: launched.append(given)))
+    monkeypatch.setattr(workspace, "_device_index", 0, raising=False)
+    monkeypatch.setattr(workspace, "_side", (2, 3, 4), raising=False)
+    monkeypatch.setattr(workspaces, "_stream_of", lambda _: 1)
+    monkeypatch.setattr(dispatch, "_overlapped", lambda *_: Config())
+    key = (operator.__name__, 4, 8, 6, True, True) + ((True,) if operator is gemm_rs else ())
+    monkeypatch.setattr(launch, "tma_can_read", lambda _: True, raising=False)
+    workspace.plan((*key, Config(), workspace.deadline_s), lambda: plan)
+    operator(X, W, workspace)
+    visited: list[str] = []
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        room = frame.f_code.co_filename.rpartition("/megascale_kernels/")[2].removesuffix(".py")
+        if event == "call" and "/megascale_kernels/" in frame.f_code.co_filename and room not in visited:
+            visited.append(room)
+
+    sys.setprofile(note)
+    try:
+        operator(X, W, workspace)
+    finally:
+        sys.setprofile(None)
+
+    assert len(launched) == 2
+    assert set(visited) <= {file.format(operator.__name__) for file in ROAD}
+    assert [room for room in visited if room != "memory/workspace"] == [
+        file.format(operator.__name__) for file in ROAD[:-1]
+    ]
 
 
 def test_new_code_is_compiled_once_and_ranks_meet_after_it(
