@@ -215,7 +215,7 @@ def a_contest_ends_alike_on_all_ranks(place: Place) -> None:
     x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
     exact, serial = reference.gemm_rs(x.double(), w.double()), reference.gemm_rs(x, w)
     calls = 0
-    while calls == 0 or not all(held.decided for held in workspace.contests.values()):
+    while calls == 0 or not all(held.decided for held in workspace.planned.contests.values()):
         if calls % place.world_size == place.rank:
             torch.cuda._sleep(SLEEP_CYCLES)
         assert_no_worse(gemm_rs(x, w, workspace), serial, exact)
@@ -224,7 +224,7 @@ def a_contest_ends_alike_on_all_ranks(place: Place) -> None:
     workspace.check()
 
     kept: list[Any] = [None] * place.world_size
-    dist.all_gather_object(kept, [held.best for held in workspace.contests.values()])
+    dist.all_gather_object(kept, [held.best for held in workspace.planned.contests.values()])
     assert kept[0]
     assert all(one == kept[0] for one in kept)
 

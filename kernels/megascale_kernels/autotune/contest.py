@@ -7,9 +7,9 @@ GPU's clock before and after each; nothing is waited for. When every way has had
 all ranks the same times (an early rank's are too long, for it waits for the late one: the least over ranks counts), and
 some calls later, when they have long arrived, the fastest stays.
 
-What is decided depends on measurements, so two runs may decide differently, and the ways round differently. Whoever
-wants the same bits in every run makes the workspace with `adaptive=False`, or sets torch's deterministic mode: then the
-model decides.
+What is decided depends on measurements, so two runs may decide differently, and the ways round differently. For the
+same bits in every run a workspace is made with `adaptive=False`, or torch's deterministic mode is set: then the model
+decides.
 
 Everything is counted in calls, which all ranks make alike; nothing depends on when a rank's times arrive.
 """
@@ -17,7 +17,7 @@ Everything is counted in calls, which all ranks make alike; nothing depends on w
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,13 @@ MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that
 POLL_S = 20e-6
 
 
+class _Times(NamedTuple):
+    """Times of all turns on their way to the host, in nanoseconds, and what tells that they are there."""
+
+    times: Tensor
+    arrived: torch.cuda.Event
+
+
 class Contest:
     """The contest of one shape on one workspace.
 
@@ -60,8 +67,7 @@ class Contest:
         self._calls = 0
         self._taking_part = False
         self._clock: int | None = None
-        self._times: Tensor | None = None
-        self._arrived: torch.cuda.Event | None = None
+        self._coming: _Times | None = None
 
     def begin(self) -> Config | None:
         """The way of the next call; behind it belongs `end`."""
@@ -88,7 +94,7 @@ class Contest:
 
     def _has_room(self) -> bool:
         """Whether the GPU's clock can be noted: so many contests are held at a time, the others wait for a place."""
-        free = self._workspace.free_clocks
+        free = self._workspace.planned.free_clocks
         if self._clock is None and self._calls == 0 and free:
             self._clock = free.pop()
         return self._clock is not None or self._calls > 0
@@ -103,13 +109,14 @@ class Contest:
         assert self._clock is not None  # every turn noted two readings
         noted = self._workspace.clocks[self._clock, : 4 * self._turns].view(self._turns, 2, 2)[:, :, 0]
         took = noted[:, 1] - noted[:, 0]
-        self._workspace.free_clocks.append(self._clock)
+        self._workspace.planned.free_clocks.append(self._clock)
         self._clock = None
         dist.all_reduce(took, op=dist.ReduceOp.MIN, group=self._workspace.group)
-        self._times = torch.empty(took.shape, dtype=took.dtype, pin_memory=True)
-        self._times.copy_(took, non_blocking=True)
-        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-        self._arrived.record()
+        times = torch.empty(took.shape, dtype=took.dtype, pin_memory=True)
+        times.copy_(took, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        arrived.record()
+        self._coming = _Times(times, arrived)
 
     def _decide(self) -> None:
         """Take the fastest of the ways.
@@ -117,11 +124,10 @@ class Contest:
         Raises:
             TileTimeout: the other ranks' times have not come.
         """
-        assert self._times is not None
-        assert self._arrived is not None
-        workspace = self._workspace
+        assert self._coming is not None
+        coming, workspace = self._coming, self._workspace
         deadline = time.monotonic() + 2 * workspace.deadline_s
-        while not self._arrived.query():  # type: ignore[no-untyped-call]  # torch gives it no types
+        while not coming.arrived.query():  # type: ignore[no-untyped-call]  # torch gives it no types
             if time.monotonic() > deadline:
                 raise TileTimeout(
                     f"rank {workspace.rank}: waited {2 * workspace.deadline_s:g} s for the GPU to end the calls whose "
@@ -130,14 +136,14 @@ class Contest:
                     operator="all_reduce",
                 )
             time.sleep(POLL_S)
-        self.best = self.ways[fastest(self._times.tolist(), len(self.ways))]
+        self.best = self.ways[fastest(coming.times.tolist(), len(self.ways))]
         self.decided = True
-        self._times = self._arrived = None
+        self._coming = None
 
 
 def is_settled(workspace: "Workspace") -> bool:
     """Whether every shape that was called on a workspace has found its way; all ranks come to the same."""
-    return all(held is None or held.decided for held in workspace.contests.values())
+    return all(held is None or held.decided for held in workspace.planned.contests.values())
 
 
 def settle(call: Callable[[], object], workspace: "Workspace") -> None:

@@ -193,7 +193,7 @@ def foretell(question: tuple[str, int, int, int], config: Config | None, workspa
 
 def chosen_for(question: tuple[str, int, int, int], workspace: Workspace) -> Config | None:
     """The configuration that the operator has come to."""
-    found = (held.best for key, held in workspace.contests.items() if held is not None and key.call == question)
+    found = (held.best for key, held in workspace.planned.contests.items() if held is not None and key.call == question)
     return next(found, choose(*question, workspace))
 
 

@@ -221,12 +221,13 @@ def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Co
     from megascale_kernels.autotune import Contest, contenders
 
     key = Contested(call, weight.is_nk, rows)
-    if key not in workspace.contests:
-        if len(workspace.contests) >= MOST_CONTESTS:
-            workspace.contests.clear()
+    contests = workspace.planned.contests
+    if key not in contests:
+        if len(contests) >= MOST_CONTESTS:
+            contests.clear()
         ways = contenders(call.operator, call.m, call.n, call.k, workspace)
-        workspace.contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
-    found: Contest | None = workspace.contests[key]
+        contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
+    found: Contest | None = contests[key]
     return found
 
 

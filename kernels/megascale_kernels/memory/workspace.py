@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 from weakref import WeakValueDictionary, finalize
 
 import torch
@@ -32,17 +32,14 @@ from megascale_kernels.launching.ready import X, ready
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
 from megascale_kernels.memory.graph_capture import capture_number
-from megascale_kernels.memory.symmetric_memory import CLOCKS, SymmetricMemory, check_device, layout_for
+from megascale_kernels.memory.planned import Plan, Planned
+from megascale_kernels.memory.symmetric_memory import SymmetricMemory, check_device, layout_for
 from megascale_kernels.progress.board_format import HOST_WORD, PROGRESS_HEADER
 from megascale_kernels.progress.publish import Published, publish
 
 MAKING_S = 300.0  # ranks come to make a workspace up to minutes apart: they load weights
 MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
 
-# A server whose M takes every value must not keep one of each.
-MOST_PLANS = 2048
-
-Plan = TypeVar("Plan")
 NOTE = {"num_warps": 1, "enable_fp_fusion": True}
 
 OPERATOR_WORD = PROGRESS_HEADER.index("operator")
@@ -106,8 +103,7 @@ class Workspace(SymmetricMemory):
         super().__init__(own_group, torch.device(default if device is None else device), dtype)
         self.deadline_s = deadline_s
         self.adaptive = adaptive
-        self.contests: dict[Any, Any] = {}
-        self.free_clocks = list(range(CLOCKS))
+        self.planned = Planned()
         self._check(max_rows, max_gather_cols, max_scatter_cols)
         self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
         self._scratch: Tensor | None = None
@@ -115,7 +111,6 @@ class Workspace(SymmetricMemory):
         self.captured = False
         self._capture: int | None = None
         self.compiled: set[object] = set()
-        self._plans: dict[object, Any] = {}
         self.broken: KernelError | None = None
         self.agreement = Agreement.of_group(self.group)
         self.members = members_of(self.group)
@@ -233,7 +228,7 @@ class Workspace(SymmetricMemory):
                 self._in_graphs.append(self._scratch)  # a captured graph goes on writing there
             elif self._scratch is not None:
                 torch.cuda.synchronize(self.device)  # launches that are under way write there
-            self._plans.clear()  # they would write into the old memory
+            self.planned.plans.clear()  # they would write into the old memory
             self._scratch = symm_mem.empty(elements, dtype=torch.float32, device=self.device)
         return self._scratch
 
@@ -254,20 +249,12 @@ class Workspace(SymmetricMemory):
     # --- launching ---------------------------------------------------------------------------------------------
 
     def plan(self, key: object, make: Callable[[], Plan]) -> Plan:
-        """What was made for `key`, or is made now; what it holds may not change with anything but the key."""
-        made: Plan | None = self._plans.get(key)
-        if made is None:
-            made = make()
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = made
-        return made
+        """What was made for `key`, or is made now (`Planned.get`)."""
+        return self.planned.get(key, make)
 
     def forget_plans(self) -> None:
         """Plan anew, and choose anew: what plans were made of has changed."""
-        self._plans.clear()
-        self.contests.clear()
-        self.free_clocks = list(range(CLOCKS))
+        self.planned = Planned()
 
     def compile(self, key: object, warm: Callable[[], None]) -> None:
         """Compile on all ranks before any of them waits for a peer; done once for each `key`.

@@ -10,6 +10,7 @@ from megascale_kernels.autotune import choosing, contest
 from megascale_kernels.autotune.choosing import contenders
 from megascale_kernels.autotune.contest import PATIENCE_CALLS, TIMED_TURNS, WARM_TURNS, Contest, fastest
 from megascale_kernels.errors import TileTimeout
+from megascale_kernels.memory.planned import Planned
 from megascale_kernels.memory.symmetric_memory import CLOCK_WORDS
 from megascale_kernels.planning.config import Config
 
@@ -24,7 +25,8 @@ class Clock:
     def __init__(self, took: dict[Config | None, int]) -> None:
         self.took, self.now, self.running = took, 0, WIDE
         self.device, self.group, self.rank, self.deadline_s = torch.device("cpu"), None, 1, 0.01
-        self.clocks, self.free_clocks = torch.zeros(2, CLOCK_WORDS, dtype=torch.int64), [0]
+        self.clocks, self.planned = torch.zeros(2, CLOCK_WORDS, dtype=torch.int64), Planned()
+        self.planned.free_clocks = [0]
 
     def note_time(self, at: torch.Tensor, after_ns: int) -> None:
         """The time of the GPU."""
@@ -117,7 +119,7 @@ def test_times_that_never_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
     for _ in range(2 * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS):
         clock.call(held)
-    monkeypatch.setattr(held._arrived, "query", lambda: False)
+    monkeypatch.setattr(held._coming.arrived, "query", lambda: False)
 
     with pytest.raises(TileTimeout, match=r"rank 1: waited 0\.02 s for the GPU .* a rank has not made them"):
         held.begin()
