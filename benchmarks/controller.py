@@ -146,7 +146,7 @@ class Agent(asyncio.Protocol):
             addr="127.0.0.1",
             store_port=29500,
             mono_s=time.monotonic(),
-            # Nobody polls for orders here: the agents' heartbeats are all that is measured.
+            # No runner polls for orders here: only the agents' heartbeats are measured.
             policy=JobPolicy(node_lost_s=3600.0),
         )
         self._answer = asyncio.get_running_loop().create_future()

@@ -40,7 +40,7 @@ PACED = Path(__file__).parents[1] / "tests" / "fixtures" / "scripts" / "paced.py
 SLOW_RANK = 2
 DEADLINE_S = 600.0
 GOAL_TICK_S = 0.1
-TELL_S = 3.0  # who is named a little too late is told, too
+TELL_S = 3.0  # ranks named slightly too late are reported, too
 JOB = f"paced-{os.getpid()}"  # two runs of one name on one machine claim the same ranks, and are stopped
 
 
