@@ -16,7 +16,7 @@ SOURCES = ("megascale_ops", "agents/megascale_agents", "kernels/megascale_kernel
 PARTS = frozenset({"round", "suspected", "suspects", "unsaved", "silence"})
 # An object of its own within a round, ended by None.
 ENDED_BY_NONE = frozenset({"together"})
-# Methods after which the object is of no use any more: what they leave behind is read by nobody.
+# Methods after which the object is of no use any more: what they leave is not read any more.
 LAST_METHODS = frozenset({"close", "__exit__"})
 # Fields that end together and stay apart, and why.
 KEPT_APART = {

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# 60 of each kind take seconds; MEGASCALE_FUZZ_EXAMPLES says how many a longer run draws.
+# 60 of each kind take seconds; MEGASCALE_FUZZ_EXAMPLES sets how many a longer run draws.
 EXAMPLES = int(os.environ.get("MEGASCALE_FUZZ_EXAMPLES", "60"))
 
 fuzzed = settings(

@@ -72,7 +72,7 @@ class Networks:
 
                 def answered(command: list[str] = command) -> bool:
                     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-                    return done.stdout.strip() == str(errno.ECONNREFUSED)  # nobody listens there, and says so
+                    return done.stdout.strip() == str(errno.ECONNREFUSED)  # no listener there: refused
 
                 until(answered, f"{name} to reach {self.address(net)}")
 

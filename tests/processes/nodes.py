@@ -193,7 +193,7 @@ class Cluster:
         self.job = "toy"
         self.nnodes = nnodes
         self.nproc = nproc
-        # 6 s: node_lost_s of a test that doesn't want to wait 15. The last call ends when all nodes have joined.
+        # 6 s: node_lost_s of a test that must not wait 15. The last call ends when all nodes have joined.
         self.policy = ("node_lost_s=6", f"last_call_s={PATIENCE_S:g}", *policy)
         self.controller = Controller(self)
         self.nodes = {name: Node(self, name) for name in names}

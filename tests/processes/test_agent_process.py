@@ -23,7 +23,7 @@ from tests.processes.launch import PATIENCE_S
 
 pytestmark = pytest.mark.processes
 
-# Regular heartbeats as far apart as the agent allows: what comes within 20 s was most likely said at once.
+# Regular heartbeats as far apart as the agent allows: what comes within 20 s was most likely sent at once.
 SELDOM = ("--heartbeat-interval", "60")
 AT_ONCE_S = 20.0
 _PROBE = """

@@ -100,7 +100,7 @@ def test_every_inhibition_holds_and_only_where_it_should(tmp_path: Path) -> None
             manager.post(*held, *free)
             before = manager.states()
             manager.post(*({"alertname": name, "severity": "critical", **here} for name in source))
-            # Alertmanager takes an alert first and hears what it inhibits a moment later.
+            # Alertmanager takes an alert first and what it inhibits a moment later.
             targets_here = [frozenset(one.items()) for one in held]
             until(lambda of=targets_here: {manager.states()[one] for one in of} == {"suppressed"}, f"{rule} to hold")
 

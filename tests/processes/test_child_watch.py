@@ -16,7 +16,7 @@ from tests.processes.launch import until
 
 pytestmark = pytest.mark.processes
 
-# Starts two children that wait for a line, tells their pids, and fetches their statuses in the moment they end.
+# Starts two children that wait for a line, prints their pids, and fetches their statuses in the moment they end.
 LAUNCHER = """
 import subprocess, sys
 code = "import sys; line = input(); import os, signal; os.kill(os.getpid(), 9) if line == 'die' else os._exit(7)"

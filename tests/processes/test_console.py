@@ -17,7 +17,7 @@ from tests.processes.launch import PATIENCE_S, Launch, until
 
 pytestmark = pytest.mark.processes
 
-# A console as a run has one: it follows the files that it is given, until its stdin ends. "hurry" first: nobody waits.
+# A console as a run has one: it follows the files that it is given, until its stdin ends. "hurry" first: no wait.
 CONSOLE = """
 import logging, sys
 from megascale_ops.runner.output.console import Console

@@ -77,7 +77,7 @@ if rank == 1:
     RANK_1()
 RANK_0()
 """
-# The sixth collective, as the two sources tell it.
+# The sixth collective, as in the two sources.
 IN_RECORDER = CollectiveFact(group="0", seq=6, function="all_reduce", sizes="[[4]]", dtype="Float")
 FIVE = [(number, True) for number in range(1, 6)]
 IN_BOX = CollectiveFact(group="0", seq=6, function="all_reduce", bytes_moved=16)

@@ -117,7 +117,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> N
     assert proc.reap(PATIENCE_S)
 
 
-# A handler that says 7 when it is done; the main thread sleeps, or is blocked where Python can't run the handler.
+# A handler that exits with 7 when it is done; the main thread sleeps, or is blocked where Python can't run the handler.
 HANDLER = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1.5), sys.exit(7)))\n"
 BLOCKED = HANDLER + (
     "import ctypes, threading; lock = ctypes.create_string_buffer(64); c = ctypes.CDLL(None)\n"
@@ -159,7 +159,7 @@ def test_a_run_that_is_ended_gives_even_a_blocked_rank_its_grace(run_id: str, ca
     worker = Worker(proc, 0, 3, ("", ""), grace_s=1.5, stuck_s=0.1, is_ending=lambda: True)
 
     worker.close(signal.SIGTERM)
-    worker.close(signal.SIGKILL)  # torch's engine, whose own time is over
+    worker.close(signal.SIGKILL)  # torch's engine, after its own deadline
 
     assert proc.wait(PATIENCE_S) == -9
     assert proc.reap(PATIENCE_S)

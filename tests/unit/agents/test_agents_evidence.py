@@ -206,10 +206,10 @@ async def test_silent_worker_servers_hold_no_heartbeat(tmp_path: Path) -> None:
     servers = [socket.socket(socket.AF_UNIX) for _ in sockets]
     for server, path in zip(servers, sockets, strict=True):
         server.bind(str(path))
-        server.listen()  # who connects waits to be taken, as with a stopped process
+        server.listen()  # a client waits to be accepted, as with a stopped process
     asked = [asyncio.create_task(flight_recorder.ask(path, "ping", 2.0)) for path in sockets]
     async with asyncio.timeout(20.0):
-        while len(set(threading.enumerate()) - before) < len(sockets):  # noqa: ASYNC110  threads tell of no events
+        while len(set(threading.enumerate()) - before) < len(sockets):  # noqa: ASYNC110  threads have no events
             await asyncio.sleep(0)
 
         answered = await asyncio.to_thread(lambda: sum(not one.done() for one in asked))

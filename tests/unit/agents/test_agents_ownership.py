@@ -172,7 +172,7 @@ def test_what_holds_no_bytes_is_never_opened(theirs: Path, secret: Path, path: s
     os.mkfifo(theirs / "pipe")
     os.mknod(theirs / "socket", stat.S_IFSOCK | 0o600)
     (secret.parent / "closed").mkdir(mode=0o700)
-    readable = secret.parent / "closed" / "readable"  # by who comes as far, or by a link of /proc straight to it
+    readable = secret.parent / "closed" / "readable"  # once reached, or by a link of /proc straight to it
     readable.touch(mode=0o644)
     held = os.open(readable, os.O_RDONLY)
     named = path.format(pipe=give(theirs / "pipe"), socket=give(theirs / "socket"), held=f"/proc/self/fd/{held}")
@@ -249,7 +249,7 @@ def test_files_are_made_by_their_owner_and_never_behind_a_link(theirs: Path, pla
     """What was there is replaced whole; a folder that leads elsewhere takes nothing, and nobody's owner changes."""
     roots = place / "roots"
     roots.mkdir(mode=0o777)
-    roots.chmod(0o777)  # even where he could write himself
+    roots.chmod(0o777)  # even where the user could write
     (theirs / "incidents").symlink_to(roots)
     victim = place / "victim"
     victim.write_text("as it was")

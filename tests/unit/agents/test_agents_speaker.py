@@ -42,7 +42,7 @@ class Speaking:
         self.link = Link(controller.url, timeout_s=1.0)
         self.tally = Tally("node-a")
         self.orders = Orders()
-        self.note = 0.0  # what the next heartbeat says, in a field that is free to use
+        self.note = 0.0  # content of the next heartbeat, in a field that is free to use
         self.wants_full = 0
         self.seq = 0
         self.speaker = HeartbeatSender(self.link, self.compose, self.want_full, self.tally, interval_s)

@@ -123,7 +123,7 @@ def test_members_that_no_job_has_are_not_believed(words: tuple[int, ...]) -> Non
         (8, 70, 0, False),
         (7, 71, 0, False),  # the number was given out again
         (7, 70, int(NOW_S) - 1, True),
-        (7, 70, int(NOW_S) - 60, False),  # whoever copied it has ended, or is stopped
+        (7, 70, int(NOW_S) - 60, False),  # the process that copied it has ended, or is stopped
     ],
 )
 def test_only_what_its_living_process_shows_now_is_believed(

@@ -174,7 +174,7 @@ def test_the_address_of_a_run_of_ours_is_enough(state: Path, tmp_path: Path, lis
     assert read_token(None, found) == own
     assert read_token(None, Place(url=f"{listening}/")) == own
     assert read_token(None, Place(url="http://127.0.0.1:3")) is None
-    # A token for several controllers is not handed to whoever listens where a run that is dead has been.
+    # A token for several controllers is not sent to another program at the address of a run that has ended.
     assert read_token(None, Place(url="http://127.0.0.1:1")) is None
     assert read_token(None, Place(url="http://127.0.0.1:2")) == shared.read_text().strip()
 

@@ -10,7 +10,7 @@ from megascale_ops.cli.main import main, program
 from tests.fakes.typed_commands import parse
 
 # What `--job` means beside the job that a verb is about, so that there is no [JOB]: a run that is started, a token's
-# right, a job to be broken, the job of an incident, the run whose controller is asked.
+# right, a job to be broken, the job of an incident, the run whose controller answers.
 OTHERWISE = {"run", "token issue", "chaos run", "why", "bad-hardware list", "bad-hardware forget"}
 
 

@@ -37,7 +37,7 @@ TOKENS = {
     "none": "",
 }
 EVERYBODY = set(TOKENS)
-OPERATE = {"own", "job", "job on n"}  # in the name of node n, or of nobody
+OPERATE = {"own", "job", "job on n"}  # in the name of node n, or of none
 READ_ALL = {"own", "reads"}
 READ_JOB = {*READ_ALL, "reads job", "job", "job on n", "job on m"}
 READ_ASKED = {*READ_JOB, "other job"}  # each sees what it is for
@@ -54,7 +54,7 @@ def _join(job: str, node: str, runner: str = "r1") -> Join:
     return Join(job, node, runner, f"{job}-{node}", 1, 1, 1, "127.0.0.1", 29500, time.monotonic())
 
 
-# Address as the router knows it -> what is asked, what is sent, who may.
+# Address as in the router -> the query, the body, the tokens that are allowed.
 RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("POST", "/v1/heartbeat"): ("/v1/heartbeat", _heartbeat(), REPORT),
     ("POST", "/v1/evidence"): ("/v1/evidence", Evidence("n", "job", "job-1", "o"), REPORT),
@@ -87,7 +87,7 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/runbooks/"): ("/runbooks/", None, EVERYBODY),
     ("GET", "/runbooks/{name}"): ("/runbooks/AgentDown", None, EVERYBODY),
 }
-# A controller says that there is nothing at an address to whoever has a token for anything.
+# A controller answers 404 at an unknown address to any client with a valid token.
 NOWHERE = ("*", "/{anything}")
 STRANGERS = {"late", "foreign", "foreign job", "none"}
 

@@ -86,8 +86,8 @@ def test_a_peer_of_which_no_end_is_known_is_known_by_its_address() -> None:
     [
         {},
         {1: sent(1, 2, resent=0), 2: sent(2, 1, queued=0, unread=64, resent=0)},  # a reader that does not read
-        {1: (StuckConnection("10.0.0.1:7", "192.168.9.9:2049", 4096, 0, 9),)},  # somebody who is no rank
-        {rank: sent(rank, (rank + 1) % 4, resent=0) for rank in range(4)},  # everybody's data waits
+        {1: (StuckConnection("10.0.0.1:7", "192.168.9.9:2049", 4096, 0, 9),)},  # an address that is no rank's
+        {rank: sent(rank, (rank + 1) % 4, resent=0) for rank in range(4)},  # all ranks' data waits
         {rank: sent(rank, (rank + 1) % 4, resent=1) for rank in range(4)},  # and a packet was lost here and there
     ],
 )

@@ -42,7 +42,7 @@ async def test_a_suspect_that_leaves_in_order_has_not_moved_again() -> None:
     fail(world, 1, "ValueError", "caught by a framework")
     await world.wait(2.5)
     world.rank(1).state = ""
-    world.poll()  # the runner lives, and tells of no failure
+    world.poll()  # the runner lives, and reports no failure
     for step in range(21, 21 + 2 * int(GRACE_S) + 4):
         world.train(step)
         await world.wait(0.5)

@@ -73,8 +73,8 @@ def test_a_card_is_sure_of_a_hang_only_where_waiting_mends_nothing(
     [
         IDLE,
         ProcessWork(100.0, 4.0, child_cpu_s=0.1),  # a data loader's worker that turns over in its sleep
-        ProcessWork(100.0, 4.0, io_bytes=40_000),  # the stacks that we ourselves had it write
-        ProcessWork(100.0, 60.0, socket_bytes=12_000),  # a process group's watchdog that asks its store
+        ProcessWork(100.0, 4.0, io_bytes=40_000),  # the stacks written on the agent's signal
+        ProcessWork(100.0, 60.0, socket_bytes=12_000),  # a process group's watchdog that reads its store
     ],
 )
 def test_what_an_idle_rank_does_anyway_is_no_work(work: ProcessWork) -> None:

@@ -71,7 +71,7 @@ def test_a_node_whose_link_is_slow_to_several_others_is_named_alone() -> None:
     "ring",
     [
         (("a", 0.7, "a"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one of them within its node
-        (("a", 0.7, "192.168.0.9"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one to nobody knows whom
+        (("a", 0.7, "192.168.0.9"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one to an unknown address
         (("a", 0.7, "b"), ("a", 0.7, "b"), ("b", 0.7, "a"), ("b", 0.0, "")),  # more than half: the network
         (("a", 0.7, "b"), ("a", 0.0, ""), ("c", 0.7, "d"), ("c", 0.0, "")),  # two links
     ],

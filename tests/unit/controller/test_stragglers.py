@@ -419,7 +419,7 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(monke
                 pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
         for rank, work in rest:
             pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
-        # Before each of three pieces, and after the group; own work is told in pieces, too.
+        # Before each of three pieces, and after the group; own work comes in pieces, too.
         assert between >= (6 if step >= WARM_UP else 1)
         assert pieces.named() == found[step]
 

@@ -60,7 +60,7 @@ async def test_a_node_with_another_policy_is_refused(policy: JobPolicy, words: t
     assert all(word in said for word in words)
     assert "node b wants" in said
     assert "give every node the same --policy" in said
-    assert said.count("=") == len(words) + 1  # NAME=VALUE in the advice: nothing else is said to differ
+    assert said.count("=") == len(words) + 1  # NAME=VALUE in the advice: nothing else is reported to differ
     assert world.loop.jobs["job"].record.policy == JobPolicy()
     assert changes(world) == []
 

@@ -28,7 +28,7 @@ def _heard(counted: int, told: int, *, host_timed: bool = True, ranks: int = 2, 
         (_heard(400, 300, lost=80), 0.05),  # what was lost on the way was seen
         (_heard(400, 4_000), 0.0),  # other groups' too
         (_heard(400, 0, host_timed=False), 0.0),  # NCCL's profiler sees all of them
-        (_heard(19, 0), 0.0),  # too few to tell
+        (_heard(19, 0), 0.0),  # too few to judge
         (Unseen(), 0.0),
     ],
 )

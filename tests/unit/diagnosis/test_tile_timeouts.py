@@ -72,7 +72,7 @@ def gave_up_on(peer: int, *, operator: str = "ag_gemm") -> tuple[TileFact, ...]:
         (stopped(0, 2, 0, 2), [Missed(2, 0, "ag_gemm launch 7"), Missed(0, 2, "ag_gemm launch 7")]),
         (on_host(0, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0)]),
         (on_host(2, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0), Missed(2, 1, "ag_gemm", -1, 2.0)]),
-        (on_host(1, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0)]),  # it came late: it waited for nobody
+        (on_host(1, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0)]),  # it came late: it waited for no peer
         (on_host(0, 0, 1, "Workspace(max_rows=8, dtype=torch.bfloat16) on cuda"), [Missed(0, 1, "Workspace", -1, 2.0)]),
         ("rank 7, something else entirely", []),
         ("", []),

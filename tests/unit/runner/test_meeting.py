@@ -133,7 +133,7 @@ def test_several_nodes_without_a_place_to_meet_are_refused(nnodes: str) -> None:
         ({"master_addr": "localhost", "master_port": 29501}, ("localhost", 29501)),
         ({"nnodes": "1:2", "master_addr": "localhost", "master_port": 29501}, ("localhost", 29501)),
         ({"master_addr": "localhost"}, ("", 0)),
-        # The controller says which node has rank 0, so the address on the line may be another one's.
+        # The controller decides which node has rank 0, so the address on the line may be another one's.
         ({"nnodes": "2", "controller": "http://h:1", "master_addr": "a", "master_port": 29501}, ("", 29501)),
         ({"nnodes": "2", "master_addr": "localhost", "master_port": 29501}, ("", 29501)),
         ({"nnodes": "2", "master_addr": "localhost"}, ("", 29500)),  # torchrun's

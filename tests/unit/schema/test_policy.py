@@ -17,7 +17,7 @@ from megascale_ops.schema.policy import ACTION_WORDS, SETTINGS, JobPolicy, value
 from megascale_ops.schema.policy_settings import check_policy, check_settings, read_settings, show_settings
 
 NUMBERS = sorted(name for name, default in SETTINGS.items() if not isinstance(default, bool))
-# Name, the value as TOML writes it, and the clause that says what is wrong with it.
+# Name, the value as TOML writes it, and the clause on what is wrong with it.
 WRONG = [
     ("silence_floor_s", "-5", "it must be 0 or more"),
     ("silence_floor_s", "-1e-9", "it must be 0 or more"),
