@@ -12,7 +12,7 @@ run without a slow rank (*clean*).
 *Synthetic*: one tick of judgement with 12,288 ranks, each of which has told one step, and its longest piece: heartbeats
 are answered between two.
 
-Ends with 1 when a goal is missed: 20 % named within 20 steps in every run, 5 % within 100 in nine of ten, nobody else,
+Ends with 1 when a goal is missed: 20 % named within 20 steps in every run, 5 % within 100 in nine of ten, no others,
 a tick within 0.1 s of a core.
 """
 
