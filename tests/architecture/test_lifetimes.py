@@ -139,7 +139,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def test_no_part_of_a_job_is_reset_by_hand() -> None:
-    """Whoever ends a round, a suspicion or a batch puts a new one in its place."""
+    """The code that ends a round, a suspicion or a batch puts a new one in its place."""
     found = {
         str(path.relative_to(CONTROLLER)): resets
         for path in sorted(CONTROLLER.rglob("*.py"))

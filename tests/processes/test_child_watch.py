@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are nobody's children here: when they end and how, whoever fetches their status."""
+"""Processes that are no children here: when they end and how, whichever process reaps them."""
 
 import os
 import subprocess

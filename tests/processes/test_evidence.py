@@ -234,7 +234,7 @@ async def test_a_wait_in_native_code_is_in_a_collective(node: FakeNode, way: str
 
 
 async def test_a_group_that_one_rank_never_makes_is_a_rendezvous(node: FakeNode) -> None:
-    """Nobody is in a collective, and the flight recorder knows none that is unfinished."""
+    """No rank is in a collective, and the flight recorder has none that is unfinished."""
     async with trouble(node, "sleeps", rank_0="makes_a_group") as told:
         stacks = await told.ask("dump_stacks")
         recorders = await told.ask("dump_flight_recorder")

@@ -405,7 +405,7 @@ def test_a_second_plugin_that_fails_for_one_communicator_keeps_the_others(plain:
 
 
 def test_our_own_plugin_is_not_chained_behind_itself(plain: Binaries, tmp_path: Path) -> None:
-    """Whoever names it there gets one sentence and one record of each collective, not a stack that overflows."""
+    """A user who names it there gets one sentence and one record of each collective, not a stack that overflows."""
     played = play(plain, tmp_path, 5, "hierarchy", {"MEGASCALE_CHAIN_PROFILER": str(plain.plugin)})
 
     played.finish()

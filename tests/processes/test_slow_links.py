@@ -35,7 +35,7 @@ def warnings(cluster: Cluster) -> list[Incident]:
 
 
 def test_a_slow_link_between_two_nodes_names_the_pair_and_no_straggler(clusters: Clusters, wired: Networks) -> None:
-    """Nobody while the wire is fast; the ranks at both ends while it is slow, until it is fast again."""
+    """No rank while the wire is fast; the ranks at both ends while it is slow, until it is fast again."""
     cluster = clusters("a", "b", nnodes="2", nproc=2, script=TOY)
     with_networks(cluster, wired)
     cluster.start(*PAYLOAD)

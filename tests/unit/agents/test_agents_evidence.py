@@ -39,7 +39,7 @@ def obeying(tmp_path: Path) -> Iterator[Obeying]:
 
 
 async def test_a_stopped_process_gives_no_answer_and_that_is_evidence(obeying: Obeying) -> None:
-    """Nobody waits for it until the deadline."""
+    """It is not waited for until the deadline."""
     obeying.start()
     obeying.node.freeze(0)
 
@@ -52,7 +52,7 @@ async def test_a_stopped_process_gives_no_answer_and_that_is_evidence(obeying: O
 
 
 async def test_a_dead_rank_gives_no_answer(obeying: Obeying) -> None:
-    """There is nobody to ask."""
+    """There is no process to query."""
     obeying.start()
     obeying.node.children[0].kill()
     obeying.node.children[0].wait()
@@ -354,7 +354,7 @@ async def test_the_black_box_is_read_whatever_the_process_does(obeying: Obeying)
 async def test_a_server_that_knows_no_stacks_speaks_for_a_held_lock(
     obeying: Obeying, monkeypatch: pytest.MonkeyPatch, *, owns_gil: bool, held: bool
 ) -> None:
-    """It answers a ping and not ``dump_traceback``; that nobody holds the lock after all, py-spy may still say."""
+    """It answers a ping and not ``dump_traceback``; py-spy may still show that no thread holds the lock."""
     monkeypatch.setattr("megascale_agents.evidence.stacks._SERVER_S", 0.2)
     obeying.start(script=REGISTERED)
     await until_text(obeying.node.stderr(0), "ready")

@@ -205,7 +205,7 @@ def test_a_collector_that_reads_nonsense_silences_no_other(node: Node, monkeypat
 
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_a_collector_of_the_table_is_whole(name: str) -> None:
-    """It has its functions, a share of a core that is small, and metrics whose names nobody else has."""
+    """It has its functions, a share of a core that is small, and metrics with names of its own."""
     found = collector(name)
     own = getattr(found, "METRICS", ())
 

@@ -54,7 +54,7 @@ def test_of_many_connections_those_that_were_sent_again_most_are_told() -> None:
 
 
 def test_ipv4_within_ipv6_reads_as_the_other_end_does() -> None:
-    """A store that listens on both tells its peers' addresses in IPv6; loopback is nobody's address."""
+    """A store that listens on both gives its peers' addresses in IPv6; loopback identifies no node."""
     mapped = CUT.replace("0239B70A:8C21", "0000000000000000FFFF00000239B70A:8C21").replace(
         "0339B70A:D42E", "0000000000000000FFFF00000339B70A:D42E"
     )

@@ -154,7 +154,7 @@ async def test_what_is_not_there_or_not_to_be_changed_is_refused(
     "what", [b"SSH-2.0-OpenSSH_9.2\r\n", b"GET " + b"x" * 70_000 + b" HTTP/1.1\r\n", b"\0\0\r\n\r\n", b""]
 )
 async def test_what_is_no_request_costs_nobody_else_anything(served: Served, what: bytes) -> None:
-    """Another protocol, a line without end, or nobody any more: it is refused, and the next one is answered."""
+    """Another protocol, a line without end, or a client that has gone: it is refused, and the next one is answered."""
     with served.connect() as other:
         other.sendall(what)
         other.shutdown(socket.SHUT_WR)
@@ -169,7 +169,7 @@ async def test_what_is_no_request_costs_nobody_else_anything(served: Served, wha
 async def test_a_page_that_cannot_be_built_is_an_error_and_no_end(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever scrapes sees that it failed, the log says why, and the next scrape is answered."""
+    """The scraper gets an error status, the log says why, and the next scrape is answered."""
 
     def broken(_part: str) -> None:
         raise KeyError("no such metric")
@@ -263,7 +263,7 @@ async def test_a_loop_without_time_is_said_to_who_asks(served: Served, monkeypat
 
 
 async def test_the_end_waits_for_nobody(served: Served) -> None:
-    """Whoever is connected when the agent ends is cut off, and nobody is taken any more."""
+    """Clients connected when the agent ends are cut off, and no more are accepted."""
     with served.connect() as silent:
         async with asyncio.timeout(30.0):
             while not len(served.server._arrivals):  # noqa: ASYNC110  it has no events

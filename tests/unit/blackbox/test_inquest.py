@@ -246,7 +246,7 @@ def test_nothing_to_read_is_one_sentence(
 
 @pytest.mark.parametrize("which", ["", "0.box"])
 def test_a_folder_without_rights_is_named(tmp_path: Path, which: str) -> None:
-    """Boxes lie in folders of mode 0700: whoever may not look into one is told that, not that nothing is there."""
+    """Boxes lie in folders of mode 0700: a user without access to one gets that message, not that it is empty."""
     write(tmp_path / "mine", 0, 5, waits=False)
     write(tmp_path / "closed", 1, 5, waits=False).parent.chmod(0o000)
     # Read without the capability by which root reads anything.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which controller or journal is asked when nobody says so."""
+"""Which controller or journal is read when none is named."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def listening() -> Iterator[str]:
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """Return an address where nothing listens: bound, so that nobody else gets it."""
+    """Return an address where nothing listens: bound, so that no other program gets it."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every address of the controller against every kind of token: nobody does more than the token says."""
+"""Every address of the controller against every kind of token: no request does more than its token allows."""
 
 import time
 from collections.abc import AsyncIterator
@@ -133,7 +133,7 @@ async def test_nobody_does_more_than_the_token_says(served: Served, rule: tuple[
 
 
 async def test_a_token_that_has_ended_says_so(served: Served) -> None:
-    """Whoever holds it learns why, and what to do."""
+    """Its holder gets the reason, and what to do."""
     async with Link(served.url, TOKENS["late"]) as link:
         with pytest.raises(RefusedError, match=r"valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC"):
             await link.status()
@@ -179,7 +179,7 @@ async def test_a_token_for_a_job_turns_no_page_to_another_one(served: Served) ->
 
 
 async def test_a_fault_of_ours_is_told_to_all_and_its_job_to_who_may_see_it(served: Served) -> None:
-    """Whoever probes hears that not all is well; whose job it is, and what went wrong, those who may see every job."""
+    """A probe gets that something is wrong; the job, and what went wrong, only tokens that may see every job."""
     served.loop.faults.note("other", "judging it", KeyError("a word of that job"))
     told = {}
 

@@ -232,7 +232,7 @@ def test_only_the_same_silence_at_the_same_place_is_not_cured(verdict: Verdict, 
 
 
 def test_an_absentee_is_granted_no_less_than_a_restart_costs() -> None:
-    """Ski rental: of a job that takes 20 minutes to come back nobody is killed after nine; 0 stays 0."""
+    """Ski rental: of a job that takes 20 minutes to come back no rank is killed after nine; 0 stays 0."""
     assert raised(JobPolicy(), (1200.0, 1000.0, 1300.0)).absent_patience_s == 1200.0
     assert raised(JobPolicy(), (30.0,)).absent_patience_s == ABSENT_S
     assert raised(JobPolicy(absent_patience_s=10.0), ()).absent_patience_s == JobPolicy().restart_price_s

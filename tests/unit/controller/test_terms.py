@@ -190,7 +190,7 @@ async def test_a_new_life_with_the_same_policy_says_nothing() -> None:
 
 
 async def test_the_only_runner_is_started_again_with_another_policy_in_the_same_life() -> None:
-    """Nobody is left to disagree with, so it is not locked out until the job is given up."""
+    """No member is left to disagree with, so it is not locked out until the job is given up."""
     world = World()
     await world.up("a")
     first = (await in_touch(world, "a"))[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arrival-skew engine can't see is told: collectives that a group counts and nobody times."""
+"""What the arrival-skew engine can't see is reported: collectives that a group counts and no record times."""
 
 import pytest
 

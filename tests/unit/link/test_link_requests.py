@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client against a real controller, against nobody, and against servers that are none of ours."""
+"""The client against a real controller, against a closed port, and against foreign servers."""
 
 import asyncio
 import socket

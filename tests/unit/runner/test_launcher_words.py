@@ -97,7 +97,7 @@ HYDRA = """\
     ],
 )
 def test_the_rank_and_its_status_are_read(text: str, expected: list[tuple[int, int, int, int]]) -> None:
-    """Rank or local rank, process and status as far as each launcher tells; other words name nobody."""
+    """Rank or local rank, process and status as far as each launcher prints them; other words name no rank."""
     assert [(one.code, one.rank, one.local_rank, one.pid) for one in read_words(text)] == expected
 
 
