@@ -23,7 +23,7 @@ _AT_ONCE = 16
 _AGAIN_S = 0.05
 # 0.2 s without accepting when there is no file descriptor left.
 _REST_S = 0.2
-# 16 KiB: a longer head gets the status "too long".
+# 16 KiB: a longer head is refused as too long.
 _MOST_HEAD_BYTES = 16 * 1024
 _FIRST_LINE = re.compile(rb"[A-Z]+ [^ \r\n]+ HTTP/1\.[01]\r?")
 

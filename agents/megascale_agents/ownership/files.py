@@ -61,7 +61,7 @@ def opened(path: str | Path, owner: Owner, *, is_private: bool = True) -> int:
                 raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}, not to {owner.uid}", str(path))
             try:
                 return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError as error:  # with the user's name of the path
+            except OSError as error:  # with the path as given
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(place)
@@ -98,7 +98,7 @@ def folder(path: str | Path, owner: Owner) -> Iterator[int]:
                 raise NotAFileError(errno.EINVAL, "is no folder of a user", str(path))
             try:
                 handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
-            except OSError as error:  # with the user's name of the path
+            except OSError as error:  # with the path as given
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(place)
