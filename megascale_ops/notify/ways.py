@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # 429 and the statuses of a proxy or a loaded server: the same message may be accepted later.
 _PASSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-# 120 s: a server with a longer Retry-After gets no retry of this message.
+# 120 s: a longer Retry-After of a server is cut to this.
 _MOST_PAUSE_S = 120.0
 _MOST_SAID = 200
 # 1 s for a process that was killed to be gone; one that hangs in the kernel is left to init.

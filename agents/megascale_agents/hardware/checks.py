@@ -73,7 +73,7 @@ class Check(Generic[T]):
         self.answered = False  # at least once
         self.is_failing = False  # the last look raised
         self.absent = ""  # why the check has no subject
-        self.rests_until_s = 0.0  # no request is sent until then, and no state is to be reported
+        self.rests_until_s = 0.0  # until then it is neither due nor has a result
         self._look = look
         self._clock = clock
         self._cpu_clock = cpu_clock
