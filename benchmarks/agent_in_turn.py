@@ -29,7 +29,7 @@ from tests.fakes.controller import FakeController
 from tests.fakes.hardware import FakeMachine
 from tests.fakes.node import FakeNode
 
-# What was missed while it was stopped is told within a second of going on.
+# Changes during the stop are sent within a second of resuming.
 _CATCH_UP_S = 3.0
 
 

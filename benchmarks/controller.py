@@ -7,9 +7,9 @@ running round, steps move on, and each finished one is told with where its time 
 history and through the straggler tests. Finished collectives are not told (``skew.py`` measures those). As a runner or
 an agent does, each connects when it first has something to say, and keeps its connection; those that the controller
 closed all the same are counted (``closed``) and opened anew. Each node beats at a phase of its own. ``formed`` is the
-time from the first join to the last answer. Before it measures, everybody has spoken and eight steps were judged;
+time from the first join to the last answer. Before it measures, every agent has sent and eight steps were judged;
 what comes once in the life of a job (NumPy is loaded, memory has doubled and is looked through for garbage) is told by
-``worst at the start``, the longest that anybody waited until then.
+``worst at the start``, the longest wait of an agent until then.
 
     python benchmarks/controller.py                       # all of CASES
     python benchmarks/controller.py --nodes 3072 --every 1
@@ -146,7 +146,7 @@ class Agent(asyncio.Protocol):
             addr="127.0.0.1",
             store_port=29500,
             mono_s=time.monotonic(),
-            # Nobody polls for orders here: the agents' heartbeats are all that is measured.
+            # No runner polls for orders here: only the agents' heartbeats are measured.
             policy=JobPolicy(node_lost_s=3600.0),
         )
         self._answer = asyncio.get_running_loop().create_future()

@@ -5,7 +5,7 @@
     python benchmarks/journal.py --sync          # what a commit costs that survives a power cut
 
 Each incident is a rank that dies: its runner tells so, the round ends, a decision is made, the next round comes up and
-catches up. Nobody's clock is waited for (the nodes are made up), so the seconds are those of loop and journal alone.
+catches up. No clock is waited for (the nodes are made up), so the seconds are those of loop and journal alone.
 """
 
 import argparse

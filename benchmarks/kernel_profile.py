@@ -6,7 +6,7 @@
 A small transformer's worth of operators on the CPU (48 layers: about 4,500 events a step), in this process, on one
 CPU. Every second step is profiled (A B A B), so that the machine's mood hits both alike. Told are medians: a step
 without and with the profiler, what switching it on and off takes, how long adding up takes beside the next steps, and
-what sampling one step in N therefore costs. Last what a step's end costs when nobody has asked, in nanoseconds.
+what sampling one step in N therefore costs. Last what a step's end costs without a request, in nanoseconds.
 """
 
 import argparse

@@ -48,9 +48,9 @@ HANGS = (
     *("child_stopped", "loader_hung", "collective_skipped", "collectives_swapped"),
 )
 BUSY = 10
-# 1 s: jobs that run for minutes are not looked at more often; what happened when is told by the journal.
+# 1 s: jobs that run for minutes are not looked at more often; the journal has the times of events.
 LOOK_S = 1.0
-# 5 s: two ranks import torch in as long when nobody else starts.
+# 5 s: two ranks import torch in as long when no others start.
 STAGGER_S = 5.0
 # Beside the wait itself: start, steps, end; with ten busy processes a rank has a sixth of a core.
 QUIET_S, LOADED_S = 240.0, 900.0

@@ -45,7 +45,7 @@ def measure(variant: str, gpus: int, **environ: str) -> dict[str, list[float]]:
     """
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out.json"
-        # Where everybody is when it takes too long, told a little before it is ended.
+        # The stacks of all ranks when it takes too long, dumped shortly before it is ended.
         env = {**os.environ, "BENCH_OUT": str(out), "BENCH_DUMP_S": str(LAUNCH_S - 10), **environ}
         log = Path(name) / "log"
         with log.open("wb") as told:

@@ -43,7 +43,7 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport, StepWork
 
 GOAL_PAINT_S = 1.0
-# 1 s for the verdict as well: an empty page says nothing to whoever was woken.
+# 1 s for the verdict as well: an empty page does not help the engineer on call.
 GOAL_VERDICT_S = 1.0
 GOAL_UPDATE_MS = 100.0
 GOAL_PIECE_MS = 20.0
@@ -106,7 +106,7 @@ class Cluster:
             at_s = history.origin_s + (column + 0.9) * length_s
             for rank in range(self.nodes * self.nproc):
                 history.ingest_steps(rank, f"node-{rank // self.nproc:04}", Mesh(), (self._work(rank, column),), at_s)
-        # A column holds one step of many here; the account of the job's time is told of all of them.
+        # A column holds one step of many here; the account of the job's time gets all of them.
         history.known_s = history.origin_s
         history.turns[:0] = [Turn(history.origin_s, "running", 1)]
         history.costs = StepCosts()
@@ -233,7 +233,7 @@ async def _newest(page: Page, seen: int) -> dict[str, float]:
     """Return what the page measured of the newest frame, once that is one after number ``seen``."""
     deadline_s = time.monotonic() + 30.0
     while time.monotonic() < deadline_s:
-        # Asked from outside again and again: the page's policy lets nobody wait inside it.
+        # Polled from outside: the page's content security policy forbids waiting inside it.
         entry: dict[str, float] = await page.evaluate(_ENTRY, "frame")
         if entry["detail"] > seen:
             return entry

@@ -12,7 +12,7 @@ run without a slow rank (*clean*).
 *Synthetic*: one tick of judgement with 12,288 ranks, each of which has told one step, and its longest piece: heartbeats
 are answered between two.
 
-Ends with 1 when a goal is missed: 20 % named within 20 steps in every run, 5 % within 100 in nine of ten, nobody else,
+Ends with 1 when a goal is missed: 20 % named within 20 steps in every run, 5 % within 100 in nine of ten, no others,
 a tick within 0.1 s of a core.
 """
 
@@ -40,7 +40,7 @@ PACED = Path(__file__).parents[1] / "tests" / "fixtures" / "scripts" / "paced.py
 SLOW_RANK = 2
 DEADLINE_S = 600.0
 GOAL_TICK_S = 0.1
-TELL_S = 3.0  # who is named a little too late is told, too
+TELL_S = 3.0  # ranks named slightly too late are reported, too
 JOB = f"paced-{os.getpid()}"  # two runs of one name on one machine claim the same ranks, and are stopped
 
 

@@ -133,7 +133,7 @@ class Stage:
         def moves() -> JobStatus | None:
             status = self.status()
             if status is None or status.round < round_ or status.state != "running" or status.step < 0:
-                first.clear()  # a step of -1: a controller that has just come back was told of none
+                first.clear()  # a step of -1: a controller that has just come back has no step yet
                 return None
             first.append(status.step)
             return status if status.step > first[0] else None

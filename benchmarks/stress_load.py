@@ -26,7 +26,7 @@ STEP_S = 2.0
 _PER_NODE = 8
 # 10 s: a controller that takes longer to refuse nonsense is held up by it.
 _HUNG_S = 10.0
-# 0.2 s: whoever sends half a request is waited for by the controller, and goes away.
+# 0.2 s: the controller waits for a client with half a request, which then disconnects.
 _PARTIAL_S = 0.2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     """Write the pages and say where; the exit code."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python docs/reference.py DIR", file=sys.stderr)  # noqa: T201  what a script of one line says
+        print("usage: python docs/reference.py DIR", file=sys.stderr)  # noqa: T201  a script's usage line
         return 2
     root = Path(__file__).parents[1]
     sys.path[:0] = [str(root / folder) for folder in (".", "docs", "agents", "kernels")]

@@ -25,7 +25,7 @@ _PROMPT_S = 2.0
 # Three steps and 15 s (a block of ten seconds, its grace, a heartbeat) without a finished step: training stands still.
 _STEPS, _PATIENCE_S = 3.0, 15.0
 _MOST_UNKNOWN = 0.05
-# 4: a hundredth of a per cent. Rounded here, so that whoever prints fewer digits prints the same ones.
+# 4: a hundredth of a per cent. Rounded here, so that output with fewer digits agrees everywhere.
 _DIGITS = 4
 _TRAINS = ("running", "degraded")
 

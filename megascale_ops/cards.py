@@ -178,12 +178,12 @@ def _evidence(incident: Incident, reader: Reader) -> tuple[str, ...]:
     folded = "" if told else _stacks_folded(incident)
     if folded:
         lines.append(f"stacks: {folded}")
-    # First what the kernel says of a kill, since who is killed says nothing more; then what is of those to blame.
+    # First the kernel's record of a kill, since a killed process writes no more; then the culprits' evidence.
     blamed = incident.verdict.culprits if incident.verdict else ()
     for item in sorted(incident.evidence, key=lambda one: (one.kind != _KERNEL, one.rank not in blamed)):
         if (folded or told or item.kind == _KERNEL) and not _tells(incident, item):
             continue
-        if item.kind == _KERNEL and item.text:  # its sentences are the evidence, and each says what it is about
+        if item.kind == _KERNEL and item.text:  # its sentences are the evidence, and each names its subject
             lines += [clipped(line) for line in item.text.splitlines()]
             continue
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
@@ -224,7 +224,7 @@ def _times(incident: Incident) -> str:
             ("first new step", marks.stepped),
             ("caught up", marks.caught_up),
         )
-        # What began in the moment in which it was detected is known from then on: no time to detect it is told.
+        # A start equal to the time of detection is no measurement: no time to detect is printed.
         if start and mark > start
     ]
     if incident.step_before >= 0 and incident.step_after >= 0:

@@ -101,7 +101,7 @@ def encoded(page: Page, accept: str = "") -> Encoded:
 def _of_samples(metric: Metric, samples: Iterable[Sample]) -> "Family":
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    # An info metric is a gauge whose name ends in _info: the library's own class would add that once more.
+    # An info metric is a gauge whose name ends in _info: the library's own class would add it twice.
     build = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
     family = build(metric.name, metric.help, labels=metric.labels, unit=metric.unit)
     assert family.name == metric.name.removesuffix("_total"), f"{metric.name} does not end in its unit, {metric.unit}"

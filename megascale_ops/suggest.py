@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-# 100 characters of a name: ours have 40 at most, and what others sent may be a page.
+# 100 characters of a name: the product's have 40 at most, and names from outside may have a page.
 _MOST = 100
 
 

@@ -18,17 +18,17 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     controller: str = ""
     node: str = ""
-    # "": the folder of our own user in /dev/shm; an agent of root also looks into those of all others.
+    # "": the folder of the agent's user in /dev/shm; an agent run as root also reads those of all others.
     box_root: str = ""
     token_file: str = ""
-    metrics_token_file: str = ""  # asked of who scrapes beyond loopback; "": the token above
+    metrics_token_file: str = ""  # required for scrapes from beyond loopback; "": the token above
     # HOST:PORT; "auto": 127.0.0.1:7071, or any free port when that is taken (agents of several nodes on one machine);
     # "": no metrics.
     metrics_listen: str = "auto"
     exit_with_parent: int = 0  # pid; the agent ends when that process does; 0: it stays
     # 0.1 s: a frozen rank is evidence within 0.1 s; eight ranks at this pace cost half a percent of a core.
     look_interval_s: float = 0.1
-    # 1 s: 15 in the time after which a node counts as lost; 12,500 nodes would better send one in 8 s.
+    # 1 s: 15 in the time after which a node counts as lost; 12,500 nodes should send one in 8 s.
     heartbeat_interval_s: float = 1.0
     # Where the node's own /sys and /proc are: in a container that watches its host they are mounted elsewhere.
     sys_root: str = "/sys"

@@ -54,10 +54,10 @@ log = logging.getLogger(__name__)
 
 # 1 s: hardware, orders and /metrics come when the first heartbeat is out; of a controller that is away there is none.
 _REST_AFTER_S = 1.0
-_SETTLED_S = 10.0  # by then each check has looked once, the driver is open, and what start-up needed can be given back
+_SETTLED_S = 10.0  # by then each check has run once, the driver is open, and memory of start-up can be freed
 _LEAST_REST_S = 0.01  # between two looks, for everything else
 _SLOW_EVERY_S = 1.0  # host, log rotation, abandoned rounds
-_MOST_HANDLES = 65536  # for sixteen users who each have as many ranks as are watched for one
+_MOST_HANDLES = 65536  # for sixteen users, each with as many ranks as are watched for one
 # 0.4 s: with steps of 5 ms there are ten new ones at every look.
 _STEPS_EVERY_S = 0.4
 
@@ -181,7 +181,7 @@ class Daemon:
                 rest.result()
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # a part that ended by itself did so with an error: let it be seen
+                task.result()  # a part that ended by itself did so with an error: raise it
         finally:
             tasks.append(rest)
             for task in tasks:
@@ -217,7 +217,7 @@ class Daemon:
             nonlocal timer
             try:
                 self._look()
-            except Exception as error:  # noqa: BLE001  handed to who waits for us
+            except Exception as error:  # noqa: BLE001  raised in the thread that waits
                 failed.set_exception(error)
                 return
             next_s = max(due_s + self._config.look_interval_s, loop.time() + _LEAST_REST_S)
@@ -280,7 +280,7 @@ class Daemon:
             self._hardware.look_at_job(run_dir, owner)
             for _, rank in self._rounds.ranks():
                 rank.gpu = self._hardware.gpu.of(rank.process.pid) or rank.gpu
-        with taken(owner):  # no user's run folder shall tell him what lies where he may not look
+        with taken(owner):  # a run folder must not reveal to its user what the user may not read
             sample = host.read(self._config.box_root, run_dir)
         self._host = host.parse(sample, self._host_sample)
         self._host_sample = sample
@@ -300,7 +300,7 @@ class Daemon:
         """Let one collector look; None when it failed."""
         try:
             return look(*given)
-        except Exception as error:  # noqa: BLE001  a sick collector must not silence the others; it is counted, logged once
+        except Exception as error:  # noqa: BLE001  one failing collector must not stop the rest; counted, logged once
             self._count_sick(collector, error)
             return None
 
@@ -347,7 +347,7 @@ class Daemon:
         from megascale_agents.hardware.hardware import Hardware
         from megascale_agents.orders.executor import OrderExecutor
 
-        # What start-up left behind lives as long as we do: no later collection needs to walk it.
+        # What start-up left behind lives as long as the agent: no later collection needs to walk it.
         gc.collect()
         gc.freeze()
         asyncio.get_running_loop().call_later(_SETTLED_S, memory.give_back)

@@ -22,7 +22,7 @@ async def run(work: Callable[[], T], name: str) -> T:
     def begin() -> None:
         try:
             done.set_result(work())
-        except Exception as error:  # noqa: BLE001  handed to who waits
+        except Exception as error:  # noqa: BLE001  raised in the waiting task
             done.set_exception(error)
 
     threading.Thread(target=begin, name=name, daemon=True).start()

@@ -58,7 +58,7 @@ def blocks_of(name: str, run: Callable[[], object], known_s: float) -> list[floa
     """Return the seconds that one run takes, once for each block of many back to back."""
     count, blocks = max(4, round(BLOCK_S / known_s)), BLOCKS if known_s < BLOCK_S else min(BLOCKS, 8 * STATES)
     settled = settle(run, known_s) if WITHIN else ""
-    if WITHIN and os.environ["RANK"] == "0":  # minutes: somebody waits
+    if WITHIN and os.environ["RANK"] == "0":  # minutes: shows progress
         print(f"{name}: {blocks} blocks of {count}{settled}", file=sys.stderr, flush=True)
     found = []
     for block in range(blocks):

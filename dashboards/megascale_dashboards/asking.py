@@ -19,12 +19,12 @@ SELF = "megascale-self"
 
 JOB = 'job="$job"'
 NODE = 'node=~"$node"'
-# 40 rows are as many as can be told apart in a heat map of 600 pixels.
+# 40 rows are as many as can be distinguished in a heat map of 600 pixels.
 ROWS = 40
-# 10 lines are as many as can be told apart in one picture.
+# 10 lines are as many as can be distinguished in one picture.
 LINES = 10
 
-# One row for each rank: while a rank moves to another node, both nodes may tell of it for one scrape.
+# One row for each rank: while a rank moves to another node, both nodes may export it for one scrape.
 RANK_INFO = f"topk by (job, rank) (1, megascale_rank_info{{{JOB}}})"
 
 

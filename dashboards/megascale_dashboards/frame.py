@@ -36,7 +36,7 @@ class Note(NamedTuple):
     colour: str
 
 
-# A point of an annotation is asked for once a minute, in long windows less often. The rate interval is longer than that
+# A point of an annotation is queried once a minute, in long windows less often. The rate interval is longer than that
 # by one scrape, so no change falls between two points.
 RESTARTS = Note("Restarts", f"changes(megascale_job_round{{{JOB}}}[$__rate_interval]) > 0", "job restarted", "orange")
 INCIDENTS = Note(

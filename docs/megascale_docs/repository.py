@@ -69,7 +69,7 @@ def linked(markdown: str, source: Path, place: str) -> str:
         elif there.exists():
             return text
         else:
-            return match[0]  # mkdocs says that it leads nowhere
+            return match[0]  # mkdocs reports that it leads nowhere
         return f"{mark}[{text}]({posixpath.relpath(on_site, posixpath.dirname(place) or '.')}{hash_}{anchor})"
 
     return "".join(part if is_code else _LINK.sub(anew, part) for part, is_code in _parts(markdown))

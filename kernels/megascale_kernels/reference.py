@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# torch 2.13 gave these two collectives new names and warns about the old ones, which torch 2.11 knows alone.
+# torch 2.13 gave these two collectives new names and warns about the old ones, the only ones in torch 2.11.
 _gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

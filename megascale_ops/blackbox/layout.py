@@ -153,7 +153,7 @@ PROFILER = _ring("profiler", 151552, 1, 512,
     "nccl_next:u64", "communicators_next:u64", "dropped_late:u64", "dropped_busy:u64", "dropped_no_box:u64",
     "dropped_no_context:u64", "unsampled:u64", "chain_lost:u64",
     "events:u64", "own_ns:u64", "chained:u64", "contexts_open:u64", "has_complaint:u64", "complaint:256",
-    # In what was padding: 0 of a plugin that knows nothing of them.
+    # In what was padding: 0 from a plugin without them.
     "untimed:u64", "timed_one_in:u64")  # fmt: skip
 COMMUNICATORS = _ring("communicators", 155648, 64, 128,
     "sequence:u64", "id:u64", "opened_mono_ns:i64", "closed_mono_ns:i64", "nranks:i32", "rank:i32", "nnodes:i32",

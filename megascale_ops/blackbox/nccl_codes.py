@@ -21,7 +21,7 @@ ALGORITHMS = ("Unknown", "TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVL
 PROTOCOLS = ("Unknown", "LL", "LL128", "SIMPLE")
 
 FLAG_DONE = 1  # nothing more is expected
-FLAG_UNTIMED = 2  # GPU times were not asked for: the interface has none, or the overhead budget forbade them
+FLAG_UNTIMED = 2  # GPU times were not requested: the interface has none, or the overhead budget excluded them
 FLAG_HOST_CLOCK = 4  # start or end is the host's clock in NCCL's callback, later than the GPU by its polling
 FLAG_DOUBTFUL = 8  # the GPU's end lay before its start
 FLAG_UNMATCHED = 16  # point-to-point after a time without: its number need not be the peer's

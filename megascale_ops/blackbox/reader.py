@@ -68,7 +68,7 @@ class BoxReader:
 
     def __init__(self, path: Path, *, torn: bool = False, handle: int = -1) -> None:
         try:
-            # NONBLOCK: a FIFO of that name must not hang us. NOFOLLOW: nor a link lead us elsewhere.
+            # NONBLOCK: a FIFO of that name must not block the reader. NOFOLLOW: nor a link redirect it.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._handle = handle if handle >= 0 else os.open(path, flags)
         except OSError as error:
@@ -101,7 +101,7 @@ class BoxReader:
         if self._now is None:
             return Progress(state=state, moved_mono_s=moved_s, beat_mono_s=beat_s)
         step, steps_seen, flags, since_s, phase = self._now.fields
-        if steps_seen != self._steps.next_step:  # the ring need not be copied to learn that it has nothing new
+        if steps_seen != self._steps.next_step:  # the ring need not be copied to find nothing new
             self._steps.read_on()
         p50_s, p99_s = self._steps.quantiles_s()
         return Progress(

@@ -146,7 +146,7 @@ class ProfilerState(msgspec.Struct, frozen=True):
     """The NCCL profiler plugin about itself. Counts only grow; shares are parts of a million of the wall time."""
 
     abi: int  # interface version that NCCL chose; 0: NCCL has not called it
-    mask: int  # kinds of events that NCCL is asked for now
+    mask: int  # kinds of events requested of NCCL now
     level: int  # steps down for the sake of the budget; 0: none
     budget_ppm: int
     share_ppm: int  # what it cost in the last second or more that was looked at
@@ -156,7 +156,7 @@ class ProfilerState(msgspec.Struct, frozen=True):
     records: int  # numbers given to records so far
     events: int  # calls
     own_ns: int  # time in all its calls, measured one in sixteen
-    dropped_late: int  # news of a record that newer ones had driven out
+    dropped_late: int  # changes of a record that newer ones had replaced
     dropped_busy: int  # two threads at one slot
     dropped_no_box: int
     dropped_no_context: int  # with a communicator that is gone, or one of more than 1,024
@@ -165,7 +165,7 @@ class ProfilerState(msgspec.Struct, frozen=True):
     chain_lost: int  # events that the second plugin did not get
     open_communicators: int
     complaint: str  # one sentence, "" for none
-    untimed: int = 0  # collectives whose channels were left out for the sake of NCCL's own part of the cost
+    untimed: int = 0  # collectives whose channels were left out to reduce NCCL's part of the cost
     timed_one_in: int = 0  # of how many collectives one has channels now; 0 and 1: all, where there are any
 
 

@@ -29,7 +29,7 @@ from megascale_ops.blackbox.layout import NUMBER_BITS, Ring
 Read = Callable[[int, int], bytes]  # (offset, length) -> a copy, shorter where the file ends
 
 # A reader takes about 2 us for its two copies; a writer at full speed needs as long for one lap of four slots. Eight
-# looks lose only against a writer that does nothing but write, and then the last record known still stands.
+# looks lose only against a writer that does nothing but write, and then the last record read still stands.
 LOOKS = 8
 
 _NUMBER = (1 << NUMBER_BITS) - 1
@@ -57,7 +57,7 @@ def whole_in(ring: Ring, once: bytes, again: bytes, first: int = 0, at_least: in
     stride, slots = ring.stride, ring.slots
     still = once == again
     count = min(len(once), len(again)) // stride
-    # Most slots that are read on from hold older records or none: one comparison each, before anything else is asked.
+    # Most slots that are read on from hold older records or none: one comparison each, before any other test.
     least = 2 * (at_least + 1)
     sequences: Sequence[int]
     if count <= CHUNK:
@@ -67,7 +67,7 @@ def whole_in(ring: Ring, once: bytes, again: bytes, first: int = 0, at_least: in
     unpack, found = ring.body.unpack_from, []
     for index in [index for index, sequence in enumerate(sequences) if sequence >= least and not sequence & 1]:
         number = (sequences[index] & _NUMBER) // 2 - 1
-        # A number that does not belong into this slot was not written by a writer of ours: a garbage file.
+        # A number that does not belong into this slot was not written by the recorder: a garbage file.
         if number < at_least or number % slots != first + index:
             continue
         at = index * stride
@@ -122,7 +122,7 @@ def _without_gaps(found: list[Slot], number: int) -> Run:
     if not found:
         return Run([], number, 0)
     newest_number = found[-1].number
-    if found[0].number == number and newest_number - number + 1 == len(found):  # as nearly always: none is missing
+    if found[0].number == number and newest_number - number + 1 == len(found):  # the usual case: none is missing
         return Run(found, newest_number + 1, 0)
     kept: list[Slot] = []
     lost, following = 0, number

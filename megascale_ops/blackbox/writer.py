@@ -56,7 +56,7 @@ _STATE_WORD = (PULSE.offset + PULSE.field("state").offset) // 8
 _MOVED_WORD = (PULSE.offset + PULSE.field("moved_mono_s").offset) // 8
 _WANDERED_AT_WORD = (PULSE.offset + PULSE.field("wandered_mono_s").offset) // 8
 _WANDERED_WORD = (PULSE.offset + PULSE.field("wandered").offset) // 8
-# A job has ten phases; a script that makes up a name at each step may not make the table grow for ever.
+# A job has ten phases; a script that makes up a name at each step must not make the table grow without bound.
 _MOST_PHASES = 256
 _BODY = 8  # every slot begins with its sequence
 

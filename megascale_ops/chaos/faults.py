@@ -60,7 +60,7 @@ class Fault(NamedTuple):
     gpu: bool = False  # done to a GPU: only ranks over NCCL have one
     sockets: bool = False  # done to the connections between the ranks
     least: int = 2  # ranks: with fewer there is no right answer
-    long: bool = False  # takes minutes by its nature: run when asked for by name or with --long
+    long: bool = False  # takes minutes by its nature: run only by name or with --long
     ours: bool = False  # breaks a part that only our launcher has
     end_s: float = 60.0  # how long the end may take where nothing may happen, beside the steps
     live: bool = False  # can be done to a running job of the user's

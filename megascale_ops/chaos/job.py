@@ -30,7 +30,7 @@ from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 JOB = "chaos"
 NODES = ("first", "second")
-# 0.1 s between two looks: a tenth of a heartbeat, and no load to speak of.
+# 0.1 s between two looks: a tenth of a heartbeat, and a negligible load.
 LOOK_S = 0.1
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Job:
             "XDG_STATE_HOME": str(folder / "state"),
             "MEGASCALE_BOX_ROOT": str(self.box_root),
             "OMP_NUM_THREADS": "1",
-            # Of its own: a warm cache would leave nothing to compile, a shared one makes trials wait for each other.
+            # Separate: a warm cache would leave nothing to compile, a shared one makes trials wait for each other.
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]).strip(
                 ":"
@@ -153,7 +153,7 @@ class Job:
         nodes = len(NODES) if self.fault.layout == "two_nodes" else 1
         command = [*ours("run"), f"--job={JOB}", f"--nproc-per-node={self.plan.nproc // nodes}", "--quiet"]
         command += [f"--run-dir={self.folder / 'run' / node}", f"--box-root={self.box_root}", *options]
-        if self.plan.backend == "nccl":  # collectives run on while Python goes on: only NCCL knows which rank was late
+        if self.plan.backend == "nccl":  # collectives run on while Python goes on: only NCCL has the rank that was late
             command.append("--nccl-profiler=on")
         if nodes > 1:
             command.append(f"--nnodes=1:{nodes}")

@@ -67,7 +67,7 @@ def _marks() -> Iterator[tuple[int, str]]:
             continue
         with contextlib.suppress(OSError):
             if path.stat().st_uid != os.geteuid():
-                continue  # root could read it, and would end what another user calls ours
+                continue  # root could read it, and would end another user's process with such a mark
             for item in (path / "environ").read_bytes().split(b"\0"):
                 if item.startswith(begin):
                     yield int(path.name), item[len(begin) :].decode(errors="replace")

@@ -130,7 +130,7 @@ def _process_pool(scene: Scene) -> None:
 
 def _http_silent(scene: Scene) -> None:
     url = counterpart.start("serve", scene.seconds)
-    with urllib.request.urlopen(f"{url}/silent/{scene.seconds}", timeout=_patience_s(scene)) as answer:  # noqa: S310  http, ours
+    with urllib.request.urlopen(f"{url}/silent/{scene.seconds}", timeout=_patience_s(scene)) as answer:  # noqa: S310  http, the trial's server
         answer.read()
 
 
@@ -202,7 +202,7 @@ def _download(scene: Scene) -> None:
     """Download what all ranks need; these stand at a barrier (the workload's) until it is there."""
     url = counterpart.start("serve", scene.seconds)
     with (
-        urllib.request.urlopen(f"{url}/trickle/{scene.seconds}", timeout=_patience_s(scene)) as answer,  # noqa: S310  http, ours
+        urllib.request.urlopen(f"{url}/trickle/{scene.seconds}", timeout=_patience_s(scene)) as answer,  # noqa: S310  http, the trial's server
         _place(scene, "download").open("wb") as out,
     ):
         shutil.copyfileobj(answer, out, 1024)

@@ -28,7 +28,7 @@ from megascale_ops.chaos.scene import Scene
 
 # 2 GHz for 70 years.
 FOR_EVER_CYCLES = 1 << 62
-# An hour: for ever, as far as any judge's patience goes.
+# An hour: longer than any limit of a detector.
 FOR_EVER_S = 3600
 
 
@@ -67,7 +67,7 @@ def _abort(_scene: Scene) -> None:
 
 
 def _out_of_memory(_scene: Scene) -> None:
-    # A limit of 16 GB of addresses, and 64 asked for: refused as the kernel refuses, and no other process suffers.
+    # A limit of 16 GB of addresses, and a request for 64: refused as by the kernel, without harm to other processes.
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
     bytearray(64 << 30)
 
@@ -116,7 +116,7 @@ def _read_unfed_pipe(scene: Scene) -> None:
 
 def _ask_in_vain(_scene: Scene) -> None:
     url = counterpart.start("serve", FOR_EVER_S)
-    urllib.request.urlopen(f"{url}/never", timeout=FOR_EVER_S).close()  # noqa: S310  http, ours
+    urllib.request.urlopen(f"{url}/never", timeout=FOR_EVER_S).close()  # noqa: S310  http, the trial's own server
 
 
 def _wait_for_stopped_child(_scene: Scene) -> None:

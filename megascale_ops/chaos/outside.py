@@ -28,7 +28,7 @@ Undo = Callable[[], None]
 # 8 s: far beyond the grace of a stopped process (1.5 s) and the floor of patience (5 s).
 DEBUGGED_S = 8.0
 CUT_S = 8.0
-# Of three processes on a core one gets a third, which is about what a rank that mostly waits asks for: no rank is slow.
+# Of three processes on a core one gets a third, which is about what a rank that mostly waits uses: no rank is slow.
 BUSY = 8
 
 
@@ -71,7 +71,7 @@ def _kill_companion(name: str) -> Callable[[Job], Undo]:
 def _kill_node(job: Job) -> Undo:
     by_name = {f"--node={NODES[1]}", f"--node-name={NODES[1]}"}
     for pid in job.living():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended since
             found = psutil.Process(pid)
             if found.environ().get(environment.NODE) == NODES[1] or not by_name.isdisjoint(found.cmdline()):
                 found.kill()

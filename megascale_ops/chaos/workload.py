@@ -110,7 +110,7 @@ class Numbers(Dataset[torch.Tensor]):
         if self._fate.strikes("loader_hung", step):
             time.sleep(3600)
         if self._fate.strikes("loader_killed", step):
-            os.kill(os.getpid(), signal.SIGKILL)  # the worker's own: as the kernel does for want of memory
+            os.kill(os.getpid(), signal.SIGKILL)  # the worker's own: as the kernel does when out of memory
         if self._fate.strikes("loader_slow", step):
             time.sleep(self._seconds)
         scale = float("nan") if self._fate.strikes("loss_nan", step) else 1.0

@@ -165,16 +165,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ctrl_c_ends(EXIT_INTERRUPTED):
             outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=_names)
-        if sys.stdout is not None:  # None: our parent closed it (`>&-`), and nothing reads it
+        if sys.stdout is not None:  # None: the parent process closed it (`>&-`)
             sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _speak_to_nobody()  # the reader of our output has gone (`| head`)
+        _speak_to_nobody()  # the reader of the output has ended (`| head`)
         return 1
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
-            raise  # a file of ours, and a verb that should have said so
+            raise  # one of the product's files: the verb should have reported it
         _speak_to_nobody()
         return _report(MegascaleError(f"what was to be printed can't be written: {error.strerror}"))
     except (click.ClickException, MegascaleError, ModuleNotFoundError) as error:

@@ -26,7 +26,7 @@ from megascale_ops.errors import MegascaleError, UsageError
 log = logging.getLogger(__name__)
 
 _BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
-_BY_SIGNAL = 128  # exit codes from here on tell of one
+_BY_SIGNAL = 128  # exit codes from here on mean one
 _OTHERS = -1  # local ranks that are not listed
 
 
@@ -129,7 +129,7 @@ def run(
     /,
     command: tuple[str, ...],
     config_path: Path | None,
-    **options: Any,  # noqa: ANN401  click hands over what the options above say
+    **options: Any,  # noqa: ANN401  click passes the options above
 ) -> int:
     """Launch a training script, watch every rank, restart from the newest good checkpoint.
 
@@ -151,12 +151,12 @@ def run(
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
-    # Whoever wraps another launcher has torch where that runs; a controller of another machine has its own NumPy.
+    # A wrapped launcher has torch where it runs; a controller on another machine has its own NumPy.
     need(*(() if config.wrap else ("torch",)), *(() if config.controller else ("numpy",)))
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     code = start(config, command, observe=_report_reply, config_file=str(config_path or ""))
-    if code < _BY_SIGNAL:  # whoever ended it by a signal waits for the prompt
+    if code < _BY_SIGNAL:  # after a signal the user waits for the prompt
         _tidy(config.keep_days, config.keep_runs)
     return code
 

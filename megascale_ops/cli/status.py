@@ -130,7 +130,7 @@ class _Watched:
             found = status_left(left, self._job)
             if not all_over(found):
                 raise
-        # A controller of many serves whoever comes next; of one job that is over nothing more will be told.
+        # A controller of many jobs serves later ones; one whose only job is over has no further status.
         if (self._place.folder is not None or self._job is not None) and all_over(found):
             self.end = last_words(found, _where(self._place, self._job, self._token_file))
         return found

@@ -18,7 +18,7 @@ from megascale_ops.errors import UsageError
 if TYPE_CHECKING:
     from megascale_ops.schema.tokens import Grant
 
-# 30 days: longer than most jobs run, and a copy that was left somewhere is worth nothing after a month.
+# 30 days: longer than most jobs run, and a leaked copy is invalid after a month.
 DAYS = 30.0
 _DAY_S = 86_400.0
 

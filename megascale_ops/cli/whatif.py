@@ -29,7 +29,7 @@ MOST_RANKS = 64
 class Line(msgspec.Struct, frozen=True):
     """One change and what it would do; times are seconds a step."""
 
-    change: str  # "rank 3", "stage 1", "communicator 0", ranks that were asked for
+    change: str  # "rank 3", "stage 1", "communicator 0", requested ranks
     predicted_s: float
     saved: float  # share of every step
     gpu_hours_a_day: float  # what it would save

@@ -43,7 +43,7 @@ class Access:
         self.is_closed = bool(own_token)
         self._wall = wall
 
-        # Only what is valid is remembered, and by itself: guessed tokens neither fill nor empty it.
+        # Only valid tokens are cached, in a cache of their own: guessed tokens neither fill nor empty it.
         @lru_cache(maxsize=_REMEMBERED)
         def known(token: str) -> Grant:
             found = read_grant(own_token, token)

@@ -20,7 +20,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:7070"  # HOST:PORT; port 0 takes any free one
     store: str = "sqlite:///ops.db"  # or postgresql+psycopg://USER@HOST/DATABASE
     # 1,024 MB: 100,000 incidents with what was decided about them. Beyond it the oldest events go, then the oldest
-    # incidents; what jobs live by never goes.
+    # incidents; the state of jobs is never deleted.
     journal_mb: int = 1024
     # 60 s: a PostgreSQL that is started again, or fails over to its standby, answers within that time.
     store_wait_s: float = 60.0
@@ -32,7 +32,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     otlp_endpoint: str = ""  # an OpenTelemetry collector, http://HOST:4318; none: nothing is sent
-    notify: NotifyConfig = NotifyConfig()  # whom to tell of incidents
+    notify: NotifyConfig = NotifyConfig()  # targets for messages about incidents
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 # 2 s: twenty ticks; a controller away for so long has missed heartbeats that were sent.
 STALL_S = 2.0
-# 5 s: what a restarted controller may not know of the furthest step.
+# 5 s: what a restarted controller may lack of the furthest step.
 SNAPSHOT_S = 5.0
 # A record of 12,500 nodes has 3 MB: written once a minute, not every five seconds.
 SNAPSHOT_EACH_NODE_S = 0.005
@@ -66,7 +66,7 @@ FORGET_NODE_S = 3600.0
 MOST_NODES = 65_536
 # 64 of one node: each user's runs there may bring one. The one that reports a job is looked for among them.
 MOST_AGENTS = 64
-# Agents of urgent jobs report five times a second, so that orders reach them and news reach us in time.
+# Agents of urgent jobs report five times a second, so that orders and reports arrive in time.
 URGENT_S = 0.2
 # Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.
 SMALL_JOB = 64
@@ -132,7 +132,7 @@ class Loop:
             try:
                 record = read_record(name, raw)
             except ValueError as error:
-                log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the sentence says it all
+                log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the message is complete
                 continue
             job = self.jobs[name] = Job(record, now_s, saved=record)
             self.transitions.witness(job, incidents=self.joining.highest.get(name, 0))
@@ -292,7 +292,7 @@ class Loop:
         self.by_hand.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
         for order_id in done:
-            if order_id in held:  # those of profiles and people are forgotten by now
+            if order_id in held:  # those of profiles and users are dropped by now
                 by_job.setdefault(held[order_id].job, set()).add(order_id)
         for name, ids in by_job.items():
             job = self.jobs.get(name)
@@ -385,7 +385,7 @@ class Loop:
         late_s = max(0.0, now_s - self._due_s, self._away_s)
         self._due_s = now_s + TICK_S
         self._away_s = 0.0
-        # 0.9 a tick: a hiccup is remembered for about three seconds.
+        # 0.9 a tick: a hiccup counts for about three seconds.
         self.lag_s = max(late_s, self.lag_s * 0.9)
         if late_s > STALL_S:
             log.warning("the controller was away for %.1f s: all patience begins anew", late_s)
@@ -477,7 +477,7 @@ class Loop:
                 spent_s += self.clock() - began_s
                 if is_over:
                     break
-                await asyncio.sleep(0)  # heartbeats are answered meanwhile
+                await asyncio.sleep(0)  # heartbeats are answered in between
                 # So a long tick is no absence; a piece, or what is done between two of them, may be one.
                 self._away_s = max(self._away_s, self.clock() - began_s)
             self._due_s = max(self._due_s, self.clock())

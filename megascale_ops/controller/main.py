@@ -90,7 +90,7 @@ async def _serve(
             log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
             if not token:
                 log.warning(_OPEN_TO_ALL)
-            # Before the port is published: a reader may end us at once, and the file goes with us.
+            # Before the port is published: a reader may stop the controller at once, which removes the file.
             for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
                 signal.signal(number, signal.SIG_IGN)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +101,7 @@ async def _serve(
                 await _tick_until(loop, files, notifying, telemetry, stop)
             await api.say_goodbye()
     finally:
-        # Side by side: the run that brought us up waits three seconds for our end.
+        # Side by side: the run that started the controller waits three seconds for its end.
         await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
         if config.port_file is not None:
             config.port_file.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def _bind(listen: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Listening here, before the journal is opened, makes a taken port the first thing that is said.
+        # Listening here, before the journal is opened, makes a port in use the first error.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()

@@ -68,7 +68,7 @@ class Notifying:
         while True:
             try:
                 self.poll()
-            except Exception:  # a boundary: a fault here must not end the controller, and is told
+            except Exception:  # a boundary: a fault here must not end the controller, and is logged
                 log.exception("incidents could not be told; it is tried again in %g s", _SICK_S)
                 await asyncio.sleep(_SICK_S)
             await asyncio.sleep(LOOK_S)

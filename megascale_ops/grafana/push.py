@@ -118,7 +118,7 @@ def folder_uid(title: str) -> str:
 def _folder(server: Server, title: str, *, dry_run: bool) -> tuple[str, Done]:
     uid = folder_uid(title)
     known = server.folders()
-    # By title first: a folder made by hand with this name is meant. By uid: ours may have been renamed.
+    # By title first: a folder made by hand with this name is meant. By uid: a pushed folder may have been renamed.
     found = next((one for one in known if one.get("title") == title), None)
     found = found or next((one for one in known if one.get("uid") == uid), None)
     if found is not None:

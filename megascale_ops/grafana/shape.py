@@ -28,7 +28,7 @@ _GONE_TYPES = {"graph": "timeseries", "singlestat": "stat", "table-old": "table"
 _HISTOGRAM_ENDS = ("_bucket", "_sum", "_count")
 # What Prometheus adds to every series, and service discovery's labels of an agent.
 _ADDED_LABELS = frozenset({"instance", "job", "node"})
-# level:metric:operations, where the metric is one of ours.
+# level:metric:operations, where the metric is one of this product.
 _OF_OURS = re.compile(r"(^|:)megascale_")
 _RECORD = re.compile(r"^\s*-?\s*record:\s*['\"]?([A-Za-z_:][\w:]*)", re.MULTILINE)
 
@@ -149,7 +149,7 @@ def unknown_series(one: promql.Selector, recording_rules: Collection[str]) -> st
 
 
 def _guess(name: str) -> str:
-    # 0.8: all of our metrics begin alike.
+    # 0.8: all metrics of the product begin alike.
     guess = nearest(name, METRICS, alike=0.8)
     return f": did you mean {guess}?" if guess else ""
 

@@ -23,14 +23,14 @@ from megascale_ops.schema.ranges import encode
 if TYPE_CHECKING:
     import ssl
 
-    import aiohttp  # 0.2 s, for it loads certificates: an agent, whose requests are its own, does not wait for it
+    import aiohttp  # 0.2 s, since it loads certificates: an agent, with its own requests, does not need it
 
 T = TypeVar("T")
 
 _AWAY = (502, 503, 504)  # a proxy's status for a controller that is not there
 # 3 fields show where it went wrong; a box full of noise has dozens of them.
 _FIELDS_TOLD = 3
-# What a kernel says of a network is said in its words; a library's own are its classes and the addresses that it tried.
+# Network errors of the kernel are quoted as they are; a library's own are its classes and the addresses it tried.
 _OF_THE_NETWORK = frozenset(
     {
         errno.ECONNREFUSED,

@@ -26,11 +26,11 @@ from urllib3.exceptions import TimeoutError as Urllib3TimeoutError
 if TYPE_CHECKING:
     import ssl
 
-# 256 MB: the status of 100,000 ranks has 100 MB; who answers for ever must not take a machine's memory.
+# 256 MB: the status of 100,000 ranks has 100 MB; an endless answer must not fill a machine's memory.
 MOST_BYTES = 256_000_000
 # 64 KiB are read at a time.
 _PIECE_BYTES = 1 << 16
-# 64 connections are kept for threads that ask at once; more are closed after their answer.
+# 64 connections are kept for threads that send at once; more are closed after their answer.
 _KEPT = 64
 
 
@@ -142,7 +142,7 @@ class HttpClient:
             exchange.end(self._exchange(method, target, body, patience_s))
         except HTTPError as error:
             exchange.end(_as_os_error(error))
-        except Exception as error:  # noqa: BLE001  it is raised where somebody waits for the answer
+        except Exception as error:  # noqa: BLE001  it is raised in the thread that waits for the answer
             exchange.end(error)
 
     def _exchange(self, method: str, target: str, body: bytes | None, patience_s: float) -> Reply:
@@ -155,7 +155,7 @@ class HttpClient:
             headers=self._headers,
             retries=False,
             redirect=False,
-            assert_same_host=False,  # ours is a path
+            assert_same_host=False,  # this one is a path
             timeout=urllib3.Timeout(total=patience_s),
             preload_content=False,
             decode_content=False,

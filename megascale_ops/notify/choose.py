@@ -15,8 +15,8 @@ from typing import NamedTuple
 from megascale_ops.notify.config import SEVERITIES, Target
 from megascale_ops.schema.events import Incident
 
-# 15 s: what passes by itself mostly has by then. A hang without proof may be left alone for nine minutes, and a person
-# wants to look before.
+# 15 s: most transient faults have ended by then. A hang without proof may stay for nine minutes, and a person
+# needs the message before.
 SETTLE_S = 15.0
 HOUR_S = 3600.0
 _RANKS = {name: place for place, name in enumerate(SEVERITIES)}
@@ -54,7 +54,7 @@ class Choice:
         self._known: dict[str, _Known] = {}
         self._sent: dict[str, deque[float]] = {name: deque() for name in targets}
         self._left_out = dict.fromkeys(targets, 0)
-        self._untold: dict[str, int] = {}  # left out since somebody asked
+        self._untold: dict[str, int] = {}  # left out since the last reading
 
     def know(self, incidents: Iterable[Incident], now_s: float) -> None:
         """Take note of incidents that a controller before has told; their end is still told."""

@@ -249,7 +249,7 @@ def _target(name: str, raw: object) -> Target:
         raise ValueError(f"target {name}: {text[:1].lower()}{text[1:]}") from None
 
 
-def _decode(kind: type, value: Any) -> Any:  # noqa: ANN401  msgspec's hook, for types that it does not know
+def _decode(kind: type, value: Any) -> Any:  # noqa: ANN401  msgspec's hook, for types that it does not support
     if not isinstance(value, str | Path):
         raise ValueError("text is needed")  # noqa: TRY004  msgspec makes a sentence of ValueErrors
     return Secret(str(value)) if kind is Secret else Path(value)

@@ -43,13 +43,13 @@ class Message(msgspec.Struct, frozen=True):
 
 def compose(event: str, severity: str, incident: Incident, *, link: str, wall_s: float, left_out: int = 0) -> Message:
     """Return the message about an incident; ``link`` is the page's address or "", where no page is to be reached."""
-    # What was over before anybody could be told is told once: "error, solved".
+    # An incident that ended before its message is sent once: "error, solved".
     words = ([severity] if event != "solved" else []) + ([SOLVED[incident.state]] if incident.state in SOLVED else [])
     title = f"{', '.join(words)}: {_headline(incident)}"
     if event == "test":
         title = f"test: {title}"
     full = f"{link.rstrip('/')}/#incident={incident.id}" if link else ""
-    # Whoever reads it sits elsewhere: files of the run's machine are not at hand, and its address has to be said.
+    # It is read on another machine: without the run's files, so that the address is needed.
     reader = elsewhere(link)
     parts = [plain_incident(incident, UTC, reader)]
     if left_out:

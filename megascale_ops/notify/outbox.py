@@ -19,7 +19,7 @@ from megascale_ops.notify.ways import NotSentError, Way
 
 log = logging.getLogger(__name__)
 
-# 100 messages, each with one incident: a target that is away for long is told of the rest by a number.
+# 100 messages, each with one incident: a target that is away for long gets the number of the rest.
 MOST_WAITING = 100
 # 1, 4, 16 s: a server that is being restarted is back by then.
 _FIRST_PAUSE_S, _GROWTH = 1.0, 4.0
@@ -104,7 +104,7 @@ class Outbox:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception:  # a boundary: a bug of ours must not end the controller, and is told
+        except Exception:  # a boundary: a bug must not end the controller, and is logged
             log.exception("no notification is sent any more: the sending thread met an error of its own")
         finally:
             self._is_ready.set()
@@ -130,7 +130,7 @@ class Outbox:
             message = await queue.get()
             try:
                 error = await self._attempt(name, message)
-            except Exception as bug:  # noqa: BLE001  a boundary: one message's fault is not the others'; said below
+            except Exception as bug:  # noqa: BLE001  a boundary: one message must not stop the others; logged below
                 error = NotSentError(f"an error of ours, {type(bug).__name__}")
             finally:
                 self._done(name)

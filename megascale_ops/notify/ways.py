@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from email.message import EmailMessage
 
-# 429 and what a proxy or a loaded server says: the same message may be taken a moment later.
+# 429 and the statuses of a proxy or a loaded server: the same message may be accepted later.
 _PASSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-# 120 s: a server that wants more peace than that is asked no more for this message.
+# 120 s: a longer Retry-After of a server is cut to this.
 _MOST_PAUSE_S = 120.0
 _MOST_SAID = 200
 # 1 s for a process that was killed to be gone; one that hangs in the kernel is left to init.
@@ -131,7 +131,7 @@ class Way:
                 told: NotSentError | None = error
             else:
                 told = None
-            with contextlib.suppress(RuntimeError):  # the deadline has passed, and nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the deadline has passed, and no caller waits any more
                 events.call_soon_threadsafe(tell, told)
 
         threading.Thread(target=work, name="notify-mail", daemon=True).start()
@@ -222,7 +222,7 @@ class _Talk:
             if not self._is_cut:
                 client.send_message(mail)
             with contextlib.suppress(smtplib.SMTPException, OSError):
-                client.quit()  # the mail is taken; how the server says goodbye changes nothing
+                client.quit()  # the mail is accepted; an error at QUIT changes nothing
         finally:
             client.close()
 

@@ -34,7 +34,7 @@ def guarded(piece: str, event: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             event(*args)
-        except Exception as error:  # noqa: BLE001  our mistake must never become the script's; reported once
+        except Exception as error:  # noqa: BLE001  a hook's fault must never reach the script; reported once
             failed = True
             step_aside(piece, error)
 

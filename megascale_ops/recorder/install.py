@@ -70,7 +70,7 @@ def _backward(recording: Recording) -> None:
     backward = autograd.backward
     DistributedDataParallel.__init__ = wrap_making(DistributedDataParallel.__init__, watch)  # type: ignore[method-assign]  # as all hooks do
 
-    # As ``bracket``, in one function: two of them hand all arguments on twice and ask torch.compile twice.
+    # As ``bracket``, in one function: two of them pass all arguments on twice and query torch.compile twice.
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
         if is_compiling():

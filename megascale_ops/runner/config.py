@@ -33,7 +33,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # 60 s for a controller that is being restarted; running jobs outlast its absence anyway.
     controller_wait_s: float = 60.0
     # torchrun's options for where nodes meet; `meeting.py` makes a controller's address of them.
-    rdzv_backend: str = ""  # "": ours
+    rdzv_backend: str = ""  # "": this runner's own
     rdzv_endpoint: str = ""
     node_rank: int = -1  # of several nodes 0 brings the meeting point up; otherwise the controller gives ranks to nodes
     master_addr: str = ""

@@ -47,7 +47,7 @@ from megascale_ops.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
-# 2 s: the other nodes ask twice a second whether the job is over, before the controller that this run serves goes.
+# 2 s: the other nodes poll twice a second for the end of the job, before this run's controller ends.
 _FAREWELL_S = 2.0
 
 
@@ -213,7 +213,7 @@ def _launch(
     *,
     is_own: bool,
 ) -> int:
-    with GarbageKept():  # torch: 0.2 of 1.6 s of CPU time, with companions beside it that want the cores too
+    with GarbageKept():  # torch: 0.2 of 1.6 s of CPU time, with companions beside it that need the cores too
         from megascale_ops.runner import elastic
     from megascale_ops.link import BlockingLink
     from megascale_ops.runner import membership

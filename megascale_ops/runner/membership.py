@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 # 20 s: below the idle limits of proxies; the answer comes at once when there is one.
 _LONG_POLL_S = 20.0
-# 3 s: a network that has just come back knows no route for a second.
+# 3 s: a network that has just come back has no route for a second.
 _LEAVE_S = 3.0
 # 0.5 s: nothing waits for a node that is done.
 _OTHERS_POLL_S = 0.5
-# Back-off while the controller is away: it restarts within a second when it is ours.
+# Back-off while the controller is away: the run's own restarts within a second.
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -39,7 +39,7 @@ class Terms(msgspec.Struct, frozen=True):
     max_nodes: int
     addr: str
     policy: JobPolicy
-    node_rank: int = -1  # the place among the nodes of the first round that the launch line asks for
+    node_rank: int = -1  # the place among the nodes of the first round that the launch line requests
 
 
 class Membership:
@@ -57,7 +57,7 @@ class Membership:
         self._joined: tuple[Join | None, JoinReply] = (None, JoinReply(status="wait"))  # of the round that runs
         self._order: Order | None = None
         self._last_order = ""
-        self._incidents = 0  # the highest number of an incident received: a controller may forget it, see _resume
+        self._incidents = 0  # the highest number of an incident received: a controller may lose it, see _resume
         self._left = False
         self._listener: threading.Thread | None = None
 

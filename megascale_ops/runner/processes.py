@@ -53,7 +53,7 @@ class RankPopen(subprocess.Popen[bytes]):
         """Return the return code, or None while the process lives; once seen dead, it stays dead."""
         code = self._status()
         if code is None:
-            # While another thread fetches the status, ``Popen`` knows none and /proc no longer has the process.
+            # While another thread fetches the status, ``Popen`` has none and /proc no longer has the process.
             code = self._seen_code
         self._seen_code = code
         if code is not None and not self.ended_mono_s:
@@ -125,7 +125,7 @@ def session_of(pid: int) -> int:
 
 def children_of(pid: int) -> list[int]:
     """Return the processes that a process has started itself and that still run."""
-    with suppress(OSError, ValueError):  # ValueError: a thread that ended meanwhile
+    with suppress(OSError, ValueError):  # ValueError: a thread that has ended since
         tasks = Path(f"/proc/{pid}/task").iterdir()
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return []

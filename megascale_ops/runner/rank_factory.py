@@ -14,7 +14,7 @@ def install_factory(local_workers: LocalWorkers) -> None:
     """
     from torch.distributed.elastic.multiprocessing import api
 
-    def start(  # the engine's keywords; numa_options and the like are not for us
+    def start(  # the engine's keywords; numa_options and the like are not used here
         entrypoint: str,
         args: tuple[str, ...],
         env: dict[str, str],

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _STORE_TIMEOUT = timedelta(seconds=30)
 
 
-class JobStopped(MegascaleError):  # noqa: N818  not an error of ours: the controller's decision
+class JobStopped(MegascaleError):  # noqa: N818  no error: the controller's decision
     """The controller ended the job; the text is its reason."""
 
     def __init__(self, reply: JoinReply) -> None:
@@ -128,7 +128,7 @@ class MegascaleRendezvous(RendezvousHandler):
                 if reply.node_rank != 0:
                     store = TCPStore(reply.master_addr, reply.master_port, is_master=False, timeout=_STORE_TIMEOUT)
             except DistError as error:
-                # The controller is reached and the other node is not: nothing that ends this runner for good.
+                # The controller is reached and the other node is not: this runner may try again.
                 where = f"{reply.master_addr}:{reply.master_port}"
                 log.warning("round %d: its store at %s can't be reached (%s); asking anew", reply.round, where, error)
                 exits, self._unmet = (), (0,)

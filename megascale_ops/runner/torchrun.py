@@ -54,7 +54,7 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, LocalWorkers, T
     )
     profiler = Profiler(str(params.get("nccl_profiler") or "off"), os.environ, has_device=has_device())
     local_workers = LocalWorkers(place, profiler=profiler.variables)
-    # torchrun does not distinguish a stop for good from a restart, and gives all ranks the whole time.
+    # torchrun does not distinguish a final stop from a restart, and gives all ranks the whole time.
     local_workers.is_ending = True
     install_factory(local_workers)
     terms = Terms(params.min_nodes, params.max_nodes, params.local_addr or local_address(url), JobPolicy())

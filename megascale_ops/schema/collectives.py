@@ -50,7 +50,7 @@ class CollectiveSample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
     span_s: Seconds = 0.0  # how long this covers, on the rank's clock
     finished: Count = 0  # how many were finished, kept or not
     point_to_point: Count = 0  # of these; they are not in the rows, since only a pair takes part
-    lost: Count = 0  # overwritten or left out for want of room
+    lost: Count = 0  # overwritten or left out for lack of room
     # Times are the host's, of what went through Python alone: what waited in a collective below it looks like own work.
     host_timed: bool = False
 

@@ -24,10 +24,10 @@ RUN_ID = "MEGASCALE_RUN_ID"  # marks every process that one start of a runner br
 TOKEN = "MEGASCALE_TOKEN"  # noqa: S105  the variable's name, not a token
 TOKEN_FILE = "MEGASCALE_TOKEN_FILE"  # noqa: S105  same
 # A user's settings of the NCCL profiler plugin; the plugin itself reads them.
-CHAIN_PROFILER = "MEGASCALE_CHAIN_PROFILER"  # a second plugin behind ours: a path, or a name as NCCL knows them
+CHAIN_PROFILER = "MEGASCALE_CHAIN_PROFILER"  # a second plugin behind this one: a path, or a name as in NCCL
 PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 when not set
-PROFILER_MASK = "MEGASCALE_PROFILER_MASK"  # thin, adapt or fixed: how NCCL is asked for less; thin when not set
+PROFILER_MASK = "MEGASCALE_PROFILER_MASK"  # thin, adapt or fixed: how NCCL's events are reduced; thin when not set
 PROFILER_THIN_AFTER = "MEGASCALE_PROFILER_THIN_AFTER"  # seconds of collectives before that; 30 when not set
 
-# The recorder's own thread as the kernel knows it (/proc/PID/task/TID/comm): 15 bytes at most.
+# The recorder's own thread as named in the kernel (/proc/PID/task/TID/comm): 15 bytes at most.
 BEAT_THREAD = "megascale-beat"

@@ -61,7 +61,7 @@ class NodeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node as the controller sees it; ages in seconds."""
 
     node: str
-    agent_age_s: float = -1.0  # -1: no agent heard
+    agent_age_s: float = -1.0  # -1: no heartbeat yet
     runner_age_s: float = -1.0
     host: HostReading | None = None
 

@@ -40,7 +40,7 @@ class Fault(NamedTuple):
     action: str
     why: str  # the reason for that action
     hang: Hang = Hang.NO
-    telling: tuple[str, ...] = ("stderr", "stacks")  # kinds of evidence, the most telling first
+    telling: tuple[str, ...] = ("stderr", "stacks")  # kinds of evidence, the most specific first
     # The machine is a likely culprit: twice on one node within an hour and never on another is no chance.
     is_machines: bool = False
 
@@ -50,7 +50,7 @@ _STACKS = ("stacks", "flight_recorder", "stderr")
 _CALLS = ("flight_recorder", "collectives", "stacks", "stderr")
 _GPU = ("collectives", "stacks", "stderr")
 _PROCESS = ("stacks", "stderr")
-# Whoever is killed says nothing more: the kernel's log and the control group may.
+# A killed process writes nothing more: the kernel's log and the control group may.
 _KILL = ("kernel", "stderr", "stacks")
 _NETWORK = ("process", "flight_recorder", "stderr")
 

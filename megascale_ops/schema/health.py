@@ -17,7 +17,7 @@ class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shm_free_bytes: Bytes = 0
     disk_free_bytes: Bytes = 0
     cores: Count = 0
-    has_shm: bool = True  # the folder of the black boxes could be asked for its space
+    has_shm: bool = True  # the folder of the black boxes could be queried for its space
     has_disk: bool = True  # the same of a run folder; without a job there is none
 
 
@@ -89,5 +89,5 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     cost: float = 0.0
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
-    sure_of: str = ""  # "place" or, of all that it says, ""
+    sure_of: str = ""  # "place", or "" for all its fields
     excess: float = 0.0

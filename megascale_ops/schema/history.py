@@ -148,7 +148,7 @@ def encode(history: History) -> bytes:
         for one in history.buckets
     )
     head = msgspec.json.encode(_Head(history.facts, shapes))
-    # Of arrays that grow meanwhile only the length in the head is taken.
+    # Of arrays that grow during the copy only the length in the head is taken.
     body = b"".join(
         _little(cells[: shape.ranks])
         for bucket, shape in zip(history.buckets, shapes, strict=True)

@@ -17,7 +17,7 @@ RESULT_SUFFIX = ".kernels.json"
 SAMPLED_SUFFIX = ".sampled.json"
 # 40 kernels have 95 % and more of a transformer's time; the rest is counted in ``left_out``.
 MOST_KERNELS = 40
-# 100 steps: a million kernels, the most that is worth adding up beside the training.
+# 100 steps: a million kernels, the most to be added up beside the training.
 MOST_STEPS = 100
 # 10 min: for the slowest steps there are. Until then the rank's profiler may be on.
 MOST_DEADLINE_S = 600.0

@@ -27,11 +27,11 @@ LIVE_VERSION = 1
 # "unheard": no agent has reported it in this round. "starting" came later and so stands last: the rank has made no step
 # in this round yet, and is not held against it.
 JUDGED = ("ok", "slow", "suspect", "lost", "gone", "unheard", "starting")
-# How urgent a headline is: nothing to do; worth a look; acted upon, or to be; over. "waiting": no rank steps yet.
+# How urgent a headline is: no action; to be looked at; acted upon, or to be; over. "waiting": no rank steps yet.
 LEVELS = ("calm", "watch", "act", "waiting", "over")
 # In ``behind`` and ``quiet``, and for a node: not known.
 UNKNOWN = 65_535
-# 1,024 ranks: 45 KB of UUIDs, once a round. Of a larger job those of culprits are told, with the headline.
+# 1,024 ranks: 45 KB of UUIDs, once a round. Of a larger job those of culprits are sent, with the headline.
 MOST_GPUS = 1024
 # Type codes of ``array`` for each column: unsigned 8, 16, 32 bit and signed 16 bit numbers.
 TYPES = {
@@ -132,7 +132,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int = -1
     median_s: float = 0.0  # mean step of the median rank; 0: no step ended here
     longest_s: float = 0.0  # longest step of any rank
-    loss: float | None = None  # mean of what ranks told, six digits of it; None: none did
+    loss: float | None = None  # mean of the values reported by ranks, six digits; None: no values
     astray: int = 0  # how often a rank's loss was no finite number
     cells: bytes = b""  # by row: own work of the slowest rank in it, in % of the median rank's (as ``Columns.own``)
 

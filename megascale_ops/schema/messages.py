@@ -53,7 +53,7 @@ MOST_FINDINGS = 32
 # 512: two numbers for each take 6 KB of a message; experts are spread over 8 to 256 ranks.
 MOST_PEERS = 512
 
-# For a person who wants to see what a rank printed: answered by evidence of this kind, for no incident.
+# For a user who reads what a rank printed: answered by evidence of this kind, for no incident.
 LOG, READ_LOG = "log", "read_log"
 ORDERS_FOR_AGENT = (
     *("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile", "checkpoint"),
@@ -115,7 +115,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     findings: Annotated[tuple[HardwareFinding, ...], Meta(max_length=MOST_FINDINGS)] | None = None
     gpus: Words = ()  # UUIDs, in full heartbeats and when they have changed
     metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
-    serves: Word = ""  # whose black boxes the agent sees: several agents of a node serve several users; "": not said
+    serves: Word = ""  # user whose black boxes the agent reads: a node may have an agent per user; "": not set
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -153,7 +153,7 @@ class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
     group: Line  # name of the process group
     seq: Step  # sequence number within the group; -1 for point-to-point
     function: Word  # all_reduce, broadcast, ... without the backend's name
-    sizes: Text = ""  # of the inputs, as "[[4, 4]]"; "" where the source does not know
+    sizes: Text = ""  # of the inputs, as "[[4, 4]]"; "" where the source has none
     dtype: Line = ""
     bytes_moved: Bytes = -1  # -1: not known
     done: bool = False
@@ -174,7 +174,7 @@ class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
     remote: Line
     queued_bytes: Bytes = 0  # sent by the rank, and not acknowledged by the kernel of the other end
     unread_bytes: Bytes = 0  # arrived, and not read by the rank
-    resent: Count = 0  # how often the kernel has sent the oldest of it again since it last heard of the other end
+    resent: Count = 0  # how often the kernel has sent the oldest of it again since the other end last acknowledged
 
 
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -247,7 +247,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     job: Word
     node: Word
     runner_id: Word  # new at every start of a runner
-    join_id: Word  # new for every round it asks for
+    join_id: Word  # new for every round it requests
     nproc: Ranks
     min_nodes: Nodes
     max_nodes: Nodes
@@ -256,8 +256,8 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     mono_s: Seconds
     version: Version = msgspec.field(default_factory=spoken)
     previous_round: Round = 0  # 0: none
-    cause: Word = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
-    node_rank: RankOrNone = -1  # with resume: this node's place among its ``nodes``; else one that it asks for
+    cause: Word = "start"  # start, failure, order; resume: no request, this is the round that runs here
+    node_rank: RankOrNone = -1  # with resume: this node's place among its ``nodes``; else the one it requests
     nodes: Nodes = 0
     exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
     incidents: Count = 0  # the highest number of an incident of this job that this runner has received

@@ -122,7 +122,7 @@ _ROWS = (
     ("megascale_host_swap_used_ratio", "agent", Kind.GAUGE, "ratio", "Share of swap space in use.", ("node",)),
     ("megascale_host_shm_free_bytes", "agent", Kind.GAUGE, "bytes", "Free space where the black boxes are.", ("node",)),
     ("megascale_host_disk_free_bytes", "agent", Kind.GAUGE, "bytes", "Free space of the run folder's disk.", ("node",)),
-    # The agent: its GPUs, by NVML; what a GPU does not know has no series. About 33 series for each GPU.
+    # The agent: its GPUs, by NVML; values that a GPU lacks have no series. About 33 series for each GPU.
     ("megascale_gpu_info", "agent", Kind.INFO, "", "Which GPU it is; gpu is its index on the node.",
      (*_GPU, "uuid", "model", "driver", "vbios")),
     ("megascale_gpu_temperature_celsius", "agent", Kind.GAUGE, "celsius", "Temperature of the chip.", _GPU),
@@ -297,7 +297,7 @@ _ROWS = (
     ("megascale_node_clock_offset_seconds", "controller", Kind.GAUGE, "seconds",
      "Node's wall clock ahead of the controller's, less what a heartbeat takes at its fastest of the last minute.",
      ("node",)),
-    # The controller: what it remembers of GPUs.
+    # The controller: what it keeps of GPUs.
     ("megascale_gpu_bad_info", "controller", Kind.INFO, "",
      "A GPU that failed and of which nobody has said since that it was mended.", ("node", "uuid", "reason")),
     # The controller: itself.

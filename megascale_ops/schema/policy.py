@@ -37,7 +37,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How patient and how generous to be with one job; sent by its runner, each field settable by the user."""
 
-    # A line for each, for who reads `config show`, `policy show` or the reference; beside the fields stand the reasons.
+    # A line for each, for `config show`, `policy show` and the reference; beside the fields stand the reasons.
     HELP: ClassVar[dict[str, str]] = {
         "max_restarts": "Restarts in all; -1: only the hourly budgets count.",
         "restarts_per_hour": "Restarts an hour, whatever their causes.",
@@ -78,8 +78,8 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     busy_factor: Factor = 6.0
     busy_floor_s: Seconds = 60.0  # and at least so long
     # 540 s: a rank that keeps others waiting, without proof that it can't come, gets nearly as long as NCCL's
-    # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
-    # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
+    # own time-out (600 s), so that verdict and restart come just before that ends the process silently; and never
+    # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may require.
     absent_patience_s: Seconds = 540.0
     # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
     # go on changing, children at work, bytes that move.
@@ -91,7 +91,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # What the first round waits after the last join while nodes are below max_nodes. 10 s: runners that were launched
     # together join as they have imported torch, seconds apart on a shared disk; too early costs a restart.
     last_call_s: Seconds = 10.0
-    # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
+    # Restarts without a node that was to blame; more than a few an hour indicate a fault that is not the nodes'.
     evictions_per_hour: Count = 2
     dry_run: bool = False  # judge and report what would be done, and do nothing
     # Class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table.

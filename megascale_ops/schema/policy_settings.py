@@ -119,7 +119,7 @@ class ClassAction(NamedTuple):
     meaning: str
     action: str
     why: str
-    is_own: bool  # the job's policy says so, and not the table
+    is_own: bool  # set in the job's policy, not in the table
 
 
 def class_actions(policy: JobPolicy) -> tuple[ClassAction, ...]:

@@ -97,7 +97,7 @@ class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cpu_busy: Share = 0.0  # share of one core since the last heartbeat; a rank may exceed 1
     rss_bytes: Bytes = 0
     threads: Count = 0
-    starved: Share = 0.0  # share of the time since the last heartbeat in which its main thread wanted a core in vain
+    starved: Share = 0.0  # share of the time since the last heartbeat its main thread was runnable without a core
 
 
 class LastWords(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -57,7 +57,7 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 Version = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 Bits = Annotated[int, Meta(ge=0, le=255)]  # an exponent of two
 
-# 128: names and ids of ours have 100 at most, words of tables 30.
+# 128: the product's names and ids have 100 at most, words of tables 30.
 Word = Annotated[str, Meta(max_length=128)]
 # 1,024: addresses, names of communicators and kernels, one line of a log.
 Line = Annotated[str, Meta(max_length=1024)]

@@ -98,7 +98,7 @@ def read_grant(own_token: str, token: str) -> Grant | None:
     try:
         return _grants.decode(base64.urlsafe_b64decode(_bytes(payload) + b"=" * (-len(payload) % 4)))
     except (msgspec.MsgspecError, binascii.Error):
-        return None  # signed by a version that knows more than this one
+        return None  # signed by a version newer than this one
 
 
 def is_derived(token: str) -> bool:

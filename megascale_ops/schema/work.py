@@ -14,7 +14,7 @@ from megascale_ops.schema.ranges import Bytes, Line, Pid, Seconds, Word
 
 # 60 characters of a command line: the program and its first arguments.
 MOST_COMMAND = 60
-# 4 children: a script waits for one or two programs; its data loader's workers tell nothing by name.
+# 4 children: a script waits for one or two programs; the names of data loader workers carry no information.
 MOST_CHILDREN_TOLD = 4
 
 
@@ -33,7 +33,7 @@ class ProcessWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     mono_s: Seconds  # end of the time looked at, the agent's monotonic clock
     over_s: Seconds  # how long it was
     own_cpu_s: Seconds = 0.0  # CPU time of the process itself
-    child_cpu_s: Seconds = 0.0  # of its children, those included that ended meanwhile
+    child_cpu_s: Seconds = 0.0  # of its children, including those that have ended since
     io_bytes: Bytes = 0  # read and written by system calls: files, pipes
     socket_bytes: Bytes = 0  # acknowledged by the other end or received, TCP
     grown_bytes: Bytes = 0  # by how much the files that they hold open have grown

@@ -74,11 +74,11 @@ def run_headless(browser: str, page: Path, *options: str, width: int = WIDTH) ->
                 "--disable-sync",
                 "--disable-extensions",
             ),
-            # No name resolves: a browser asks its maker for updates and the like, here on a training node.
+            # No name resolves: a browser requests updates and the like of its vendor, here on a training node.
             "--host-resolver-rules=MAP * ~NOTFOUND",
-            # /dev/shm of a container has 64 MB by default, less than a browser wants.
+            # /dev/shm of a container has 64 MB by default, less than a browser needs.
             *("--disable-dev-shm-usage", f"--user-data-dir={profile}", f"--window-size={width},1000"),
-            # Chromium refuses its sandbox to root. The page is our own and forbids itself every request.
+            # Chromium refuses its sandbox to root. The page is the product's own and forbids every request.
             *(("--no-sandbox",) if os.geteuid() == 0 else ()),
             *options,
             page.absolute().as_uri(),

@@ -100,7 +100,7 @@ def listed(wanted: str, known: Collection[int], words: str = "") -> list[int]:
         missing = [rank for rank in (lowest, highest) if rank not in known]
         if missing:
             raise UsageError(f"there is no black box of rank {missing[0]} here; there are those of {named(known)}")
-        # A range is asked for as far as there are boxes: that one in its midst is missing is said already.
+        # A range covers the boxes that there are: one missing inside it is reported already.
         within = [rank for rank in sorted(known) if lowest <= rank <= highest]
         found |= dict.fromkeys(within)
     return list(found)

@@ -22,11 +22,11 @@ SUFFIX = ".pftrace"
 _SEQUENCE = 1  # all packets are of one writer: strings are numbered within it
 _CLEARED, _NEEDS_STATE = 1, 2  # SequenceFlags
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4  # TrackEvent.Type
-_BOOTTIME, _REALTIME = 6, 1  # BuiltinClock; timestamps are read as BOOTTIME when nothing else is said
+_BOOTTIME, _REALTIME = 6, 1  # BuiltinClock; timestamps are read as BOOTTIME when no other clock is set
 
 _PACKET = tag(1, 2)
 _TIMESTAMP = tag(8, 0)
-# Every event: whose it is, and that it uses strings which came before it.
+# Every event: its sequence, and that it uses strings which came before it.
 _HEAD = tag(10, 0) + varint(_SEQUENCE) + tag(13, 0) + varint(_NEEDS_STATE) + tag(11, 2)
 _FLOW, _FLOW_END = tag(47, 1), tag(48, 1)
 _CORRELATION = tag(52, 0)

@@ -15,7 +15,7 @@ from megascale_ops.trace import report_parts as parts
 from megascale_ops.trace.report_facts import Report
 from megascale_ops.trace.report_plot import plot_of
 
-# Nothing may be loaded from anywhere, and what ranks print can never become a program that asks for more.
+# Nothing may be loaded from anywhere, and what ranks print can never become a program that loads more.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _HOVER = "Point at a cell to read it. Drag to zoom, double-click to see all again. Blank: no step ended there."
 

@@ -197,7 +197,7 @@ def test_xids_of_the_script_are_never_fatal() -> None:
     assert all(re.fullmatch(pattern, action) for action in BAD_ACTIONS)
     for row in XIDS.values():
         assert row.group != "application" or not re.fullmatch(pattern, row.action), row
-    # What the line of an NVLink 5 error or of the driver's advice may ask for without a page.
+    # What the line of an NVLink 5 error or of the driver's advice may require without a page.
     for action in ("none", "restart_app", "follow_driver"):
         assert not re.fullmatch(pattern, action)
 

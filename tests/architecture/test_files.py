@@ -2,8 +2,10 @@
 """What every file of the house looks like: its first lines, its size, and what must never stand in it."""
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,8 +19,8 @@ SPDX = "# SPDX-License-Identifier: Apache-2.0"
 # 500: a file fits one sitting; the field's ugliest launchers have thousands.
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 60
-# Words for a person, where a docstring of the product has to name a rank, an agent, a process, a user.
-UNNAMED = ("whoever", "somebody", "nobody", "anybody", "everybody")
+# Words for a person, where docstrings and comments of the product have to name a rank, an agent, a process, a user.
+UNNAMED = re.compile(r"\b(?:whoever|somebody|nobody|anybody|everybody)\b", re.IGNORECASE)
 
 
 class Source(NamedTuple):
@@ -153,12 +155,25 @@ def leaves_something_for_later(source: Source) -> Iterator[str]:
     yield from (f"says {found}" for found in re.findall(rf"\b(?:{'|'.join(words)})\b", source.text))
 
 
+def unnamed(text: str) -> list[str]:
+    """Return the words of a text that leave the rank, process or user open; code in backticks is no word."""
+    return UNNAMED.findall(re.sub(r"(`+).*?\1", "", text))
+
+
 def names_no_part(source: Source) -> Iterator[str]:
-    """Look in docstrings for words that leave the rank, process or user open; code in backticks is no word."""
-    word = re.compile(rf"\b(?:{'|'.join(UNNAMED)})\b", re.IGNORECASE)
+    """Look in docstrings for words that leave the rank, process or user open."""
     for name, docstring in shape(source.text).docstrings:
-        found = word.findall(re.sub(r"(`+).*?\1", "", docstring))
+        found = unnamed(docstring)
         yield from (f'the docstring of {name} says "{one}": name the rank, the process, the user' for one in found)
+
+
+def comments_name_no_part(source: Source) -> Iterator[str]:
+    """Look for the same words in comments; strings are left to the tests of what they print."""
+    if not UNNAMED.search(source.text):
+        return  # nearly all files: tokenising them takes seconds
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        found = unnamed(token.string) if token.type == tokenize.COMMENT else []
+        yield from (f'line {token.start[0]} says "{one}": name the rank, the process, the user' for one in found)
 
 
 def silences_without_a_reason(source: Source) -> Iterator[str]:
@@ -193,6 +208,11 @@ def test_docstrings_name_the_part_that_acts() -> None:
     hold(names_no_part, PRODUCT)
 
 
+def test_comments_name_the_part_that_acts() -> None:
+    """A comment in ``megascale_ops`` and ``agents`` names the rank, agent, process or user as well."""
+    hold(comments_name_no_part, python_files("megascale_ops", "agents"))
+
+
 def test_every_silenced_warning_has_its_reason() -> None:
     """``noqa`` and ``type: ignore`` name what they silence and say why, on the same line."""
     hold(silences_without_a_reason, OURS)
@@ -216,6 +236,8 @@ HEAD = f'{SPDX}\n"""Say what this file is for."""\n'
         (names_no_part, '"""A `nobody` row."""\n', '"""Nobody waits."""\n'),
         (names_no_part, 'def f():\n  """No rank."""\n', 'class C:\n  def f():\n    """Tell whoever asks."""\n'),
         (names_no_part, '@c.command("v")\ndef f():\n  """For whoever."""\n', 'class C:\n  """For anybody."""\n'),
+        (comments_name_no_part, 's = "# nobody"  # a user\n', "s = 1  # nobody waits\n"),
+        (comments_name_no_part, "# The user `nobody`.\n", "# 5 s: Whoever\n# waits.\n"),
         (silences_without_a_reason, "x = 1  # noqa: E501 (a URL)\n", "x = 1  # noqa: E501\n"),
         (silences_without_a_reason, "x = 1  # type: ignore[arg-type] # why\n", "x = 1  # type: ignore\n"),
     ],

@@ -62,7 +62,7 @@ def pure_files() -> list[Path]:
     """Return the files of judgement; a judge may also be a package of files.
 
     Raises:
-        FileNotFoundError: a judge has moved away from where it is looked for, and nobody would look at it.
+        FileNotFoundError: a judge has moved away from where it is looked for, and would not be checked.
     """
     found: list[Path] = []
     for folder, names in PURE.items():

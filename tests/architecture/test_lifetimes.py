@@ -16,7 +16,7 @@ SOURCES = ("megascale_ops", "agents/megascale_agents", "kernels/megascale_kernel
 PARTS = frozenset({"round", "suspected", "suspects", "unsaved", "silence"})
 # An object of its own within a round, ended by None.
 ENDED_BY_NONE = frozenset({"together"})
-# Methods after which the object is of no use any more: what they leave behind is read by nobody.
+# Methods after which the object is of no use any more: what they leave is not read any more.
 LAST_METHODS = frozenset({"close", "__exit__"})
 # Fields that end together and stay apart, and why.
 KEPT_APART = {
@@ -139,7 +139,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def test_no_part_of_a_job_is_reset_by_hand() -> None:
-    """Whoever ends a round, a suspicion or a batch puts a new one in its place."""
+    """The code that ends a round, a suspicion or a batch puts a new one in its place."""
     found = {
         str(path.relative_to(CONTROLLER)): resets
         for path in sorted(CONTROLLER.rglob("*.py"))

@@ -186,7 +186,7 @@ def test_the_numbers_of_a_new_collector_and_a_new_metric_are_on_the_agents_page(
 def test_what_a_new_collector_can_not_see_is_told_for_it(
     tree: Path, tmp_path: Path, left: str | None, told: str
 ) -> None:
-    """No file is no check; a file that makes no sense is a finding and a check whose status nobody knows."""
+    """No file is no check; a file that makes no sense is a finding and a check of unknown status."""
     (tmp_path / "sys" / "fs").mkdir(parents=True)
     if left is not None:
         (tmp_path / "sys" / "fs" / "file-nr").write_text(left, encoding="ascii")

@@ -64,7 +64,7 @@ async def test_every_address_is_described_or_says_why_not(served: Served) -> Non
 
 
 async def test_the_committed_description_is_what_is_served(served: Served) -> None:
-    """To the last character: whoever changes a type or an address commits the description with it."""
+    """To the last character: a change of a type or an address is committed with the description."""
     status, described = await get(f"{served.url}/openapi.json")
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
 

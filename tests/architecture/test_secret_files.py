@@ -66,7 +66,7 @@ def found_in(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_no_other_module_opens_a_file_with_a_secret() -> None:
-    """Four readers had three rules once: one took a file that everybody may read."""
+    """Four readers had three rules once: one took a file that every user may read."""
     sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES if path != THE_ONE}
     assert len(sources) > 300
 

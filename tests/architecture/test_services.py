@@ -92,7 +92,7 @@ def test_what_remembers_nothing_is_a_function() -> None:
 
 
 def test_a_class_around_functions_is_seen() -> None:
-    """The control: two services, and what looks like one and remembers, is a value, or has somebody else's shape."""
+    """The control: two services, and what looks like one and remembers, is a value, or has another one's shape."""
     service = """
 class Leaving:
     def __init__(self, jobs, transitions):

@@ -100,7 +100,7 @@ def test_the_description_leads_nowhere_wrong(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_source_distribution_is_complete(tmp_path: Path) -> None:
-    """Whoever unpacks it has what the repository tracks: tests, pages, benchmarks, and what builds and checks them."""
+    """It contains what the repository tracks: tests, pages, benchmarks, and what builds and checks them."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, timeout=120, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of a kernel that nobody launches: what laying them out asks of tensors and of their descriptors."""
+"""Arguments of a kernel that is not launched: what laying them out asks of tensors and of their descriptors."""
 
 import re
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A certificate for this host that nobody knows yet, made by openssl."""
+"""A certificate for this host that no client trusts yet, made by openssl."""
 
 import shutil
 import ssl

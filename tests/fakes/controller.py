@@ -57,7 +57,7 @@ class FakeController:
     async def until(self, look: Callable[[], T | None], what: str, deadline_s: float = 90.0) -> T:
         """Return the first true answer of ``look``; fail the test when none comes."""
         async with asyncio.timeout(deadline_s):
-            while not (answer := look()):  # noqa: ASYNC110  what is looked at knows no events
+            while not (answer := look()):  # noqa: ASYNC110  what is polled has no events
                 await asyncio.sleep(0.01)
         assert answer, what
         return answer

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job of another user on this node, honest or not: his folders, his processes, and what he writes into them.
 
-Only root can make one: who starts processes as somebody else has to be.
+Only root can make one: only root may start processes as another user.
 """
 
 import os

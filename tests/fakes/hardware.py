@@ -63,7 +63,7 @@ class FakeMachine:
         """Return what the agent's environment needs for the GPUs."""
         return {"PYTHONPATH": before_others(NVML_TREE), "MEGASCALE_FAKE_NVML": str(self.nvml)}
 
-    def gpu(self, index: int, **changes: Any) -> None:  # noqa: ANN401  whatever the stand-in knows
+    def gpu(self, index: int, **changes: Any) -> None:  # noqa: ANN401  whatever the stand-in supports
         """Change a GPU; the names are those of ``HEALTHY`` in the stand-in."""
         self._state["gpus"][index] |= changes
         self._write_gpus()

@@ -102,7 +102,7 @@ def one_absent(*items: EvidenceItem, size: int = 4, culprit: int = 1, **view: ob
 def everybody(
     *, odd: EvidenceItem, size: int = 4, culprit: int = 1, right: EvidenceItem = WAITING, ahead: int = 0
 ) -> Judgement:
-    """Everybody waits in a collective; one has called something else than the others."""
+    """All ranks wait in a collective; one has called something else than the others."""
     views = [rank_view(rank, step=20 + (ahead if rank == culprit else 0)) for rank in range(size)]
     evidence = [item for rank in range(size) for item in said_of(rank, odd if rank == culprit else right)]
     return judge_job(views, evidence)

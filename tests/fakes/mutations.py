@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that are nearly right: what a disk, a torn write, another version or somebody's malice makes of ours.
+"""Bytes that are nearly right: what a disk, a torn write, another version or an attacker makes of valid ones.
 
 Random bytes never come past the first check of a reader. So a whole, valid file is drawn from a corpus and changed in
 a few places. The seed is drawn anew in each run; hypothesis prints the example that failed, and the line by which it
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# 60 of each kind take seconds; MEGASCALE_FUZZ_EXAMPLES says how many a longer run draws.
+# 60 of each kind take seconds; MEGASCALE_FUZZ_EXAMPLES sets how many a longer run draws.
 EXAMPLES = int(os.environ.get("MEGASCALE_FUZZ_EXAMPLES", "60"))
 
 fuzzed = settings(

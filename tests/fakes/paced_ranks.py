@@ -87,7 +87,7 @@ class PacedRanks:
         self.step += 1
 
     def until_named(self, fault: Fault, most: int) -> tuple[int, set[int]]:
-        """Return after how many steps somebody was named, and who; (-1, nobody) if that took more than ``most``."""
+        """Return after how many steps a rank was named, and which; (-1, none) if that took more than ``most``."""
         for count in range(1, most + 1):
             self.one(fault)
             if self.named():

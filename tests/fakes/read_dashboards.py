@@ -71,7 +71,7 @@ def variable_queries() -> Iterator[Query]:
 
 
 def filled(expr: str, values: Mapping[str, str]) -> str:
-    """Return a query as Grafana sends it; a variable that nobody knows stays as it is, as in Grafana."""
+    """Return a query as Grafana sends it; an unknown variable stays as it is, as in Grafana."""
     known = {**BUILT_IN, **values}
     return _VARIABLE.sub(lambda match: known.get(match.group(1) or match.group(2), match.group()), expr)
 

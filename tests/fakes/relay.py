@@ -11,7 +11,7 @@ import contextlib
 import threading
 from typing import Self
 
-# 16 KiB: small enough that a throttled link is slow for everybody, large enough to cost nothing when it is not.
+# 16 KiB: small enough that a throttled link is slow for all, large enough to cost nothing when it is not throttled.
 CHUNK_BYTES = 16 * 1024
 
 
@@ -96,7 +96,7 @@ class Relay:
 
     async def _close_all(self) -> None:
         for writer in list(self._open):
-            writer.transport.abort()  # a reset, as a machine sends that knows nothing of the connection
+            writer.transport.abort()  # a reset, as from a machine without this connection
         self._open.clear()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +107,7 @@ class Relay:
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:
-            writer.transport.abort()  # nobody listens there: say so as the target's kernel would
+            writer.transport.abort()  # no listener there: refuse as the target's kernel would
             return
         ends = {writer, far_writer}
         self._open |= ends
@@ -127,5 +127,5 @@ class Relay:
                 await self._passing.wait()
                 writer.write(chunk)
                 await writer.drain()
-        # One side is done: the other is told at once, half-closed connections are not ours to keep.
+        # One side is done: the other is closed at once, half-closed connections are not kept.
         writer.close()

@@ -6,7 +6,7 @@ From a test for promtool (``dashboards/rules/tests``) three kinds of variants ar
     lost scrape            one target gives nothing at one moment
     restarted exporter     one target gives nothing for a minute; then its counters begin at 0, and what it remembers
                            of events is gone
-    restarted Prometheus   nobody gives anything for five minutes
+    restarted Prometheus   no target has samples for five minutes
 
 A gap begins where a value changes (the event falls into it), one sample later, in the midst of the waiting, and at each
 moment that the alert's expression looks back to. A test that expects nothing has to
@@ -73,7 +73,7 @@ class Series(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Who gives it: the controller, a node's agent, or somebody who has no part in this."""
+        """Its source: the controller, a node's agent, or an unrelated target."""
         if self.name == "up":
             where = self.labels.get("node") or self.labels.get("instance", "")
             return {"megascale-controller": "controller"}.get(self.labels["job"], f"agent {where}")

@@ -7,7 +7,7 @@ from prometheus_client.samples import Sample
 
 from megascale_ops.schema.metrics import METRICS
 
-# What Prometheus 3 asks with, shortened: OpenMetrics first, the older format if need be.
+# The Accept header of Prometheus 3, shortened: OpenMetrics first, the older format if need be.
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge one stretch of recorded collectives at once: plain columns in, a report out.
 
-The controller feeds ``Skew`` pass by pass from heartbeats; this is for whoever has records of all ranks at hand.
+The controller feeds ``Skew`` pass by pass from heartbeats; this is for tests that have records of all ranks.
 
 Pure.
 """
@@ -61,7 +61,7 @@ def analyse(
     Args:
         columns: of all ranks, in any order.
         classes: by rank, equal numbers for equals; None: all are.
-        step_s: how long a step takes, 0 where nobody knows.
+        step_s: how long a step takes, 0 where unknown.
         policy: what is worth a name; None: the default.
         nodes: which rank is where.
     """

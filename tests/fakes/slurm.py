@@ -126,7 +126,7 @@ class OneNode:
         until(lambda: self.job(job)["JobState"] in states, f"the job is {states}", PATIENCE_S, self.logs)
 
     def node_state(self) -> str:
-        """Return how the node stands, "" as long as nobody answers."""
+        """Return how the node stands, "" as long as there is no answer."""
         asked = subprocess.run(
             ["sinfo", "--noheader", "--format=%T"],
             env=self.env,
@@ -162,7 +162,7 @@ class OneNode:
 
 
 def _free_ports(number: int) -> list[int]:
-    """Return ports of the loopback that nobody has now; Slurm can't choose its own."""
+    """Return ports of the loopback that are free now; Slurm can't choose its own."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [int(one.getsockname()[1]) for one in sockets]
     for one in sockets:

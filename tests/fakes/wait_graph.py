@@ -53,7 +53,7 @@ def _device(function: JITFunction[Any], language: SimpleNamespace) -> FunctionTy
     return FunctionType(function.fn.__code__, {**function.fn.__globals__, **plain, "gl": language})
 
 
-# Likewise where the warp-specialised all-gather says what a tile reads; its mappings are Triton's functions there.
+# Likewise where the warp-specialised all-gather computes what a tile reads; its mappings are Triton's functions there.
 _MAPPINGS = {"gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped}
 _place_of = FunctionType(hopper.place_of.fn.__code__, _MAPPINGS, "place_of")
 

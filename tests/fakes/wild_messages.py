@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as nobody would send them on purpose: whole ones of which a few fields are at, or beyond, what they can be.
+"""Messages that no correct program sends: whole ones of which a few fields are at, or beyond, what they can be.
 
 What a field can be is read from its type, so a field that is added tomorrow is drawn tomorrow.
 """

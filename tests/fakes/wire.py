@@ -66,7 +66,7 @@ class Wire:
                 if self.bytes_per_s:
                     now_s = time.monotonic()
                     free_at_s = max(free_at_s, now_s) + len(frame) / self.bytes_per_s
-                    # Below a few milliseconds sleeping is not exact; what is owed adds up until it is.
+                    # Below a few milliseconds sleeping is not exact; the delay adds up until it is.
                     if free_at_s - now_s > 0.005:
                         time.sleep(free_at_s - now_s)
                 os.write(sink, frame)

@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def read_all(path: Path, reader: BoxReader) -> None:
-    """Everything that a reader of ours is asked for, by whoever asks it."""
+    """Everything that a reader offers, by any caller."""
     for found in (reader.identity(), reader.progress(), reader.error(), reader.profiler(), reader.collective()):
         msgspec.json.decode(msgspec.json.encode(found))
     lists = (reader.steps(), reader.gpu_steps(), reader.collectives(), reader.nccl(), reader.communicators())

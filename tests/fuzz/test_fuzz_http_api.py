@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever reads the published description and asks by it, rightly or wrongly, gets what it promises.
+"""Requests by the published description, right or wrong, get the answers that it specifies.
 
 schemathesis draws requests from the description that a real controller serves, valid ones and such that break a rule,
 and holds every answer against it. ``make fuzz`` draws more.

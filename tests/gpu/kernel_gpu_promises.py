@@ -39,7 +39,7 @@ SLEEP_CYCLES = 3_000_000  # a straggler comes 1 to 2 ms late
 REPLAYS = 50
 
 tuned_choice = autotune.choose
-# The tuner would send small shapes down the serial path; here the kernels are wanted.
+# The tuner would send small shapes down the serial path; here the kernels are needed.
 autotune.choose = lambda *_: PLAIN
 
 
@@ -75,7 +75,7 @@ GATHER_CONFIGS = [
     *(Config(128, columns, kernel="hopper", tail_split=0) for columns in (128, 256)),  # all tiles dealt out evenly
     Config(128, 128, kernel="hopper", planned=True, lead=2),  # four of six columns walked with all shards
     Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=3),
-    Config(128, 128, kernel="hopper", planned=True),  # what the timetable says
+    Config(128, 128, kernel="hopper", planned=True),  # as in the timetable
     Config(kernel="hopper", planned=True, splits=2, group_m=8),
     Config(kernel="hopper", planned=True, stages=3),
 ]

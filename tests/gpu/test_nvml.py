@@ -152,7 +152,7 @@ def test_a_look_takes_no_longer_than_it_may_wait(nvml: Nvml) -> None:
     """Ten looks in a row all answer; none is left out because the one before had let go of the library."""
     looks = [nvml.read(time.monotonic()) for _ in range(10)]
 
-    # The library also tells of GPUs that this process may not use (CUDA_VISIBLE_DEVICES).
+    # The library also lists GPUs that this process may not use (CUDA_VISIBLE_DEVICES).
     (seen,) = {len(one.gpus) for one in looks}
     assert seen >= torch.cuda.device_count()
     assert all(not gpu.lost for one in looks for gpu in one.gpus)

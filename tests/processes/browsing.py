@@ -74,7 +74,7 @@ async def opened(url: str, *, width: int = 1280, dark: bool = False, touch: bool
 
 async def poison(served: Served) -> None:
     """Let a job have markup wherever a job can have text."""
-    # Nobody beats for this node: however long the browser takes to start, it is not lost.
+    # No agent sends heartbeats for this node: however long the browser takes to start, it is not lost.
     policy = JobPolicy(node_lost_s=3600.0)
     join = Join("evil", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
     reply = await served.loop.joining.join(join, PATIENCE_S)

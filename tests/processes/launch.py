@@ -27,10 +27,10 @@ from megascale_ops.schema.identity import RoundFile
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
 TOY = SCRIPTS / "toy.py"
-# Without torch, which costs a rank 2 s of CPU in every round: ranks in lockstep, and ranks that know nothing of others.
+# Without torch, which costs a rank 2 s of CPU in every round: ranks in lockstep, and independent ranks.
 LOCKSTEP = SCRIPTS / "lockstep.py"
 PLAIN = SCRIPTS / "plain.py"
-# For a script that shall train until the test has seen what it wants to see: `Launch.enough` ends it.
+# For a script that shall train until the test has seen what it needs: `Launch.enough` ends it.
 ENDLESS = ("--steps=1000000", "--until-enough")
 T = TypeVar("T")
 # Deadlines of waits, here and in the tests: several times what a machine needs that is three times slower than a desk.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of our own for nodes: a namespace each, with one interface to the controller and one to the other ranks.
 
-Packets can be lost between them as behind a cable that was taken out, and nobody is told. Needs iproute2, and the right
+Packets can be lost between them as behind a cable that was taken out, without notice. Needs iproute2, and the right
 and the kernel for network namespaces; where one of them is missing the tests that ask for it are skipped.
 """
 
@@ -72,7 +72,7 @@ class Networks:
 
                 def answered(command: list[str] = command) -> bool:
                     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-                    return done.stdout.strip() == str(errno.ECONNREFUSED)  # nobody listens there, and says so
+                    return done.stdout.strip() == str(errno.ECONNREFUSED)  # no listener there: refused
 
                 until(answered, f"{name} to reach {self.address(net)}")
 
@@ -87,7 +87,7 @@ class Networks:
         node.env["GLOO_SOCKET_IFNAME"] = "d0"
 
     def set(self, name: str, net: str, state: str) -> None:
-        """Take a node's cable out (``down``) or put it back (``up``): packets are lost, nobody is told."""
+        """Take a node's cable out (``down``) or put it back (``up``): packets are lost without notice."""
         _ip("link", "set", f"{self.mark}{name}{net}", state)
 
     def remove(self) -> None:

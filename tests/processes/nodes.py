@@ -143,7 +143,7 @@ class Node(Program):
         return found
 
     def kill_whole(self) -> None:
-        """Take the power away: stop all of it first, so that nobody sees the others die, then kill."""
+        """Take the power away: stop all of it first, so that no process sees the others die, then kill."""
         pids = self.pids()
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
@@ -193,7 +193,7 @@ class Cluster:
         self.job = "toy"
         self.nnodes = nnodes
         self.nproc = nproc
-        # 6 s: node_lost_s of a test that doesn't want to wait 15. The last call ends when all nodes have joined.
+        # 6 s: node_lost_s of a test that must not wait 15. The last call ends when all nodes have joined.
         self.policy = ("node_lost_s=6", f"last_call_s={PATIENCE_S:g}", *policy)
         self.controller = Controller(self)
         self.nodes = {name: Node(self, name) for name in names}
@@ -209,7 +209,7 @@ class Cluster:
             self.until_known(node)
 
     def until_known(self, node: Node) -> None:
-        """Wait until the node's runner has joined: whoever joins first comes first."""
+        """Wait until the node's runner has joined: the first to join comes first."""
 
         def joined() -> bool:
             assert node.proc is not None
@@ -262,7 +262,7 @@ class Cluster:
             store.close()
 
     def outputs(self) -> str:
-        """Return the end of what everybody has printed, for the message of a failed test."""
+        """Return the end of every program's output, for the message of a failed test."""
         programs: list[Program] = [self.controller, *self.nodes.values()]
         return "\n".join(f"--- {one.log}\n{one.output()[-4000:]}" for one in programs)
 

@@ -58,7 +58,7 @@ class Slurm:
 
 
 def is_gone(pid: int) -> bool:
-    """Say whether a process has ended; one that nobody has reaped has."""
+    """Say whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except OSError:

@@ -23,7 +23,7 @@ from tests.processes.launch import PATIENCE_S
 
 pytestmark = pytest.mark.processes
 
-# Regular heartbeats as far apart as the agent allows: what comes within 20 s was most likely said at once.
+# Regular heartbeats as far apart as the agent allows: what comes within 20 s was most likely sent at once.
 SELDOM = ("--heartbeat-interval", "60")
 AT_ONCE_S = 20.0
 _PROBE = """
@@ -178,7 +178,7 @@ async def test_nothing_is_lost_while_the_controller_is_away(
 
 
 async def test_an_agent_waits_for_a_controller_that_comes_later(agents: Agents, controller: FakeController) -> None:
-    """At start-up nobody listens: one line in the log, and the first heartbeat when somebody does."""
+    """At start-up there is no listener: one line in the log, and the first heartbeat once there is."""
     await controller.stop()
     started = agents.start()
     await controller.until(lambda: "heartbeats are kept" in agents.log.read_text(), "the line in the log")
@@ -260,7 +260,7 @@ async def test_a_second_agent_of_a_node_is_refused(agents: Agents) -> None:
 
 
 async def test_the_lock_of_a_killed_agent_is_free(agents: Agents, controller: FakeController) -> None:
-    """The kernel gives it back; nobody has to clean up."""
+    """The kernel gives it back; no program has to clean up."""
     first = agents.start()
     await agents.heard()
     first.kill()
@@ -286,7 +286,7 @@ async def test_it_ends_when_told_to(agents: Agents, number: signal.Signals) -> N
 
 
 async def test_it_ends_in_time_while_the_controller_is_away(agents: Agents, controller: FakeController) -> None:
-    """A last word that nobody hears is not waited for."""
+    """A last heartbeat without a receiver is not waited for."""
     started = agents.start()
     await agents.heard()
     await controller.stop()

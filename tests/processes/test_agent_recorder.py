@@ -94,7 +94,7 @@ async def test_the_rank_that_did_not_come_is_seen(controller: FakeController, no
 
 
 async def test_a_frozen_rank_is_named_and_the_other_still_answers(controller: FakeController, node: FakeNode) -> None:
-    """The stopped one gives no answer, which is evidence; nobody waits for it."""
+    """The stopped one gives no answer, which is evidence; no other order waits for it."""
     os.kill(node.children[1].pid, signal.SIGSTOP)
 
     await controller.until(lambda: (report := controller.last_report(1)) and report.process.state == "T", "T")

@@ -47,7 +47,7 @@ def test_rules_and_configuration_are_accepted() -> None:
 
 @pytest.mark.parametrize("promises", sorted((RULES / "tests").glob("*.yml")), ids=lambda path: path.stem)
 def test_alerts_fire_when_they_should_and_only_then(promises: Path) -> None:
-    """``promtool test rules``: each alert fires with its words, stays silent nearby, and a sound job wakes nobody."""
+    """``promtool test rules``: each alert fires with its words, stays silent nearby, and a healthy job fires none."""
     assert "SUCCESS" in tool("promtool", "test", "rules", str(promises))
 
 
@@ -58,7 +58,7 @@ def fitted(webhook: Webhook) -> str:
 
 
 def test_what_is_told_and_to_whom(tmp_path: Path) -> None:
-    """A job that stands still wakes somebody; its straggler is told when it moves again; info goes to nobody."""
+    """A hung job notifies the engineer on call; its straggler follows when it moves again; info is not sent."""
     still = {"alertname": "JobNoProgress", "severity": "critical", "job": "gpt"}
     late = {"alertname": "StragglerPersistent", "severity": "warning", "job": "gpt", "rank": "3"}
     elsewhere = {**late, "job": "bert"}
@@ -100,7 +100,7 @@ def test_every_inhibition_holds_and_only_where_it_should(tmp_path: Path) -> None
             manager.post(*held, *free)
             before = manager.states()
             manager.post(*({"alertname": name, "severity": "critical", **here} for name in source))
-            # Alertmanager takes an alert first and hears what it inhibits a moment later.
+            # Alertmanager takes an alert first and what it inhibits a moment later.
             targets_here = [frozenset(one.items()) for one in held]
             until(lambda of=targets_here: {manager.states()[one] for one in of} == {"suppressed"}, f"{rule} to hold")
 
@@ -170,7 +170,7 @@ def test_a_gpu_that_leaves_the_bus_wakes_somebody_once(tmp_path: Path) -> None:
 
 
 def test_a_real_run_is_understood(tmp_path: Path, launch: Launch) -> None:
-    """A sound run wakes nobody; a rank that is stopped and left alone is told by its class, for as long as it is."""
+    """A healthy run raises no alert; a rank that is stopped and left alone raises its class's while it lasts."""
     run = launch.run("--steps=100000", options=("--dry-run",), script=LOCKSTEP)
     launch.until_step(5)
     url = str((launch.controller() or {})["url"])

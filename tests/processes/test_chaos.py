@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 ALWAYS = {"saves_alone", "gather_never_sent"}
 
 
-# Every process that these tests start carries it, however deep: chaos jobs of anybody else are not looked at.
+# Every process that these tests start carries it, however deep: chaos jobs of other users are not looked at.
 OURS = f"TEST_CHAOS_MARK={uuid.uuid4().hex}"
 
 

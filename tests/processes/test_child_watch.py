@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are nobody's children here: when they end and how, whoever fetches their status."""
+"""Processes that are no children here: when they end and how, whichever process reaps them."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.processes.launch import until
 
 pytestmark = pytest.mark.processes
 
-# Starts two children that wait for a line, tells their pids, and fetches their statuses in the moment they end.
+# Starts two children that wait for a line, prints their pids, and fetches their statuses in the moment they end.
 LAUNCHER = """
 import subprocess, sys
 code = "import sys; line = input(); import os, signal; os.kill(os.getpid(), 9) if line == 'die' else os._exit(7)"

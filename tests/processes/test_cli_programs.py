@@ -65,7 +65,7 @@ def test_the_commands_are_the_readmes() -> None:
 
 def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     """A rank is killed; the run recovers, ends well, and ``incidents`` and ``why`` name the rank after the run."""
-    # 150 steps take 5 s, 60 take 2: the controller hears once a second, and the kill must still find the rank at work.
+    # 150 steps take 5 s, 60 take 2: one report a second, and the kill must still find the rank at work.
     run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), "--steps=150")
     launch.until_step(5, "gpt")
     following = launch.spawn("logs", "gpt", "--follow", "-n", "0", log="follow.log")
@@ -208,14 +208,14 @@ def test_watch_gives_the_terminal_its_cursor_back(launch: Launch, url: str) -> N
         while some := os.read(terminal, 4096):
             shown += some
     except OSError:
-        pass  # EIO: nobody has the terminal open any more
+        pass  # EIO: no process has the terminal open any more
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(watch, 0)[1]) == 0
     assert shown.count(b"\x1b[?25l") == 1
     assert shown.endswith(b"\x1b[?25h\r\n")
 
 
-# Python prints and forgets an exception that is raised in a destructor or in the callback of a weak reference.
+# Python prints and drops an exception that is raised in a destructor or in the callback of a weak reference.
 IN_A_DESTRUCTOR = """
 import os, signal
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks print reaches whoever reads, and whoever does not read holds nothing up."""
+"""What ranks print reaches each reader, and a reader that does not read holds nothing up."""
 
 import os
 import pty
@@ -17,7 +17,7 @@ from tests.processes.launch import PATIENCE_S, Launch, until
 
 pytestmark = pytest.mark.processes
 
-# A console as a run has one: it follows the files that it is given, until its stdin ends. "hurry" first: nobody waits.
+# A console as a run has one: it follows the files that it is given, until its stdin ends. "hurry" first: no wait.
 CONSOLE = """
 import logging, sys
 from megascale_ops.runner.output.console import Console
@@ -96,7 +96,7 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up(tmp_path: Path, pipe: tuple[i
 
 
 def test_what_was_left_out_is_said_with_the_files_that_hold_it(tmp_path: Path, pipe: tuple[int, int]) -> None:
-    """A reader of stderr learns what a pipe that nobody reads did not take."""
+    """A reader of stderr learns what a pipe without a reader did not take."""
     log = tmp_path / "stdout.log"
     log.write_bytes(b"y" * 1_000_000)
 
@@ -163,7 +163,7 @@ def test_a_full_disk_under_stdout_is_told(tmp_path: Path) -> None:
 
 
 def test_a_prompt_is_shown_while_its_line_is_unfinished(tmp_path: Path) -> None:
-    """What somebody is asked does not wait for a newline; neither does a bar of another rank."""
+    """A prompt does not wait for a newline; neither does a bar of another rank."""
     asks, draws = tmp_path / "0.log", tmp_path / "1.log"
     console = Shown("wait", str(asks), str(draws), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert console.proc.stdout is not None

@@ -17,7 +17,7 @@ from tests.processes.launch import ENDLESS, LOCKSTEP, SCRIPTS, Launch, until
 
 pytestmark = pytest.mark.processes
 
-# So many files may the controller have open; nobody may raise it further.
+# So many files may the controller have open; the limit can't be raised further.
 _LIMIT, _IDLE = 256, 600
 _LIMITED = 'ulimit -n "$1" && shift && exec "$@"'
 

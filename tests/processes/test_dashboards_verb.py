@@ -72,7 +72,7 @@ def test_an_export_is_what_prometheus_and_alertmanager_take(tmp_path: Path) -> N
     token = tmp_path / "token"
     token.write_text("a long random word", encoding="utf-8")
     config = tmp_path / "copy" / "prometheus.yml"
-    # The token is mounted there by compose; promtool wants every file that is named.
+    # The token is mounted there by compose; promtool needs every file that is named.
     config.write_text(config.read_text().replace("/run/secrets/megascale_token", str(token)), encoding="utf-8")
 
     checked = tool("promtool", "check", "config", str(config))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A person debugs one rank of a run: the prompt is seen, what is typed arrives, and nobody is restarted meanwhile."""
+"""A person debugs one rank of a run: the prompt is seen, what is typed arrives, and no rank is restarted in between."""
 
 import time
 

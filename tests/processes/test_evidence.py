@@ -77,7 +77,7 @@ if rank == 1:
     RANK_1()
 RANK_0()
 """
-# The sixth collective, as the two sources tell it.
+# The sixth collective, as in the two sources.
 IN_RECORDER = CollectiveFact(group="0", seq=6, function="all_reduce", sizes="[[4]]", dtype="Float")
 FIVE = [(number, True) for number in range(1, 6)]
 IN_BOX = CollectiveFact(group="0", seq=6, function="all_reduce", bytes_moved=16)
@@ -234,7 +234,7 @@ async def test_a_wait_in_native_code_is_in_a_collective(node: FakeNode, way: str
 
 
 async def test_a_group_that_one_rank_never_makes_is_a_rendezvous(node: FakeNode) -> None:
-    """Nobody is in a collective, and the flight recorder knows none that is unfinished."""
+    """No rank is in a collective, and the flight recorder has none that is unfinished."""
     async with trouble(node, "sleeps", rank_0="makes_a_group") as told:
         stacks = await told.ask("dump_stacks")
         recorders = await told.ask("dump_flight_recorder")

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, needs_root]
 # A user of these tests alone: an agent of root's looks into the folders of all users in /dev/shm.
 USER = 61_003
 ROOT = Path(f"/dev/shm/megascale-ops-{USER}")
-SECRET = "a line that only root may read"  # noqa: S105  nobody's password
+SECRET = "a line that only root may read"  # noqa: S105  no password
 
 
 @pytest.fixture

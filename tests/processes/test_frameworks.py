@@ -9,7 +9,7 @@ import pytest
 from tests.processes.launch import Launch
 
 pytestmark = pytest.mark.processes
-# A folder of their own: transformers asks whether there is a package "kernels", and our scripts have one.
+# A folder of their own: transformers tests for a package "kernels", and the scripts' folder has one.
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "frameworks"
 
 

@@ -52,6 +52,6 @@ def test_a_rank_that_dies_while_shared_memory_is_full_comes_back_without_its_box
     assert "in round 2" in said
     assert "is full: black boxes of ranks that are started now have no room" in said
     assert "no black box" in said  # the ranks' own word
-    # The survivor may have told of its lost peer before it was stopped: that is torch's.
+    # The survivor may have printed its lost peer before it was stopped: torch does that.
     ours = [line for line in said.splitlines() if not re.search(r"\[rank\d\]:", line)]
     assert not [line for line in ours if "Traceback" in line]

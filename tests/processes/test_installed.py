@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 README_COMMANDS = ("megascale-ops examples copy",)
 TRAIN = "megascale-ops run --nproc-per-node 2 -- examples/train_gpt.py --steps 60"
-# What the README asks of a run that has ended. `why` has nothing to tell of it, and says so with 1.
+# The README's verbs for a run that has ended. `why` has no incident to show, and exits with 1.
 ASKED = {
     "megascale-ops status": 0,
     "megascale-ops incidents": 0,

@@ -60,7 +60,7 @@ def test_a_frozen_server_is_told_and_waited_for_by_nobody(server: PostgresServer
 
 
 def test_a_server_that_freezes_while_nothing_happens_is_told(server: PostgresServer) -> None:
-    """Nobody writes, and it is known all the same, within seconds; and so is that it is back."""
+    """Without writes an outage is noticed within seconds; so is its end."""
     store = open_store(server.url)
 
     server.freeze()

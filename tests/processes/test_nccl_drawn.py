@@ -52,7 +52,7 @@ def test_no_order_of_calls_breaks_a_rank(checked: Binaries, tmp_path: Path, abi:
 
 @pytest.mark.parametrize("abi", [3, 7])
 def test_no_bytes_in_the_box_break_a_rank(checked: Binaries, tmp_path: Path, abi: int) -> None:
-    """Somebody writes into the rings and the plugin's own page meanwhile; a reader reads what is there."""
+    """Another process writes into the rings and the plugin's own page; a reader reads what is there."""
     drawn = int.from_bytes(os.urandom(4))
 
     for seed in (*CORPUS, drawn):

@@ -405,7 +405,7 @@ def test_a_second_plugin_that_fails_for_one_communicator_keeps_the_others(plain:
 
 
 def test_our_own_plugin_is_not_chained_behind_itself(plain: Binaries, tmp_path: Path) -> None:
-    """Whoever names it there gets one sentence and one record of each collective, not a stack that overflows."""
+    """A user who names it there gets one sentence and one record of each collective, not a stack that overflows."""
     played = play(plain, tmp_path, 5, "hierarchy", {"MEGASCALE_CHAIN_PROFILER": str(plain.plugin)})
 
     played.finish()
@@ -429,7 +429,7 @@ def test_a_second_plugin_of_another_version_is_left_out(plain: Binaries, tmp_pat
     assert state.complaint == "the plugin of MEGASCALE_CHAIN_PROFILER has no ncclProfiler_v7"
 
 
-@pytest.mark.alone  # CPU time, but of cores whose caches nobody else uses
+@pytest.mark.alone  # CPU time, but of cores whose caches no other process uses
 def test_a_call_takes_less_than_a_microsecond(plain: Binaries, tmp_path: Path) -> None:
     """Start and stop of a collective, and the three calls of a channel, in CPU time; a tenth of the 2 us allowed."""
     played = play(plain, tmp_path, 5, "bench", {"MEGASCALE_PROFILER_BUDGET": "100"})

@@ -212,7 +212,7 @@ def test_what_is_captured_ends_it_and_is_not_counted_by_nccl(built: Binaries, tm
     assert after == (50_000, 50_000)
 
 
-@pytest.mark.alone  # CPU time, but of cores whose caches nobody else uses
+@pytest.mark.alone  # CPU time, but of cores whose caches no other process uses
 def test_all_calls_of_a_collective_take_less_than_two_microseconds(plain: Binaries, tmp_path: Path) -> None:
     """Group, call and collective while the mask turns, in CPU time; asked is 2 us with NCCL's own part."""
     played = told(plain, tmp_path, 5, "costs")

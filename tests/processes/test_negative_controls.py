@@ -25,7 +25,7 @@ IMPATIENT = ("--policy", "absent_patience_s=0", "--policy", "silence_floor_s=3",
 )
 def test_slow_is_not_broken(launch: Launch, toy: tuple[str, ...], options: tuple[str, ...]) -> None:
     """No restart and no incident that was acted upon."""
-    # How torch writes a checkpoint is torch's; the other waits are anybody's.
+    # The slow checkpoint needs torch's own writer; the other waits need no torch.
     run = launch.run(*toy, options=options, script=TOY if "--fault=slow_checkpoint" in toy else LOCKSTEP)
 
     code = launch.finish(run)

@@ -45,7 +45,7 @@ def hold(launch: Launch, commands: list[str]) -> None:
 
 def told(launch: Launch, *options: str) -> str:
     """Return what the verbs that lead on say, of a run that is found by these options."""
-    launch.env["COLUMNS"] = "400"  # a command that is cut at the screen's edge is nobody's fault but the terminal's
+    launch.env["COLUMNS"] = "400"  # so that no command is cut at the screen's edge
     verbs = (("why",), ("incidents",), ("top", "--once"), ("status",), ("bad-hardware", "list"))
     page = launch.tmp_path / "report.html"
     assert launch.command("report", "toy", f"--out={page}", *options).returncode == 0

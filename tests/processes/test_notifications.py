@@ -40,7 +40,7 @@ to = ["a@h.example"]
         run = launch.run(*ENDLESS, options=(f"--config={config}",), script=PLAIN)
         launch.until_step(20)
         os.kill(launch.pid(1), signal.SIGKILL)
-        # The kill, and its end: a run that is back within a second tells both at once.
+        # The kill, and its end: a run that is back within a second sends both at once.
         until(lambda: "solved" in web.got[-1]["text"] and len(web.got) > 1, f"the end to be told: {web.got}")
         launch.enough()
         code = launch.finish(run)

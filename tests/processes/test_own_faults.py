@@ -64,7 +64,7 @@ def test_the_agent_is_killed_and_training_goes_on(launch: Launch) -> None:
 
     os.kill(found.agent_pid, signal.SIGKILL)
     until(lambda: "the agent ended" in launch.output(), "the runner to notice")
-    launch.until_more_steps(100)  # only the new agent can tell of them
+    launch.until_more_steps(100)  # only the new agent can report them
     launch.enough()
 
     assert launch.finish(run) == 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our own parts break: killed in any order, a journal that is damaged or can't be written, two runners of one name.
 
-Training goes on or comes back each time, and whoever lost something says so.
+Training goes on or comes back each time, and a part that lost something reports it.
 """
 
 import json
@@ -37,7 +37,7 @@ def _health(cluster: Cluster) -> dict[str, object]:
 
 
 def _kill(cluster: Cluster, part: str, dice: random.Random) -> None:
-    """Kill one part; what nobody else starts again the test starts again, a moment later."""
+    """Kill one part; the test restarts it a moment later where no other part does."""
     kind, _, name = part.partition(" ")
     if kind == "controller":
         cluster.controller.kill()

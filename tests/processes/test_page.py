@@ -56,7 +56,7 @@ async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
         await seen.says("#verdict h1", "Rank 2 is slow and makes all others wait")
         where = await seen.text("#verdict .where")
         await seen.says("#legend", "1 slow")
-        # A verdict takes ten steps or so, an account needs a second of them and three for those who are late.
+        # A verdict takes ten steps or so, an account needs a second of them and three for late ranks.
         await seen.says("#pace", re.compile(r"Goodput, last 5 min\s*\d+(\.\d)? %\s*Goodput, last hour\s*\d"))
         figures = await seen.text("#pace")
         title = await seen.page.title()
@@ -73,7 +73,7 @@ async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
         here = url.partition("#")[0]
         assert asked <= {url, here, here.rstrip("/"), f"{here}v1/live"}
         assert "token=" in url
-        # A browser sends what stands behind the # to nobody; the page takes it out of what people copy.
+        # A browser never sends what follows the #; the page removes it from copied addresses.
         assert "token=" not in seen.page.url
         assert seen.wrong == []
 
@@ -123,7 +123,7 @@ async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
         assert slow_own >= 125 > own > 0, told
 
 
-# What is written on canvases from now on, until somebody reads it.
+# What is written on canvases from now on, until it is read.
 LISTEN = """() => {
     window.written = new Set();
     const fill = CanvasRenderingContext2D.prototype.fillText;
@@ -288,7 +288,7 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
     """While the first frame is still being made the headline is read; what is not known yet is not there at all."""
     may_go_on = hold_frames(monkeypatch)
     async with serve_controller(tmp_path) as served:
-        # Nobody beats for this node: however long the browser takes to start, it is not lost.
+        # No agent sends heartbeats for this node: however long the browser takes to start, it is not lost.
         policy = JobPolicy(node_lost_s=3600.0)
         join = Join("one", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
         await served.loop.joining.join(join, 5.0)

@@ -136,7 +136,7 @@ def test_ranks_cut_off_from_each_other_hang_and_go_on_when_it_is_healed(clusters
     first = cluster.incidents()[0]
     assert first.state in ("recovered", "ended", "harmless")
     assert first.verdict is not None
-    # Neither end can tell whose cable it is.
+    # Neither end shows whose cable it is.
     assert (first.verdict.fault, first.verdict.culprits, first.verdict.nodes) == ("link_cut", (0, 1), ("a", "b"))
     assert first.verdict.reason.startswith("rank 0 on a and rank 1 on b can't reach each other: ")
     assert any(finding.name == "not_acknowledged" for finding in first.verdict.evidence)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel timings of real ranks: the one that is slower in one operator is named, and equal ranks name nobody."""
+"""Kernel timings of real ranks: the one that is slower in one operator is named, and of equal ranks none is named."""
 
 import json
 import os

@@ -106,7 +106,7 @@ def test_a_frozen_rank_is_stopped_at_once(run_id: str) -> None:
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> None:
-    """Nobody can refuse to stop."""
+    """No rank can refuse to stop."""
     proc = start(run_id, "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)")
     time.sleep(0.3)
     worker = Worker(proc, 0, 0, ("", ""), grace_s=0.5)
@@ -117,7 +117,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> N
     assert proc.reap(PATIENCE_S)
 
 
-# A handler that says 7 when it is done; the main thread sleeps, or is blocked where Python can't run the handler.
+# A handler that exits with 7 when it is done; the main thread sleeps, or is blocked where Python can't run the handler.
 HANDLER = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1.5), sys.exit(7)))\n"
 BLOCKED = HANDLER + (
     "import ctypes, threading; lock = ctypes.create_string_buffer(64); c = ctypes.CDLL(None)\n"
@@ -159,7 +159,7 @@ def test_a_run_that_is_ended_gives_even_a_blocked_rank_its_grace(run_id: str, ca
     worker = Worker(proc, 0, 3, ("", ""), grace_s=1.5, stuck_s=0.1, is_ending=lambda: True)
 
     worker.close(signal.SIGTERM)
-    worker.close(signal.SIGKILL)  # torch's engine, whose own time is over
+    worker.close(signal.SIGKILL)  # torch's engine, after its own deadline
 
     assert proc.wait(PATIENCE_S) == -9
     assert proc.reap(PATIENCE_S)
@@ -167,7 +167,7 @@ def test_a_run_that_is_ended_gives_even_a_blocked_rank_its_grace(run_id: str, ca
 
 
 def test_a_death_is_seen_while_another_rank_sits_out_its_grace(run_id: str) -> None:
-    """Whoever dies during a stop is noted then, not when the stop is over: the first death names the cause."""
+    """A rank that dies during a stop is noted then, not when the stop is over: the first death names the cause."""
     slow, quick = (start(run_id, f"{HANDLER}time.sleep(100)") for _ in range(2))
     until(lambda: handles(slow.pid, signal.SIGTERM) and handles(quick.pid, signal.SIGTERM), "the handlers")
     for proc in (slow, quick):

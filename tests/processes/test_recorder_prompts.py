@@ -62,7 +62,7 @@ def test_a_prompt_is_declared_while_it_waits(start: Ranks, tmp_path: Path) -> No
 
 
 def test_a_hook_that_fails_leaves_the_prompt_alone(start: Ranks) -> None:
-    """The question is asked and answered; that nobody records it is said once."""
+    """The question is asked and answered; that it is not recorded is printed once."""
     rank = start(
         f"""
         import os, sys

@@ -200,7 +200,7 @@ def test_exports_and_compilations_are_phases(start: Ranks) -> None:
     assert out.splitlines() == ["loaded 0", "export export", "compile compile", "end forward 42 True"]
 
 
-# Ways to evaluate that people write; each sleeps for what it would compute, and says how long it has slept.
+# Common ways to evaluate; each sleeps for what it would compute, and prints how long it has slept.
 EVALUATIONS = """
 @torch.no_grad()
 def by_loader():

@@ -66,7 +66,7 @@ def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> No
 
     box = first.wait_until(waits)
     time.sleep(0.3)
-    # What DDP waits for inside of the backward pass is told apart from the rank's own work.
+    # What DDP waits for inside of the backward pass is distinguished from the rank's own work.
     assert any(step.waiting_s > 0.0 for step in box.steps())
 
     position, found = box.collective(), box.progress()
@@ -93,7 +93,7 @@ def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> No
 
 
 def test_a_rank_that_is_asked_while_it_ends_ends_well(start: Ranks) -> None:
-    """Somebody wants its stacks at that very moment, and waits for the GIL when the interpreter begins to end."""
+    """Its stacks are requested at that very moment, waiting for the GIL when the interpreter begins to end."""
     last_words = """
 import sys, time
 print("ends", flush=True)

@@ -21,7 +21,7 @@ EAGER = ("--policy=absent_patience_s=0",)
     ("fault", "named"),
     [
         # An exit, signals, memory, an end that looks well; the others differ in a status that tests/unit reads.
-        # The exception is torch's toy's: what Gloo says on the other rank must not be taken for a cause.
+        # The exception is torch's toy's: Gloo's message on the other rank must not be taken for a cause.
         ("exception", "exception"),
         ("sigkill", "killed"),
         ("segfault", "segfault"),
@@ -103,7 +103,7 @@ def test_a_rank_stopped_and_continued_in_time_is_left_alone(launch: Launch) -> N
 
     pid = launch.pid(1)
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(2.0)  # two heartbeats tell of it
+    time.sleep(2.0)  # two heartbeats report it
     os.kill(pid, signal.SIGCONT)
     launch.until_more_steps(50)
     launch.enough()

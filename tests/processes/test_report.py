@@ -38,7 +38,7 @@ class Seen:
             "--net-log-capture-mode=Everything",
         )  # fmt: skip
         self.console = [line for line in log.read_text(errors="replace").splitlines() if ":CONSOLE" in line]
-        # The browser asks its maker for this and that too: what a page of a file asks for carries that page's key.
+        # The browser also sends requests to its vendor: those of a page from a file carry that page's key.
         asked = re.findall(r'"network_isolation_key":"file:.*"url":"([^"]+)"', net.read_text(errors="replace"))
         self.asked = {one for one in asked if not one.startswith(("file:", "data:", "blob:"))}
 

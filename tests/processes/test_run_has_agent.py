@@ -136,7 +136,7 @@ def test_a_daemon_that_dies_for_good_is_replaced(launch: Launch) -> None:
 
 
 def test_two_runs_at_once_have_an_agent_each(launch: Launch) -> None:
-    """Each run's own controller hears of its ranks, whoever came first."""
+    """Each run's own controller gets reports of its ranks, whichever came first."""
     first = launch.run(*ENDLESS, job="first", script=PLAIN)
     launch.until_step(5, job="first")
     second = launch.run(*ENDLESS, script=PLAIN)

@@ -35,7 +35,7 @@ sys.exit(3 if first else 0)
 
 
 def test_signals_reach_the_ranks_and_sigterm_leaves_them_time(launch: Launch) -> None:
-    """SIGUSR1 and SIGUSR2 go to whoever has a handler and kill nobody; a handler of SIGTERM may take 6 s."""
+    """SIGUSR1 and SIGUSR2 go to ranks with a handler and kill none; a handler of SIGTERM may take 6 s."""
     script = launch.tmp_path / "handlers.py"
     script.write_text(HANDLERS.replace('"ready"', f'"{launch.tmp_path}/ready"'))
     run = launch.spawn("run", "--job=toy", "--nproc-per-node=2", "--", str(script))
@@ -55,7 +55,7 @@ def test_signals_reach_the_ranks_and_sigterm_leaves_them_time(launch: Launch) ->
 
 
 def test_a_signal_before_any_rank_runs_ends_nothing(launch: Launch) -> None:
-    """SIGUSR1 comes while the run starts: it is told that it reached nobody, and the run goes on."""
+    """SIGUSR1 comes while the run starts: a message reports that it reached no rank, and the run goes on."""
     script = launch.tmp_path / "short.py"
     script.write_text("print('ran')\n")
     run = launch.spawn("run", "--job=toy", "--", str(script))

@@ -13,7 +13,7 @@ from tests.processes.launch import TOY, until
 from tests.processes.networks import Networks, made, with_networks
 from tests.processes.nodes import Cluster, Clusters
 
-# Alone: ranks that are starved of CPU look as slow as those whose network is.
+# Alone: ranks that are starved of CPU look as slow as those with a slow network.
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
 # 256 KiB in a ring of four: each rank sends 384 KiB in a step, of which a wire of 1 MB/s makes 0.4 s. While it is fast
@@ -35,11 +35,11 @@ def warnings(cluster: Cluster) -> list[Incident]:
 
 
 def test_a_slow_link_between_two_nodes_names_the_pair_and_no_straggler(clusters: Clusters, wired: Networks) -> None:
-    """Nobody while the wire is fast; the ranks at both ends while it is slow, until it is fast again."""
+    """No rank while the wire is fast; the ranks at both ends while it is slow, until it is fast again."""
     cluster = clusters("a", "b", nnodes="2", nproc=2, script=TOY)
     with_networks(cluster, wired)
     cluster.start(*PAYLOAD)
-    # The negative control: more looks at the queues than it takes to name somebody, over the same wire.
+    # The negative control: more looks at the queues than it takes to name a rank, over the same wire.
     cluster.until_status("running", step=100)
     fast = warnings(cluster)
 

@@ -88,7 +88,7 @@ def test_a_job_under_slurm_is_watched_by_the_agent_of_its_prolog(controller: Con
         until(lambda: slurm.node_state() == "idle", "the epilog to end")
 
         assert [agent.pid for agent in agents] == [kept_by_prolog]
-        assert agents[0].run_pid == 0  # nobody's but the node's: `run` has started none of its own
+        assert agents[0].run_pid == 0  # the node's alone: `run` has started none of its own
         assert slurm.job(job)["JobState"] == "COMPLETED", slurm.logs()
         assert not (site.run / job).exists()
         assert not site.box_root.exists()

@@ -41,7 +41,7 @@ while True:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everybody sees, and a program that runs as long as nobody ends it."""
+    """A folder that all users see, and a program that runs until it is ended."""
     folder = Path(f"/dev/shm/megascale-test-{uuid.uuid4().hex[:8]}")
     folder.mkdir(mode=0o755)
     program = folder / "program"
@@ -159,7 +159,7 @@ def test_the_epilog_removes_the_users_boxes_and_follows_no_link(slurm: Slurm, pl
 
 
 def test_a_job_gets_its_own_token_and_no_other(slurm: Slurm, place: Path) -> None:
-    """Where there is a folder of tokens by job, the cluster's is handed to nobody: a job without one has no agent."""
+    """Where there is a folder of tokens by job, the cluster's is given to no job: a job without one has no agent."""
     tokens = place / "tokens"
     tokens.mkdir(mode=0o700)
     for name in ("17", "cluster"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank sleeps in one call of C, which any signal's handler would end: it is asked for its stacks and sleeps on.
 
-No torch, so no worker server: the stacks come by the signal, or by py-spy where nobody may take that.
+No torch, so no worker server: the stacks come by the signal, or by py-spy where no thread may take that.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ def test_a_rank_that_sleeps_in_c_tells_its_stacks_and_sleeps_on(start: Ranks, mo
 def test_where_a_signal_would_wake_a_rank_it_is_looked_at_from_outside(
     start: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before torch is imported no thread of the recorder can take the signal: py-spy tells, or nobody does."""
+    """Before torch is imported no thread of the recorder can take the signal: py-spy reads them, or nothing does."""
     rank = start(script("nanosleep", opened="", nap_s=3))
     try:
         asleep(rank)

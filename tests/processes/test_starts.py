@@ -11,7 +11,7 @@ from tests.processes.launch import Launch, until
 
 pytestmark = pytest.mark.processes
 
-# A script that leaves its folder, says what it was told, and fails once.
+# A script that leaves its folder, prints two variables, and fails once.
 WANDERER = """
 import os, sys
 os.chdir("/")

@@ -53,7 +53,7 @@ def test_a_rank_that_is_20_percent_slower_is_named(launch: Launch, part: str, ca
     assert first.verdict is not None
     assert first.verdict.cause == cause, first.verdict
     assert first.step_before - SLOW_FROM <= 20, first
-    # A collection of the garbage of torch takes longer than the 20 % that were asked for.
+    # A collection of the garbage of torch takes longer than the 20 % that were requested.
     assert 0.05 < first.verdict.cost < (0.9 if part == "gc" else 0.35)
     assert first.state == "over"  # the job's end ends it
 

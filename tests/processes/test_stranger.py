@@ -2,7 +2,7 @@
 """Another user of the machine finds a run's controller on loopback: they read nothing, change nothing, end no job."""
 
 import encodings.ascii
-import encodings.idna  # noqa: F401  both asked for by the first request, when root's home can't be read any more
+import encodings.idna  # noqa: F401  both loaded by the first request, when root's home can't be read any more
 import json
 import os
 import shutil

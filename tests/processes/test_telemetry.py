@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 COUNTED = "megascale_controller_otlp_records_total"
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
-# Serves, and says at its end what it has imported.
+# Serves, and prints at its end what it has imported.
 PROGRAM = """
 import json, sys
 from megascale_ops.cli.main import main

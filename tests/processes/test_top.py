@@ -36,7 +36,7 @@ def terminal(launch: Launch) -> Iterator[Open]:
 
 
 def test_a_fault_is_seen_as_it_happens_and_the_terminal_is_given_back(launch: Launch, terminal: Open) -> None:
-    """A rank is killed while somebody looks: verdict, incident, ranks, recovery, all without leaving the screen."""
+    """A rank is killed while `top` is open: verdict, incident, ranks, recovery, all without leaving the screen."""
     run = launch.run(*ENDLESS, job="toy", script=LOCKSTEP)
     launch.until_step(5)
     top = terminal("--job=toy")
@@ -96,7 +96,7 @@ def _free_port() -> int:
 def test_while_the_controller_is_away_that_is_said_and_tried_again(
     launch: Launch, terminal: Open, controller: Callable[[int], int]
 ) -> None:
-    """Killed and started anew while somebody looks; Ctrl-Z, fg and Ctrl-C leave the terminal as it was."""
+    """Killed and started anew while `top` is open; Ctrl-Z, fg and Ctrl-C leave the terminal as it was."""
     port = _free_port()
     first = controller(port)
     top = terminal(f"--controller=http://127.0.0.1:{port}", NO_COLOR="1")

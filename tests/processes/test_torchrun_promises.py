@@ -136,7 +136,7 @@ def test_two_runners_of_one_line_meet_at_its_endpoint(launch: Launch) -> None:
 
 
 def test_nodes_of_a_static_line_meet_at_the_port_that_the_script_names_itself(launch: Launch) -> None:
-    """Rank 0 is where the line says, whoever comes first; the controller is beside it, and the port is rank 0's.
+    """Rank 0 is where the line says, whichever node comes first; the controller is beside it, and the port is rank 0's.
 
     The nodes share their run folder, and neither takes the other's output for that of an earlier life.
     """
@@ -145,7 +145,7 @@ def test_nodes_of_a_static_line_meet_at_the_port_that_the_script_names_itself(la
     script = (str(MEETS), f"tcp://localhost:{port}")
 
     second = launch.spawn(*line, "1", "--node=b", *script, log="second.log")
-    time.sleep(1.0)  # it is on its way before anybody is there
+    time.sleep(1.0)  # it is on its way before the controller is there
     first = launch.spawn(*line, "0", "--node=a", *script, log="first.log")
     codes = [launch.finish(run) for run in (first, second)]
 

@@ -28,7 +28,7 @@ def test_a_running_job_is_drawn(launch: Launch) -> None:
     patient = ("--policy=frozen_grace_s=600", "--policy=silence_floor_s=600")
     launch.run("--steps=100000", "--checkpoint-every=1", nproc=4, options=patient)
     launch.until_step(30)
-    for rank in range(4):  # boxes are read one after the other: nobody goes on meanwhile
+    for rank in range(4):  # boxes are read one after the other: no rank goes on in between
         os.kill(launch.pid(rank), signal.SIGSTOP)
 
     trace, said = traced(launch, "toy", "--last=10", "--ranks=all")
@@ -64,7 +64,7 @@ def test_an_incident_is_drawn_after_the_run_has_ended(launch: Launch) -> None:
     names = [one.name for one in trace.tracks.values() if one.pid]
     assert [name.endswith(", culprit") for name in names] == [False, False, True]
     assert "detected" in [one.name for one in trace.on("job toy", f"incident {incident.id}")]
-    # DDP waits in C++, which Python's hooks do not see: the phase tells.
+    # DDP waits in C++, which Python's hooks do not see: the phase shows it.
     under_way = trace.on("rank 0", "steps")[-1]
     assert under_way.name.endswith("(under way)")
     assert under_way.args["phase"] == "backward"

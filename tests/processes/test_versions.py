@@ -65,8 +65,8 @@ def test_neighbouring_versions_train_together_and_judge_a_fault(clusters: Cluste
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits, incident.verdict.nodes) == ("frozen", (1,), ("b",))
     looked_at = {item.rank for item in incident.evidence if item.kind == "process"}
-    # A controller of before ``again_s`` hears of a node at rest once a second, and waits for no more than half of one
-    # where a rank is stopped: that state was told unasked.
+    # A controller of before ``again_s`` gets a heartbeat a second of a node at rest, and waits half of one at most
+    # where a rank is stopped: that state was sent without an order.
     assert looked_at == {0, 1} or (looked_at == {1} and (who, distance) == ("controller", -1))
 
 

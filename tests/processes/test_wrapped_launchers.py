@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 SCRIPT = str(SCRIPTS / "wrapped.py")
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, SCRIPT, "--launcher=mpi")
 
-# Accelerate hands its ranks to torchrun or, where it is told of CPUs only, to mpirun; --cpu alone starts one process.
+# Accelerate hands its ranks to torchrun or, with CPUs only, to mpirun; --cpu alone starts one process.
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1")
 ON_CPU = (SCRIPT, "--launcher=accelerate")
 
@@ -109,7 +109,7 @@ def test_ranks_of_accelerate_are_seen_and_named(launch: Launch, launcher: str, f
     seen = until(lambda: training(launch), "two black boxes of ranks that train")
     assert launch.finish(run) == 0, launch.output()
 
-    # What torch's own spawn, which accelerate's debug_launcher uses, tells a rank has no place on the node in it.
+    # torch's own spawn, which accelerate's debug_launcher uses, sets no place on the node for a rank.
     local_ranks = (-1, -1) if launcher == "debug-launcher" else (0, 1)
     assert [(one.rank, one.world_size) for one in seen] == [(0, 2), (1, 2)]
     assert tuple(one.local_rank for one in seen) == local_ranks

@@ -108,7 +108,7 @@ def test_a_record_that_is_written_again_is_never_torn(
 @given(steps=st.lists(st.integers(0, 300), min_size=1, max_size=6), holes=st.sets(st.integers(0, 1500), max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_who_reads_on_gets_each_record_once(steps: list[int], holes: set[int]) -> None:
-    """However many come between two looks: once and in order, or counted as lost; a hole stops nobody for ever."""
+    """However many come between two looks: once and in order, or counted as lost; a hole stops no reader for ever."""
     ring = toy_ring(200)
     memory = bytearray(ring.size)
     seen: list[int] = []
@@ -193,7 +193,7 @@ def test_garbage_behind_a_good_header_is_survived(seed: int, density: float, san
 @given(length=st.integers(0, FILE_BYTES))
 @settings(max_examples=40, deadline=None)
 def test_a_file_truncated_under_the_reader_is_survived(length: int) -> None:
-    """Somebody cuts the file while it is open: the last whole record stands, nothing raises, no SIGBUS."""
+    """The file is truncated while it is open: the last whole record stands, nothing raises, no SIGBUS."""
     identity = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=1, pid=1, start_ticks=1, round=1)
     with tempfile.TemporaryDirectory() as folder:
         box = BoxWriter.create(Path(folder), identity)

@@ -162,7 +162,7 @@ async def _into_port(sky: Sky) -> None:
     await world.settle()
     for _ in range(8):
         await world.wait(5.0, beating=False)
-        # Who was told to wait (a spare, an evicted node) asks again, as a runner does.
+        # A node that must wait (a spare, an evicted node) polls again, as a runner does.
         waiting = [reply.done() and not reply.exception() and reply.result().status == "wait" for reply in replies]
         replies = [
             world.ask(join) if again else reply for join, reply, again in zip(joins, replies, waiting, strict=True)

@@ -263,7 +263,7 @@ def assert_every_k_block_has_one_unit(shape: Shape) -> None:
     covered = Counter((tile, block) for tile, first, last, *_ in found for block in range(first, last))
     assert covered == Counter(itertools.product(range(shape.tiles), range(shape.blocks_k)))
     lent = {unit.place: unit for unit in found if unit.last < shape.blocks_k}
-    assert len(lent) == sum(unit.last < shape.blocks_k for unit in found)  # nobody lends where another does
+    assert len(lent) == sum(unit.last < shape.blocks_k for unit in found)  # no two units lend at one place
     assert all(0 <= place < shape.cut().partial_places for place in lent)
     for unit in found:
         assert unit.first < unit.last
@@ -324,7 +324,7 @@ def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int, hei
         assert split != EVEN or wave.is_worth_sharing()
 
 
-# --- nobody waits in a circle ----------------------------------------------------------------------------------
+# --- no circular waits ------------------------------------------------------------------------------------------
 
 
 def small_shapes() -> list[Shape]:

@@ -2,7 +2,7 @@
 """Inputs that programs and machines of others produced, each a small file with its right answer.
 
 A file names its source by project and number, its words are made anew and short. What we still get wrong stays in the
-list with a reason (``wrong_today``) and is expected to fail: whoever mends it is told to take the line out.
+list with a reason (``wrong_today``) and is expected to fail: a fix fails the test until the line is removed.
 """
 
 import tomllib

@@ -121,7 +121,7 @@ def test_dumps_of_others_are_judged_right(case: Case) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    """At least 25 inputs of several ranks each, and a good part of them of jobs in which nobody is to blame."""
+    """At least 25 inputs of several ranks each, and a good part of them of jobs in which no rank is to blame."""
     all_of_them = rows("flight_recorder")
 
     assert len(all_of_them) >= 25

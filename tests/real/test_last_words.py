@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last words of other people's jobs: the right class and the right ranks, or nobody.
+"""Last words of other people's jobs: the right class and the right ranks, or none.
 
 Each input is judged as often as it can reach the judge: with a recorder in the ranks (the exception, the step and the
 calls are in a black box), with an agent that reads their output, and with what the runner alone reads at their end.

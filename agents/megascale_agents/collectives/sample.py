@@ -28,17 +28,17 @@ from megascale_ops.schema.collectives import (
     pack_rows,
 )
 
-# Rows a second: 64 of each rank tell a slow one within 20 steps; 512 of a node are 9 KB in a heartbeat.
+# Rows a second: 64 of each rank show a slow one within 20 steps; 512 of a node are 9 KB in a heartbeat.
 RANK_ROWS_PER_S, NODE_ROWS_PER_S = 64.0, 512.0
 # 50,000 a second of a whole job: a pass of ten seconds then stops the controller of 12,288 ranks for 0.15 s.
 JOB_ROWS_PER_S = 50_000.0
 LEAST_ROWS_PER_S = 4.0
-# Twice the rate for 5 s of a large job; after a pause the newest are told.
+# Twice the rate for 5 s of a large job; after a pause the newest are sent.
 MOST_ROWS = 128
 _ENDS_KEPT = 64
 # 4,096 sizes of 200 bytes; a model has some hundred.
 _MOST_NAMES = 4096
-# Half a minute: what a rank does now and then (a checkpoint) must not make its lines look slow or new.
+# Half a minute: what a rank does occasionally (a checkpoint) must not make its lines look slow or new.
 _RATE_MEMORY = 0.8
 
 _started = attrgetter("started_ns")
@@ -150,7 +150,7 @@ class RankFeed:
         lines = []
         for record in fresh:
             name = (record.communicator, record.function, record.bytes_moved)
-            # A training loop repeats itself: what line it is must be found out once.
+            # A training loop repeats itself: its line is determined once.
             line = self._known[name] if name in self._known else self._learn(name, record)
             if line is not None:
                 line.count += 1
@@ -188,7 +188,7 @@ class RankFeed:
     def _own_ns(self, record: Ended) -> int:
         """Return how long the rank had been outside of collectives when it started this one; -1: not known."""
         ends_ns = self._ends_ns
-        if ends_ns and record.started_ns >= ends_ns[-1]:  # as nearly always: one after the other
+        if ends_ns and record.started_ns >= ends_ns[-1]:  # the usual case: one after the other
             ends_ns.append(record.ended_ns)
             if len(ends_ns) > _ENDS_KEPT:
                 del ends_ns[0]

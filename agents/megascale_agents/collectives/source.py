@@ -89,7 +89,7 @@ class BoxSource:
 
     def _python(self) -> tuple[list[Ended], int]:
         run = self._box.collectives_since(self._next)
-        if not self._done and all(each.ended_mono_ns for each in run.records):  # as nearly always
+        if not self._done and all(each.ended_mono_ns for each in run.records):  # the usual case
             self._next = run.next_number
             return self._ended(run.records), run.lost
         first = run.next_number - len(run.records)

@@ -33,9 +33,9 @@ BANDWIDTH = "megascale_collective_bus_bandwidth_bytes_per_second"
 SIZE_CLASSES = ((1 << 16, "le64k"), (1 << 20, "le1m"), (1 << 24, "le16m"), (1 << 28, "le256m"))
 LARGEST = "more"
 # 8 classes of operation and size, nine series each: 3D parallelism has seven. Start-up (broadcasts, barriers) is not
-# what a dashboard asks for: whatever has come 20 times first is shown.
+# what a dashboard shows: whatever has come 20 times first is shown.
 MOST_SHOWN, LEAST_OFTEN = 8, 20
-# Of a job of more than ``MOST_DETAILED`` ranks: what 1,536 nodes can tell within its budget.
+# Of a job of more than ``MOST_DETAILED`` ranks: what 1,536 nodes can send within its budget.
 MOST_SHOWN_LARGE = 5
 # Some 0.5 s to 3 s of a node's collectives: recent, and a median that single waits don't move.
 RECENT = 63
@@ -102,7 +102,7 @@ class _Kind(NamedTuple):
     op: str
     size: int
     sums: _Class
-    moved: float  # over the slowest link, bytes times 1e9: over nanoseconds it is the bus bandwidth; 0: not known
+    moved: float  # over the slowest link, bytes times 1e9: over nanoseconds it is the bus bandwidth; 0: unknown
 
 
 class JobSums:
@@ -119,7 +119,7 @@ class JobSums:
         """Count what has ended; some 1 us each."""
         for one in finished:
             name = one.function, one.bytes_moved, one.ranks
-            # A training loop repeats itself: what a collective counts for must be found out once.
+            # A training loop repeats itself: what a collective counts for is determined once.
             op, size, sums, moved = self._kinds.get(name) or self._learn(name)
             self._bytes[op] += size
             took_ns = one.ended_ns - one.started_ns

@@ -42,7 +42,7 @@ def read(place: Place) -> dict[int, bytes]:
         try:
             raw = beginning(f"{place.proc_root}/{name}/stat", _STAT_BYTES)
         except OSError:
-            continue  # ended meanwhile
+            continue  # ended since
         if raw[raw.rfind(b")") + 2 : raw.rfind(b")") + 3] == b"D":
             found[int(name)] = raw
     return found

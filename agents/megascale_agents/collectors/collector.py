@@ -40,7 +40,7 @@ class Place(NamedTuple):
     sys_root: str = "/sys"
     box_root: str = ""
     run_dir: str = ""
-    owner: Owner | None = None  # None: ourselves
+    owner: Owner | None = None  # None: the agent's user
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class Collector(Protocol):
 
     PACE: Pace
 
-    def read(self, place: Place) -> Any:  # noqa: ANN401  what a collector reads, it alone takes
+    def read(self, place: Place) -> Any:  # noqa: ANN401  only the collector itself parses what it reads
         """Look; called in a thread of its own."""
 
     def parse(self, raw: Any, before: Any) -> Any:  # noqa: ANN401  likewise

@@ -33,11 +33,11 @@ class RawGpu(NamedTuple):
     """Answers as the library gave them; what it did not know is not there."""
 
     identity: Identity
-    lost: str = ""  # why nothing is known
+    lost: str = ""  # why no values could be read
     values: dict[str, float] = {}  # noqa: RUF012  never changed
     links: tuple[int, ...] = ()  # state of each NVLink, 1: active
     pids: tuple[int, ...] = ()
-    held: dict[int, int] = {}  # noqa: RUF012  bytes of its memory by pid, 0 where the driver does not tell
+    held: dict[int, int] = {}  # noqa: RUF012  bytes of its memory by pid, 0 where the driver does not report it
     shares: dict[int, float] = {}  # noqa: RUF012  per cent of the time since the look before, by pid, where several have it
     gpm: dict[str, float] = {}  # noqa: RUF012  never changed
 
@@ -58,7 +58,7 @@ class Gpu(NamedTuple):
     recovery: str = ""
     links: int = 0  # how many NVLinks it has
     pids: tuple[int, ...] = ()
-    held: dict[int, int] = {}  # noqa: RUF012  bytes of its memory by pid, 0 where the driver does not tell
+    held: dict[int, int] = {}  # noqa: RUF012  bytes of its memory by pid, 0 where the driver does not report it
     shares: dict[int, float] = {}  # noqa: RUF012  of the time since the look before, by pid, where several have it
 
 
@@ -67,7 +67,7 @@ class Sample(NamedTuple):
 
     mono_s: float
     gpus: tuple[RawGpu, ...]
-    xids: tuple[tuple[int, int], ...] = ()  # told since the look before: index of the GPU, number
+    xids: tuple[tuple[int, int], ...] = ()  # reported since the look before: index of the GPU, number
 
 
 def parse(now: Sample, before: Sample | None, throttled: dict[int, dict[str, float]]) -> tuple[Gpu, ...]:

@@ -23,7 +23,7 @@ class HostSample(NamedTuple):
     memory_available_bytes: int
     swap_total_bytes: int
     swap_used_bytes: int
-    shm_free_bytes: int | None  # None: it is not known
+    shm_free_bytes: int | None  # None: unknown
     disk_free_bytes: int | None
     cores: int
 

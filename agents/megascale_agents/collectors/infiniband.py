@@ -49,7 +49,7 @@ CONGESTION = {
     "discarded": ("rx_discards", "rx_roce_discards", "ip4InDiscards", "ip6InDiscards", "rx_drops"),
     "impaired": ("impaired_remote_conn_events",),
 }
-# What only RoCE has: the zeros of an InfiniBand port say nothing, and are five of its 23 series.
+# Only RoCE has these: the zeros of an InfiniBand port carry no information, and are five of its 23 series.
 _OF_ROCE = frozenset({"cnp_sent", "cnp_handled", "ecn_marked", "adaptive_retransmit", "checksum"})
 _BITS = {
     "counters/symbol_error": 16,
@@ -79,9 +79,9 @@ _FILES = tuple(
 )
 _FOLDERS = ("counters", "hw_counters")
 _WORD_BYTES = 4
-# 5 is ACTIVE_DEFER: the link is active and has seen an error that it gets over.
+# 5 is ACTIVE_DEFER: the link is active and has seen a recoverable error.
 _UP = (4, 5)
-# What is not there, or no longer: an adapter that is taken out goes by ENODEV.
+# Missing, or removed: reads of an adapter that is taken out fail with ENODEV.
 _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR)
 _RATE = re.compile(r"(?P<gigabits>\d+(?:\.\d+)?) Gb/sec(?: \((?P<lanes>\d+)X)?")
 
@@ -96,9 +96,9 @@ class Port(NamedTuple):
     physical: str  # "LinkUp", "Polling", "Disabled", ...
     kind: str  # link layer and board, "InfiniBand MT_0000000838": ports of one kind can be compared
     is_virtual: bool  # a function that is lent to containers and taken back
-    guid: str  # of the adapter, whatever its name is; "": not told, or not set up
+    guid: str  # of the adapter, whatever its name is; "": not reported, or not set up
     rate_bytes_s: float | None
-    lanes: int  # 0: not known
+    lanes: int  # 0: unknown
     received_bytes: int | None
     transmitted_bytes: int | None
     downed: int | None  # how often the link went down
@@ -114,7 +114,7 @@ class Look(NamedTuple):
     """What was read of all ports."""
 
     ports: dict[tuple[str, str], RawPort]  # by device and port
-    refused: dict[str, str]  # "mlx5_0/1/counters/symbol_error" -> what the driver said
+    refused: dict[str, str]  # "mlx5_0/1/counters/symbol_error" -> the driver's text
 
 
 def is_excluded(name: str, patterns: Iterable[str]) -> bool:
@@ -162,7 +162,7 @@ def _of_device(at: Path) -> RawPort:
     board = _text(f"{at}/board_id")[0] or _text(f"{at}/hca_type")[0]
     virtual = "yes" if os.path.lexists(f"{at}/device/physfn") else ""
     guid = _text(f"{at}/node_guid")[0]
-    guid = guid if guid.strip("0:") else ""  # zeros: a function that nobody has set up
+    guid = guid if guid.strip("0:") else ""  # zeros: a function that is not set up
     return {name: text for name, text in (("board", board), ("virtual", virtual), ("guid", guid)) if text}
 
 
@@ -234,7 +234,7 @@ def _number(text: str) -> int | None:
 def _names(folder: Path) -> list[str]:
     """Return what is in a folder; nothing when it is not there, or no longer."""
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208  names are all that is wanted
+        return sorted(os.listdir(folder))  # noqa: PTH208  only names are needed
     except OSError:
         return []
 

@@ -24,7 +24,7 @@ from megascale_agents.collectors.xid_table import meaning_of
 
 # 1,024 characters: a record of the kernel has no more, and what a search looks at stays bounded (1 ms a line at worst).
 MOST_TEXT = 1024
-# What is told twice comes within a second; a GPU can't fall off the bus and be back within ten.
+# A report and its duplicate come within a second; a GPU can't fall off the bus and be back within ten.
 _SAME_S = 10.0
 # Lines of one report follow each other within milliseconds; 2 s hold a console that is slow.
 _REPORT_S = 2.0
@@ -33,7 +33,7 @@ _MOST_BETWEEN = 8  # reports of others that stand between a report and its proce
 FELL_OFF = 79
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,20})[^)]{0,40}\): (\d{1,19})(?:, (.*))?$")
-# What the driver puts before its words: whose work it was. A process that is not known is "<unknown>".
+# The driver's prefix: the process and the channel at work. An unknown process is "<unknown>".
 _WHOSE = re.compile(r"^pid='?(\d{1,19}|<unknown>)'?,? ?(?:name=[^,]*,? ?)?")
 _ADDRESS = r"(?:PCI:)?((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
 _FELL = re.compile(rf"NVRM: .*?\b{_ADDRESS}(?:\.[0-7])?\b.*fallen off the bus")
@@ -47,7 +47,7 @@ _AT_WORK = re.compile(
 )
 # A frame of the stack below a CPU that was held: it was the adapter's driver that held it.
 _NIC_FRAME = re.compile(r"^ *mlx5e?_\w*poll\w*\+0x")
-# Kernels before 4.20 tell whom they choose before whom they kill, which may be one of its children.
+# Kernels before 4.20 name the process they choose before the one they kill, which may be its child.
 _CHOSEN = re.compile(r"\bKill process .* or (?:sacrifice|a) child")
 # By the kill and its control group; by the port and the device.
 _TOLD_TWICE = frozenset({"oom_kill", "pcie_fatal"})
@@ -60,7 +60,7 @@ NEEDLES = tuple(
     )
 )
 _NEEDLES = re.compile("|".join(map(re.escape, sorted(NEEDLES))))
-# Rules by the words that their lines hold: a line is held against those alone whose words it has.
+# Rules by the words in their lines: a line is matched only against rules whose words it contains.
 _BY_NEEDLE = {needle: [rule for rule in _RULES if rule.needle == needle] for needle in NEEDLES}
 
 
@@ -84,10 +84,10 @@ class KernelEvent(NamedTuple):
     seq: int = -1
     pci: str = ""  # as in ``pci_key``
     number: int = 0  # of the Xid or SXid
-    pid: int = 0  # whose work it was, or one of its threads; 0 where that is not told
-    action: str = ""  # of an Xid: what is asked for, by its line or else by its row
+    pid: int = 0  # the process at work, or one of its threads; 0 where not reported
+    action: str = ""  # of an Xid: the action required, from its line or else from its row
     device: str = ""  # of a rule: disk, adapter, server, CPU
-    severity: str = "warn"  # of a rule, and of an Xid whose line says it
+    severity: str = "warn"  # of a rule, and of an Xid with one in its line
     ends: str = ""  # name of the rule whose finding is over
 
 
@@ -112,11 +112,11 @@ class LineReader:
     """Reads records in their order; remembers what the last ones named."""
 
     def __init__(self) -> None:
-        self._gpu: tuple[str, float] = ("", 0.0)  # named by a line whose sentence goes on, and when
-        self._held_s = -math.inf  # when a CPU was last told to be held
-        self._oops_s = -math.inf  # when an error inside the kernel was last told; a report has several such lines
-        self._chosen: KernelEvent | None = None  # who is to be killed for memory
-        self._told: dict[tuple[str, str, int, int], float] = {}  # what may be told twice, and when it was
+        self._gpu: tuple[str, float] = ("", 0.0)  # from a line that continues on the next one, and when
+        self._held_s = -math.inf  # when a stuck CPU was last reported
+        self._oops_s = -math.inf  # when an error inside the kernel was last reported; a report has several such lines
+        self._chosen: KernelEvent | None = None  # the process that is to be killed for memory
+        self._told: dict[tuple[str, str, int, int], float] = {}  # events that may be reported twice, and when they were
 
     def read(self, records: Iterable[Record]) -> list[KernelEvent]:
         """Return the events in these records."""

@@ -28,7 +28,7 @@ _RECORD_BYTES = 8192
 _MEMORY_BYTES = 8192  # a path, a number and the name of a boot
 # 500 records a look: a whole ring buffer (some 4,000) within a second, and 10 ms at most of one look.
 _MOST_RECORDS = 500
-# Numbers of at most 19 digits (63 bits): Python refuses to read those of thousands, and a log may hold anything.
+# Numbers of at most 19 digits (63 bits): Python refuses to read those of thousands, and a log may contain any text.
 _HEAD = re.compile(rb"^\d{1,19},(\d{1,19}),(\d{1,19}),[^;]*;(.*)$")
 
 
@@ -120,7 +120,7 @@ class KernelLog:
             if not part:
                 break
             parts.append(part)
-        if not parts:  # as nearly always
+        if not parts:  # the usual case
             return b""
         parts.insert(0, self._rest)
         whole, newline, self._rest = b"".join(parts).rpartition(b"\n")
@@ -155,7 +155,7 @@ class KernelLog:
     def _remember(self) -> None:
         if self._memory is None:
             return
-        # The folder may be a user's: what lies there in our way is neither followed nor written to.
+        # The folder may be a user's: a link or file found there is neither followed nor written to.
         self._memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         counted = msgspec.json.encode(_Counted(self._path, self._boot_id, self._seq))
         files.write_whole(self._memory.parent, (), self._memory.name, counted, myself())

@@ -27,7 +27,7 @@ BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 class Rule(NamedTuple):
     """One kind of line."""
 
-    name: str  # of the finding, a word for programs
+    name: str  # of the finding, machine-readable
     needle: str  # stands in every such line
     pattern: re.Pattern[str]
     severity: str  # note, warn, fail
@@ -40,7 +40,7 @@ def row(name: str, needle: str, pattern: str, severity: str, says: str, *, ends:
     return Rule(name, needle, re.compile(pattern), severity, says, ends)
 
 
-# Libraries through which ranks speak to GPUs and each other: a fault in one of these is worth a verdict's sentence.
+# Libraries through which ranks use GPUs and communicate: a fault in one of these is named in a verdict.
 _OURS = (
     r"lib(?:nccl|cuda|nvidia|nvrtc|cudnn|cublas|ibverbs|mlx5|efa|fabric|ucp|uct|ucs|torch|c10|gdrapi|mpi|sharp|rccl"
     r"|amdhip|hsa)"
@@ -88,7 +88,7 @@ PROCESSES = (
         "note",
         "{who} (process {pid}) crashed with a memory fault in {library}",
     ),
-    # arm64 has other words for the same.
+    # arm64 words it differently.
     row(
         "segfault",
         "unhandled",
@@ -333,7 +333,7 @@ GPUS = (
         "fail",
         "GPU {device} does not start, and probably has to be reset first",
     ),
-    # Xid 8, 79, 119 or 120 may follow and judges the GPU; these tell of it where none does.
+    # Xid 8, 79, 119 or 120 may follow and judges the GPU; these report it where none does.
     row(
         "gpu_silent",
         "GPU is probably locked",

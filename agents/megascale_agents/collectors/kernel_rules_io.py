@@ -7,7 +7,7 @@ efa, and the lines common to all network drivers. Pure data.
 
 from megascale_agents.collectors.kernel_rules import BDF, row
 
-# A line of the adapter at 0000:5c:00.0 may name its interface, the function that speaks, and the process at work.
+# A line of the adapter at 0000:5c:00.0 may name its interface, the function that logs, and the process at work.
 _MLX5 = rf"mlx5_core (?P<device>{BDF})(?: (?!NETDEV)[\w.@-]{{1,40}})?: (?:\w+:\d+:\(pid (?P<pid>\d{{1,10}})\): )?"
 _BUS = rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): (?:AER: )?PCIe Bus Error: "
 _EFA = rf"(?:efa|infiniband) (?P<device>{BDF}|rdmap\w+|efa_\d+): "
@@ -37,7 +37,7 @@ BUSES = (
         "fail",
         "the PCIe link of {driver} {pci} failed ({kind})",
     ),
-    # Where the device can't be asked any more this is all; else its own line follows, and is the same finding.
+    # Where the device no longer responds, this is the only line; else its own line follows, with the same finding.
     row(
         "pcie_fatal",
         "(Fatal) error ",
@@ -94,7 +94,7 @@ BUSES = (
         "fail",
         "{driver} {pci} did not come back ({what})",
     ),
-    # Kernels before 5.5 say so of a device that is gone; also of one that only stays asleep, as a GPU's USB port may.
+    # Kernels before 5.5 log this for a device that is gone; also for one that stays asleep, as a GPU's USB port may.
     row(
         "pcie_lost",
         "Refused to change power state",
@@ -103,7 +103,7 @@ BUSES = (
         "warn",
         "{driver} {pci} does not wake up, and may be gone from the PCIe bus",
     ),
-    # Kernels 6.5 to 6.10 say it at boot of slots that are empty, too.
+    # Kernels 6.5 to 6.10 log it at boot for empty slots, too.
     row(
         "pcie_link_slow",
         "retraining failed",
@@ -118,7 +118,7 @@ BUSES = (
         "warn",
         "the PCIe slot {slot} has a power fault",
     ),
-    # Adapters' drivers print it of themselves; the bus ("pci 0000:...") of each newer device in an older slot.
+    # Adapters' drivers print it for their own device; the bus ("pci 0000:...") of each newer device in an older slot.
     row(
         "pcie_link_slow",
         "available PCIe bandwidth, limited by",
@@ -218,7 +218,7 @@ ADAPTERS = (
         "note",
         "a queue of adapter {device} ended with an error",
     ),
-    # Refused reads of registers, by firmware that keeps a port for itself: whoever reads its counters causes them.
+    # Refused reads of registers, by firmware that keeps a port for itself: reading its counters causes them.
     row(
         "nic_command_refused",
         "ACCESS_REG",
@@ -257,7 +257,7 @@ ADAPTERS = (
         "warn",
         "adapter {device}: {why}",
     ),
-    # Told at every boot of a port without a cable; of one that was in use the link's end is told as well.
+    # Logged at every boot for a port without a cable; for one in use the loss of its link is logged as well.
     row(
         "nic_cable",
         "Port module event",

@@ -78,7 +78,7 @@ LINKS = (
         "the link of {device} is up",
         ends="bond_link_down",
     ),
-    # Said at each boot, too, until the first link is up: that line ends it.
+    # Logged at each boot, too, until the first link is up: that line ends it.
     row(
         "bond_down",
         "without any active interface",

@@ -272,7 +272,7 @@ SERVERS = (
         "the file server {device} answers",
         ends="nfs_silent",
     ),
-    # Frames of a stack that the kernel prints of who hangs; one after a question mark is left over from earlier.
+    # Frames of a stack that the kernel prints of a hung task; one after a question mark is left over from earlier.
     row(
         "nfs_stuck",
         "nfs_",

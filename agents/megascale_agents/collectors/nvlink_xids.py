@@ -42,7 +42,7 @@ _THRESHOLDS_5 = 1 << 20 | 1 << 23 | 1 << 26 | 1 << 29
 _ENDS_PROCESS = {"RLW_REMAP": 0x3F, "RLW_SRC_TRACK": 0xC}
 # An error of the receiver that was raised to fatal: bit 7 beside unit 6 (driver 575 on), bit 10 beside the older unit.
 _RAISED = ((0xFF, 0x86), (0x7FF, 0x4C2))
-# Both ends are well: a link that somebody turned off, and one that the host took down.
+# Both ends are well: a link that was turned off, and one that the host took down.
 _BY_WILL = {0x26: "its side was turned off", 0x28: "the host took it down"}
 _LINK_DOWN = {
     0x01: "for an unknown reason",

@@ -28,11 +28,11 @@ Library: TypeAlias = Any
 Handle: TypeAlias = Any
 Answer: TypeAlias = Any
 
-# NVML_ERROR_*: the ones that mean something to us.
+# NVML_ERROR_*: the ones handled here.
 _NO_LIBRARY = (9, 12)  # driver not loaded, library not found
 _LOST = {15: "lost", 16: "needs a reset"}
-_STALE = (1, 18)  # uninitialized, versions differ: what was opened is worth nothing any more
-# NVML_FI_DEV_*: asked for in one call, which costs as much as a single value.
+_STALE = (1, 18)  # uninitialized, versions differ: handles opened before are invalid
+# NVML_FI_DEV_*: read in one call, which costs as much as a single value.
 _FIELDS = {
     "energy_mj": 83, "memory_temperature": 82, "pcie_replays": 94, "recovery": 230,
     "remapped_corrected": 142, "remapped_uncorrected": 143, "remap_pending": 144, "remap_failed": 145,
@@ -45,7 +45,7 @@ _LINK_STATE = 165
 _MOST_LINKS = 18
 _GPM = {"sm_active": 2, "tensor_active": 5, "memory_active": 10}
 _XID_EVENTS = 8  # NVML_EVENT_TYPE_XID_CRITICAL_ERROR
-# 64 between two looks: a GPU that tells more is in a storm, and is named for the first of them.
+# 64 between two looks: a GPU that reports more is in a storm, and is named for the first of them.
 _MOST_XIDS = 64
 
 
@@ -62,8 +62,8 @@ class Nvml:
         self._identities: dict[int, Identity] = {}
         self._gpm: dict[int, tuple[Answer, Answer]] = {}  # index -> older and newer sample
         self._without_gpm: set[int] = set()
-        self._shared_until: dict[int, int] = {}  # index -> newest sample of who used it, microseconds
-        self._events: Answer = None  # where the library puts Xids; None: it does not listen (yet)
+        self._shared_until: dict[int, int] = {}  # index -> time of its newest utilization sample, microseconds
+        self._events: Answer = None  # where the library puts Xids; None: it is not registered (yet)
 
     def read(self, now_s: float) -> Sample:
         """Ask every GPU.
@@ -215,7 +215,7 @@ class Nvml:
         since_us = self._shared_until.get(index, 0)
         samples = self._ask(self._lib.nvmlDeviceGetProcessUtilization, handle, since_us) or ()
         self._shared_until[index] = max([since_us, *(sample.timeStamp for sample in samples)])
-        # The first look would tell of all that the driver remembers; who has ended since does not matter any more.
+        # The first look would return all that the driver has kept; processes that have ended since no longer matter.
         return {sample.pid: float(sample.smUtil) for sample in samples if since_us and sample.pid in pids}
 
     def _xids(self, count: int) -> tuple[tuple[int, int], ...]:
@@ -225,7 +225,7 @@ class Nvml:
         if self._events is None:
             self._events = self._listen(count)
             return ()
-        with contextlib.suppress(lib.NVMLError):  # of a lost GPU: what it told before still counts
+        with contextlib.suppress(lib.NVMLError):  # of a lost GPU: what it reported before still counts
             while self._events and len(told) < _MOST_XIDS:
                 event = self._ask(lib.nvmlEventSetWait_v2, self._events, 0)
                 if event is None:

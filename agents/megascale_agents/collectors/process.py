@@ -27,7 +27,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # 0.9 s: CPU time is counted in ticks of 10 ms, so that a share over one heartbeat is good to one percent;
 # a heartbeat sent at once in between must not shorten the window to noise.
 _BUSY_WINDOW_S = 0.9
-# 5 %: whoever sleeps and wakes waits a little for a core each time, and is no news.
+# 5 %: a process that sleeps and wakes waits briefly for a core each time; that is normal.
 _STARVED = 0.05
 
 
@@ -132,7 +132,7 @@ class ProcessCollector:
         self.state = ""
         self._stat = GONE
         self._unread = b""  # the newest line, of which the state alone was read
-        self._head = _NO_HEAD  # how a line begins that tells the same state
+        self._head = _NO_HEAD  # prefix of a line with the same state
         self._fd = -1
         self._stopped_since_s = 0.0
         self._busy = 0.0
@@ -143,7 +143,7 @@ class ProcessCollector:
         except (FileNotFoundError, ProcessLookupError):
             return
         self.poll_process(0.0)
-        self._head = _NO_HEAD  # one that is stopped already counts as stopped from the first look that is told the time
+        self._head = _NO_HEAD  # one that is stopped already counts as stopped from the first look that gets the time
         if (start_ticks and self.stat.start_ticks != start_ticks) or not may_be_read(pid, uid):
             self.close()
             self.state, self._stat = "", GONE
@@ -167,7 +167,7 @@ class ProcessCollector:
             after = ""
         else:
             self._unread = line
-            if line.startswith(self._head):  # as nearly always: one comparison
+            if line.startswith(self._head):  # the usual case: one comparison
                 return False
             after, self._head = state_of(line)
         before, self.state = self.state, after
@@ -203,7 +203,7 @@ class ProcessCollector:
         if self._fd < 0:
             return 0.0
         try:
-            # Once a second: 11 us. The pid is still ours, since the file that names it for good was read just now.
+            # Once a second: 11 us. The pid is still the rank's: the file that names it was read just before.
             return int(Path(f"/proc/{self.pid}/schedstat").read_bytes().split()[1]) * 1e-9
         except (OSError, ValueError, IndexError):
             return 0.0

@@ -19,14 +19,14 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# 16 KiB: acknowledgements and small messages are under way all the time and say nothing.
+# 16 KiB: acknowledgements and small messages are under way all the time and mean nothing.
 QUEUED_BYTES = 16 * 1024
 # 20 looks, a second apart: what is there in most of them is no single large message.
 LOOKS = 20
-# 32 connections of a rank: more are not asked for, since one slow link of a ring is one connection of a few.
+# 32 connections of a rank: more are not read, since one slow link of a ring is one connection of a few.
 MOST_CONNECTIONS = 32
-# 5 s: a rank of torch has some hundred open files, and each has to be asked what it is (2 us). A job makes its
-# connections once, and what one of them is worth is known after ten looks at the earliest.
+# 5 s: a rank of torch has some hundred open files, and the type of each has to be read (2 us). A job makes its
+# connections once, and each can be judged after ten looks at the earliest.
 _OPEN_EVERY_S = 5.0
 # A listing may cost 0.5 % of a core: after one that took 12 ms the next waits 2.4 s.
 _LISTING_SHARE = 0.005
@@ -43,7 +43,7 @@ _QUEUES = struct.Struct("=IIIII")  # expires, rqueue, wqueue, uid, inode of stru
 _QUEUES_AT = _HEADER.size + 4 + 48
 _ATTRIBUTES_AT = _HEADER.size + 72  # behind struct inet_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length with itself, kind
-_INFO = 2  # INET_DIAG_INFO: struct tcp_info; asked for with the bit 1 << (_INFO - 1)
+_INFO = 2  # INET_DIAG_INFO: struct tcp_info; requested with the bit 1 << (_INFO - 1)
 _MOVED = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
 _MOVED_AT = 120
 
@@ -112,7 +112,7 @@ def sockets_of(pid: int) -> frozenset[int]:
                 try:
                     target = os.readlink(entry.path)  # noqa: PTH115  as above
                 except OSError:
-                    continue  # closed meanwhile
+                    continue  # closed since
                 if target.startswith("socket:["):
                     found.add(int(target[8:-1]))
     except OSError:
@@ -172,8 +172,8 @@ class SendQueues:
 
     def __init__(self) -> None:
         self._looks: dict[int, deque[tuple[bool, str]]] = {}  # by pid: whether data waited, and for which address
-        self._open: dict[int, frozenset[int]] = {}  # by pid: the sockets that it had open when it was last asked
-        self._open_at_s = 0.0  # when all are asked again
+        self._open: dict[int, frozenset[int]] = {}  # by pid: the sockets that it had open when they were last listed
+        self._open_at_s = 0.0  # when all are listed again
         self._sockets: dict[int, frozenset[int]] = {}  # by pid, as of the last listing
         self._connections: dict[int, list[Connection]] = {}  # by pid
         self._list_at_s = 0.0
@@ -207,7 +207,7 @@ class SendQueues:
                 full = next((one for one in connections if self._asking.queued(one) >= QUEUED_BYTES), None)
                 self.ingest_socket(pid, full is not None, host_of(full) if full is not None else "")
         except OSError:
-            self.close()  # an answer that comes late must not be taken for that to the next question
+            self.close()  # a late reply must not be taken for that to the next request
             raise
 
     def _list(self, sockets: dict[int, frozenset[int]], now_s: float) -> None:

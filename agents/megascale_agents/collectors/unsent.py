@@ -18,7 +18,7 @@ from pathlib import Path
 from megascale_agents.collectors.sockets import address, sockets_of
 from megascale_ops.schema.messages import StuckConnection
 
-# 8 of a rank: with one cut node of two a rank of a ring has one or two, and the 8 that were resent most tell enough.
+# 8 of a rank: with one cut node of two a rank of a ring has one or two, and the 8 with most retransmissions are enough.
 MOST_STUCK = MOST_ADDRESSES = 8
 _ESTABLISHED, _ASKED_FOR = "01", "02"  # TCP_ESTABLISHED, TCP_SYN_SENT of the kernel's tcp_states.h
 _COUNT_DIGITS = 8  # the kernel writes counts as %08X

@@ -42,7 +42,7 @@ ACTIONS = (
     "none", "restart_app", "check_nvlink", "check_hardware", "reset_gpu", "restart_node", "update_software",
     "contact_support", "follow_driver",
 )  # fmt: skip
-# After these the GPU itself is in doubt: it is remembered by its UUID until somebody says that it was mended.
+# After these the GPU itself is in doubt: its UUID is kept until an operator reports the repair.
 BAD_ACTIONS = frozenset({"check_nvlink", "check_hardware", "reset_gpu", "restart_node"})
 
 # fmt: off
@@ -58,17 +58,17 @@ _ROWS = (
     Xid(38, "the driver's firmware was slow", "driver", "none"),
     Xid(43, "a process's work was given up after its own fault", "application", "none"),
     Xid(44, "a fault while contexts were switched", "driver", "none"),
-    # The catalog has a work flow here: who it belongs to is said by another Xid beside it.
+    # The catalog has a work flow here: another Xid beside it names its owner.
     Xid(45, "work was removed because a process ended or another fault came first", "application", "restart_app",
         "ours"),
     Xid(46, "the GPU stopped processing and did not answer", "driver", "reset_gpu"),
-    # A work flow as well; its end is a reset in all cases but those that 94 tells.
+    # A work flow as well; its end is a reset in all cases but those that 94 reports.
     Xid(48, "two wrong bits in a word of memory", "memory", "reset_gpu", "ours"),
     Xid(54, "auxiliary power is not connected", "power", "check_hardware"),
     Xid(60, "a video processor's fault", "application", "restart_app"),
     Xid(61, "the power controller's firmware stopped", "firmware", "contact_support"),
     Xid(62, "the power controller's firmware halted", "firmware", "reset_gpu"),
-    # gcm calls it harmless, Imbue drains for it: the row is replaced at the next reset, nothing is wrong until then.
+    # gcm rates it harmless, Imbue drains for it: the row is replaced at the next reset, nothing is wrong until then.
     Xid(63, "a row of memory will be replaced at the next reset", "memory", "none"),
     Xid(64, "a row of memory can't be replaced", "memory", "reset_gpu"),
     Xid(66, "an illegal register access by the driver's firmware", "driver", "none"),
@@ -79,7 +79,7 @@ _ROWS = (
     Xid(78, "a virtual GPU could not start", "driver", "update_software"),
     Xid(79, "the GPU has fallen off the bus", "bus", "restart_node"),
     Xid(80, "a damaged command stream", "application", "restart_app"),
-    # gcm and the catalog call it harmless, Imbue drains: correctable errors alone cost nothing.
+    # gcm and the catalog rate it harmless, Imbue drains: correctable errors alone cost nothing.
     Xid(92, "many single wrong bits, all corrected", "memory", "none"),
     Xid(93, "the GPU's own storage is worn", "firmware", "none"),
     Xid(94, "wrong bits in memory, kept within one process", "memory", "restart_app"),
@@ -87,7 +87,7 @@ _ROWS = (
     Xid(106, "a test message of the management bus", "other", "none"),
     Xid(107, "a test message of the management bus", "other", "none"),
     Xid(108, "an address that the other end of an NVLink could not translate", "nvlink", "none"),
-    # The catalog says reset; here it follows a kernel that never ends, which only a restart of the process mends.
+    # The catalog requires a reset; here it follows a kernel that never ends, which only a restart of the process mends.
     Xid(109, "a context could not be switched away in time", "application", "restart_app", "ours"),
     Xid(110, "a fault of the security engine", "firmware", "reset_gpu"),
     Xid(119, "the GPU's system processor did not answer", "firmware", "reset_gpu"),
@@ -104,7 +104,7 @@ _ROWS = (
     Xid(141, "a fault on the fast path", "application", "none"),
     Xid(142, "a video encoder's fault", "other", "contact_support"),
     Xid(143, "the GPU could not be initialised", "firmware", "reset_gpu"),
-    # The line carries unit, severity and cause. NVML tells a number alone: then the advice that it has stands.
+    # The line carries unit, severity and cause. NVML gives a number alone: then the number's advice stands.
     *(Xid(number, "an NVLink 5 error", "nvlink", "follow_driver") for number in range(144, 151)),
     Xid(151, "a key could not be rotated", "other", "restart_node"),
     Xid(152, "a fault of the inference engine's memory unit", "other", "none"),
@@ -119,7 +119,7 @@ _ROWS = (
     Xid(160, "a memory channel was retired", "memory", "none"),
     Xid(161, "a memory channel could not be retired", "memory", "none"),
     # From here on the catalog has no action. What only smooths power draw costs no step, and 171 and 172 stand beside a
-    # 48, which says what to do; the rest is for a person.
+    # 48, which has the action; the rest needs an operator.
     *(Xid(number, "the smoothing of power draw changed", "power", "none", "ours") for number in (162, 163, 164, 165)),
     Xid(166, "encrypted NVLink traffic before the link was ready", "nvlink", "contact_support", "ours"),
     Xid(167, "a fatal time-out on PCIe", "bus", "contact_support", "ours"),
@@ -149,7 +149,7 @@ def _rows() -> Iterator[Xid]:
 
 
 XIDS: dict[int, Xid] = {row.number: row for row in _rows()}
-# Numbers without a row are rare and never harmless enough to be passed over, nor known well enough to act upon.
+# Numbers without a row are rare and never harmless enough to be passed over, nor documented well enough to act upon.
 UNKNOWN = Xid(0, "an error that this table does not know", "other", "contact_support", "ours")
 
 

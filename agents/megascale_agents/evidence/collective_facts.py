@@ -13,10 +13,10 @@ from megascale_ops.blackbox.records import CollectiveRecord
 from megascale_ops.schema.messages import CollectiveFact
 from megascale_ops.schema.progress import CollectivePosition
 
-MOST_FACTS = 16  # what schema.messages.EvidenceItem promises
+MOST_FACTS = 16  # the limit of schema.messages.EvidenceItem
 _CONTEXT = 3  # calls: which part of a step it is
 # 240 characters: the parts of an uneven all_gather of 16 ranks, of which a judge names the one that differs. A call of
-# hundreds of tensors is told by its beginning and a checksum.
+# hundreds of tensors is shortened to its beginning and a checksum.
 _MOST_SIZES = 240
 
 
@@ -37,7 +37,7 @@ def choose(facts: Sequence[CollectiveFact], most: int = MOST_FACTS) -> tuple[Col
     finished = [number for number, fact in enumerate(facts) if fact.done]
     waited_for = {facts[number].group for number in unfinished}
     last = {(facts[number].group, facts[number].seq < 0): number for number in finished}
-    # How far a group came matters most where it waits. What it called before tells a pattern, newest first.
+    # How far a group came matters most where it waits. Its earlier calls show a pattern, newest first.
     newest = sorted(last.values(), key=lambda number: (facts[number].group not in waited_for, -number))
     before = sorted(set(finished) - set(newest), key=lambda number: (facts[number].group not in waited_for, -number))
     # A rank waits in its oldest unfinished ones; what queues behind them only fills what is left.

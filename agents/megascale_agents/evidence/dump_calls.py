@@ -82,7 +82,7 @@ def _call(entry: Entry, *, is_over: bool) -> Call:
     name = entry.name
     inputs = None if name in ("all_gather_v", "ALLGATHER_coalesced") else entry.input_sizes
     outputs = None if name in ("reduce_scatter_v", "REDUCE_SCATTER_coalesced") else entry.output_sizes
-    if entry.ends_batch:  # its pieces were not recorded: nothing is known of its tensors
+    if entry.ends_batch:  # its pieces were not recorded: its tensors are unknown
         inputs = outputs = None
     return Call(entry, name, inputs, outputs, _kinds([entry], "input"), _kinds([entry], "output"), is_over)
 
@@ -164,7 +164,7 @@ def _peer(entry: Entry, ranks: Mapping[str, Sequence[int]]) -> int:
     if not (place.isascii() and place.isdigit()) or len(place) > 6:
         return -1
     members = ranks.get(entry.group)
-    if members is None:  # the default group has everybody, so its numbers are the ranks
+    if members is None:  # the default group has all ranks, so its numbers are the ranks
         is_default = entry.group == "0" or entry.process_group[1:] == ["default_pg"]
         return int(place) if is_default and int(place) < 2**17 else -1
     return members[int(place)] if int(place) < len(members) else -1

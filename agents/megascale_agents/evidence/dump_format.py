@@ -83,13 +83,13 @@ class Entry(msgspec.Struct):
 class Dump(NamedTuple):
     """One rank's dump."""
 
-    entries: list[Entry]  # of groups that there still are, oldest first
+    entries: list[Entry]  # of groups that still exist, oldest first
     recorded: int  # how many there were
     unread: int  # how many of them could not be read
     broken: str  # why the first of these could not
     reached: Mapping[str, Mapping[str, object]]  # how far each group is, by its number
-    ranks: Mapping[str, Sequence[int]]  # who is in each group, where that is told
-    is_timed: bool  # whether an entry that has no start is one that the GPU has not begun
+    ranks: Mapping[str, Sequence[int]]  # the members of each group, where recorded
+    is_timed: bool  # whether an entry without a start has not begun on the GPU
 
 
 class _Trace(msgspec.Struct):

@@ -28,15 +28,15 @@ from megascale_ops.schema.messages import EvidenceItem, Order
 from megascale_ops.schema.tiles import describe
 from megascale_ops.schema.work import ProcessWork
 
-TEXT_CHARACTERS = 4000  # the bound that schema.messages.EvidenceItem promises
-_DEADLINE_BOUNDS_S = (0.1, 60.0)  # py-spy's start alone takes 10 ms; a minute is beyond every patience
+TEXT_CHARACTERS = 4000  # the bound of schema.messages.EvidenceItem
+_DEADLINE_BOUNDS_S = (0.1, 60.0)  # py-spy's start alone takes 10 ms; a minute exceeds every deadline
 _KINDS = {
     "dump_stacks": "stacks",
     "dump_flight_recorder": "flight_recorder",
     "preserve": "black_box",
     "profile": "profile",
 }
-# 1 s: a dump of 1 MB takes 2 ms on a disk that lives; a run folder on a disk that hangs must not cost the answer.
+# 1 s: a dump of 1 MB takes 2 ms on a healthy disk; a run folder on a disk that hangs must not cost the answer.
 _KEEP_S = 1.0
 
 
@@ -84,7 +84,7 @@ async def _stacks_of(order: Order, watch: RoundWatch, rank: RankWatch, held: Hel
     reading = rank.process.reading(began_s)
     work, stands, took_s = await _work_of(rank, reading.cpu_busy, bounded(order.deadline_s) / 3)
     stuck, addresses = unsent.parse(*await asyncio.to_thread(unsent.read, rank.process.pid))
-    if not held.is_same and "gone" not in stands.marks:  # what was read may be another's by now
+    if not held.is_same and "gone" not in stands.marks:  # what was read may be another process's by now
         work, stuck, addresses = None, (), ()
     first = EvidenceItem(
         kind="process",

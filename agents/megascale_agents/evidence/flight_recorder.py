@@ -31,13 +31,13 @@ from megascale_agents.evidence import collective_facts, dump_calls, dump_format
 from megascale_agents.ownership.rights import Owner, myself, taken
 from megascale_ops.schema.messages import CollectiveFact
 
-# The oldest unfinished collectives tell where a rank waits; what was queued behind them adds nothing.
+# The oldest unfinished collectives show where a rank waits; what was queued behind them adds nothing.
 _MOST_NAMED = 20
 # NCCL's first: where both have something, a group that stands in both is NCCL's.
 HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
-# All that torch 2.4 has. Not asked where another one answers: it resolves stacks, which wants the interpreter's lock.
+# All that torch 2.4 has. Not called where another one responds: it resolves stacks, which needs the GIL.
 PICKLED = "dump_nccl_trace_pickle"
-# A full ring of 2,000 collectives is 1 MB; 16 MB holds the largest ring people set and bounds what we read.
+# A full ring of 2,000 collectives is 1 MB; 16 MB holds the largest ring in use and bounds the read.
 MOST_BYTES = 16 * 1024 * 1024
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by socket
@@ -108,7 +108,7 @@ class _UnixConnection(http.client.HTTPConnection):
         with taken(self._owner):
             self._wire.connect(self._path)
         uid = _PEER.unpack(self._wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
-        if self._owner.uid not in (0, uid):  # a link to a server of somebody else's
+        if self._owner.uid not in (0, uid):  # a link to another user's server
             raise ConnectionRefusedError(f"the socket is user {uid}'s, the job user {self._owner.uid}'s")
 
     def cut(self) -> None:
@@ -133,7 +133,7 @@ def _post(connection: _UnixConnection, handler: str) -> tuple[int, bytes]:
         connection.request("POST", f"/handler/{handler}", headers={"Connection": "close"})
         with connection.getresponse() as response:
             data = response.read(MOST_BYTES + 1)
-            missing = response.length or 0  # of what its head announced
+            missing = response.length or 0  # of the length in its header
         if len(data) > MOST_BYTES:
             raise NoAnswerError(f"answer of {handler} is larger than {MOST_BYTES} bytes")
         if missing:
@@ -157,7 +157,7 @@ async def fetch_dump(socket_file: Path, deadline_s: float, owner: Owner | None =
         try:
             dump = await ask(socket_file, handler, end_s - time.monotonic(), owner)
         except TooLateError:
-            raise  # the other one would not answer either
+            raise  # the other one would not respond either
         except NoAnswerError as error:
             why = error
             continue

@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MOST_FRAMES = 24  # what schema.messages.EvidenceItem promises
+MOST_FRAMES = 24  # the limit of schema.messages.EvidenceItem
 _MOST_CHARACTERS = 120  # of a frame; C++ names are kilobytes long
 _MOST_FUNCTION = 70
-_OURS = "megascale_ops/recorder/"  # hooks of the recorder: true, and of no use to anybody
+_OURS = "megascale_ops/recorder/"  # hooks of the recorder: correct, but of no use in a diagnosis
 
 
 class Frame(NamedTuple):
@@ -45,7 +45,7 @@ FORMING = (
     Place("in_rendezvous", r"torch/distributed/(rendezvous\.py$|elastic/rendezvous/|elastic/utils/store\.py$)"),
     Place("in_rendezvous", "", r"^c10d::(TCP|File|Hash|Prefix)?Store::|ncclCommInitRank|connectFullMesh"),
 )
-# Ranks that meet before an overlapped kernel's collective ask a store for each other, as in forming a group: whoever
+# Ranks that meet before an overlapped kernel's collective poll a store for each other, as in forming a group: one that
 # waits there waits for a peer.
 _KERNELS_MEET = Place("in_collective", r"(^|/)megascale_kernels/(agreement|serial)\.py$")
 TABLE = (

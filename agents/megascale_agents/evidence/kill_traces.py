@@ -27,7 +27,7 @@ _FILE_BYTES = 4096
 # A limit that is none: 2^63 less a page in version 1.
 _NO_LIMIT = 1 << 60
 _OOM_KILL = re.compile(r"^oom_kill (\d{1,18})$", re.MULTILINE)
-# The runner says which ranks it has ended itself; those are no kills from outside.
+# The runner records which ranks it has ended itself; those are no kills from outside.
 _SENDER = (
     "who sent the signal: Linux keeps no record of it, and the runner did not; logs of the batch system or of the "
     "container may tell"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from megascale_agents.collectors import process
 from megascale_agents.evidence import syscalls
 
-# 4 looks within 0.15 s: a disk that is slow but alive ends a read of 1 MB in 10 ms.
+# 4 looks within 0.15 s: a slow but working disk ends a read of 1 MB in 10 ms.
 _LOOKS = 4
 _PAUSE_S = 0.05
 _MOST_CHILDREN = 64  # a rank has 2 to 16 data loader workers; each may have children of its own

@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 20  # 100 threads of 100 frames
 # 1 s: three thousand times what the server takes; beyond it, waiting longer only takes time from the other ways.
 _SERVER_S = 1.0
 _PING_S = 0.3
-# Python's own ways to wait: who sleeps there does not wait in a collective's C++.
+# Python's own ways to wait: a thread that sleeps there does not wait in a collective's C++.
 _WAITS_IN_PYTHON = re.compile(
     r"(^|/)(threading|queue|selectors|subprocess|socket|ssl)\.py$|/(multiprocessing|asyncio|concurrent)/"
 )
@@ -70,7 +70,7 @@ class _Found(NamedTuple):
 
     text: str
     frames: tuple[Frame, ...]
-    owns_gil: bool | None = None  # None: this way can't tell
+    owns_gil: bool | None = None  # None: this way can't read it
 
 
 async def dump(target: Target, deadline_s: float) -> Stacks:
@@ -115,10 +115,10 @@ async def _ask_all(target: Target, end_s: float) -> Stacks:
             if way is _by_server and isinstance(error, TooLateError) and await _lives(target):
                 held, ways = True, [_by_native, _by_py_spy, _by_signal]
             continue
-        # Of ways that look from outside, the last word: a server may also be late on a machine that is overloaded.
+        # The ways that look from outside decide: a server may also be late on an overloaded machine.
         held = held and found.owns_gil is not False
         if not held and _is_unclear(target, found) and time.monotonic() < end_s:
-            with contextlib.suppress(NoAnswerError):  # what is known already stands
+            with contextlib.suppress(NoAnswerError):  # what was found already is kept
                 found = await _by_native(target, end_s - time.monotonic())
         return _tell(target, found, held=held)
     marks = {"gil_held" if held else "", "no_answer" if late else ""}

@@ -36,7 +36,7 @@ ON_HANDLES = frozenset(
      "fsync", "fdatasync", "ftruncate", "fallocate", "getdents64", "sendfile", "sync_file_range", "copy_file_range",
      "syncfs", "ioctl", "fcntl", "flock", "recvfrom", "sendto", "recvmsg", "sendmsg", "connect", "accept")
 )  # fmt: skip
-# A lock on a file is waited for, not the file; an ioctl talks to a device.
+# A lock on a file is waited for, not the file; an ioctl goes to a device.
 _NO_STORAGE = frozenset(("ioctl", "fcntl", "flock", "recvfrom", "sendto", "recvmsg", "sendmsg"))
 ON_FILES = frozenset(
     ("open", "openat", "stat", "lstat", "newfstatat", "statx", "rename", "renameat", "renameat2", "mkdir", "mkdirat",

@@ -72,13 +72,13 @@ class Check(Generic[T]):
         self.took_s = 0.0  # of the last look that ended
         self.answered = False  # at least once
         self.is_failing = False  # the last look raised
-        self.absent = ""  # why there is nothing to look at
-        self.rests_until_s = 0.0  # nothing is asked until then, and nothing has to be told
+        self.absent = ""  # why the check has no subject
+        self.rests_until_s = 0.0  # until then it is neither due nor has a result
         self._look = look
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._due_s = 0.0
-        self._asked_s: float | None = None  # None: nothing is asked now
+        self._asked_s: float | None = None  # None: no request is pending
         self._questions: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[_Outcome[T]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -114,7 +114,7 @@ class Check(Generic[T]):
             self.hung_since_s, self._due_s = None, now_s
             return None
         self.took_s = outcome.took_s
-        # The first look opens a library (0.15 s of CPU for NVML): that happens once, and would buy 39 s of silence.
+        # The first look opens a library (0.15 s of CPU for NVML): that happens once, and would cause a pause of 39 s.
         pause_s = outcome.cpu_s / self.pace.share if self.answered else 0.0
         self._due_s = max(outcome.began_s + self.pace.every_s, now_s + pause_s)
         if isinstance(outcome.error, NotHereError):
@@ -159,7 +159,7 @@ class Check(Generic[T]):
             error: Exception | None = None
             try:
                 value = self._look()
-            except Exception as raised:  # noqa: BLE001  handed to who asked, who counts and logs it
+            except Exception as raised:  # noqa: BLE001  returned to the caller, which counts and logs it
                 error = raised
             took_s, cpu_s = self._clock() - began_s, self._cpu_clock() - cpu_s
             self._answers.put(_Outcome(value, error, began_s, took_s, cpu_s))

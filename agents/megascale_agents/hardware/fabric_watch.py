@@ -19,10 +19,10 @@ from megascale_ops.schema.health import HardwareFinding
 
 log = logging.getLogger(__name__)
 
-# A day, as the alerts: what was so long ago is how this node is now.
+# A day, as the alerts: an older state counts as the node's normal one.
 FORGOTTEN_S = 86_400.0
 # 10 min: three lines in a day's kernel log for a counter, where every look would be 8,640. 6 h: a driver that is loaded
-# anew may tell. State and rate are what all else hangs on: 30 s to 10 min.
+# anew may report it. All else depends on state and rate: 30 s to 10 min.
 FIRST_REST_S, MOST_REST_S = 600.0, 21_600.0
 FIRST_FACT_REST_S, MOST_FACT_REST_S = 30.0, 600.0
 
@@ -39,7 +39,7 @@ class _Past:
         self.port: Port | None = None
         self.seen_s = now_s
         self.was_up = False
-        self.kind = ""  # as last told with its link layer
+        self.kind = ""  # as last reported with its link layer
         self.uncounted = False  # it was seen to fall, and the counter has not grown since
         self.downed: int | None = None
         self.downs: deque[tuple[float, int]] = deque()  # when, and by how much the counter grew
@@ -49,7 +49,7 @@ class _Past:
     def add(self, port: Port, now_s: float) -> None:
         """Take the port as of this look."""
         grown = self._grown(port)
-        # Seen, and no counter tells of it: EFA has none, one that is full stays, and a port that falls back to ARMED
+        # Seen, and no counter shows it: EFA has none, one that is full stays, and a port that falls back to ARMED
         # keeps its link. A counter that grows only at the look after means the same fall.
         if grown and self.uncounted:
             grown, self.uncounted = grown - 1, False
@@ -107,7 +107,7 @@ class PortWatch:
         self._excluded = tuple(pattern for one in exclude.split(",") if (pattern := one.strip()))
         self._past: dict[tuple[str, str], _Past] = {}
         self._rests: dict[str, _Rest] = {}
-        self._resting: frozenset[str] = frozenset()  # replaced whole: the thread that reads looks at it
+        self._resting: frozenset[str] = frozenset()  # replaced whole: the reading thread uses it
 
     @property
     def ports(self) -> tuple[Port, ...]:

@@ -26,7 +26,7 @@ HELD_S = 600.0
 # A tenth of the time between two looks with lowered clocks: less costs a step less than one percent.
 THROTTLED_SHARE = 0.1
 # A process that computed for less than a twentieth of the time takes less than that from another. One with a context
-# alone (a rank that forgot to choose its GPU, a spare one) takes memory and no time.
+# alone (a rank that did not choose its GPU, a spare one) takes memory and no time.
 SHARED_SHARE = 0.05
 # sw_power_cap is how a GPU at full load runs; sync_boost follows another GPU.
 THROTTLES = ("hw_thermal", "sw_thermal", "power_brake")
@@ -143,7 +143,7 @@ def _absent(view: PortView, name: str) -> tuple[str, str, str] | None:
     """Return kind, sentence and severity of a port that carries nothing and did before."""
     port = view.port
     if view.is_gone:
-        # A virtual function is lent to a container and leaves this namespace; a real one has fallen off the bus.
+        # A virtual function is lent to a container and leaves this namespace; a physical one has fallen off the bus.
         severity = "note" if port.is_virtual else "fail" if view.was_up else "warn"
         return "port_gone", f"{name} is not there any more, and was {port.state or 'there'} before", severity
     if port.is_up or not view.was_up:
@@ -151,7 +151,7 @@ def _absent(view: PortView, name: str) -> tuple[str, str, str] | None:
     if port.is_up is None:
         return "port_unknown", f"{name} does not tell its state any more", "warn"
     physical = f" ({port.physical})" if port.physical else ""
-    # A virtual function's link follows the container or machine that has it; what fails is told of the real one.
+    # A virtual function's link follows the container or machine that has it; failures are reported on the physical one.
     severity = "note" if port.is_virtual else "fail"
     return "port_down", f"{name} is {port.state or 'not active'}{physical} and was active before", severity
 

@@ -63,7 +63,7 @@ class Hardware:
         self.fabric = PortWatch(config.sys_root, config.fabric_exclude)
         self.place = Place(config.proc_root, config.sys_root, config.box_root)
         self.collectors = tuple(CollectorWatch(name, lambda: self.place) for name in COLLECTORS)
-        # An agent that ends with its run leaves nothing behind, and another run has nothing to take up from it.
+        # An agent that ends with its run keeps no state: no later run would continue from it.
         memory = "" if config.exit_with_parent else f"{config.box_root}/.kernel-log-{node}.json"
         source = KernelLog(config.kernel_log, memory, _boot_id(config.proc_root)) if config.kernel_log else None
         self.kernel = KernelWatch(source, self.gpu.at, wall, config.proc_root)
@@ -110,7 +110,7 @@ class Hardware:
         if answer is not None:
             try:
                 return watch.ingest_reading(answer, now_s)
-            except Exception as senseless:  # noqa: BLE001  a sick collector must not silence the others; told below
+            except Exception as senseless:  # noqa: BLE001  a failing collector must not stop the others; logged below
                 check.refuse(senseless)
         if check.hung_since_s is not None:
             return [findings.of_silence(watch.name, check.pace.deadline_s)]

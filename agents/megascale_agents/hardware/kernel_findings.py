@@ -32,7 +32,7 @@ class Happened(NamedTuple):
     first_wall_s: float
     last_wall_s: float
     times: int
-    over_wall_s: float = 0.0  # when it was told to be over, 0 while it is not
+    over_wall_s: float = 0.0  # when its end was logged, 0 before
 
 
 class _Told(NamedTuple):

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 Key = TypeVar("Key")
 
 _AGAIN_S = 60.0
-# Different numbers on different GPUs; a node with more is beyond counting.
+# Different numbers on different GPUs; a node with more is broken in any case.
 _MOST_KINDS = 256
-# 4 KiB: a status file has some 1,500 bytes, and what is looked for stands in its first 100.
+# 4 KiB: a status file has some 1,500 bytes, and the field is in its first 100.
 _STATUS_BYTES = 4096
 _TGID = re.compile(rb"^Tgid:\s*(\d{1,10})$", re.MULTILINE)
 # What is kept ends by time alone: looked at every 5 s.
@@ -146,7 +146,7 @@ class KernelWatch:
         else:
             _add(self.others, (event.kind, event.severity))
             event = event._replace(pid=self._process_of(event.pid))
-        # printk's clock is that of ``monotonic``; a little in the future means that it was read between two ticks.
+        # printk's clock is that of ``monotonic``; slightly in the future: read between two ticks.
         wall_s = self._wall() - max(0.0, now_s - event.mono_s)
         if event.ends:
             self._end(event, wall_s)
@@ -154,7 +154,7 @@ class KernelWatch:
         place = kernel_findings.place_of(event)
         known = self._happened.get(place)
         if known is not None:
-            # The worst that was told of it stays; what happens again after its end is not over.
+            # The worst severity reported is kept; an event after its end reopens it.
             worst = max(event, known.event, key=kernel_findings.rank_of)
             self._happened[place] = Happened(worst, known.first_wall_s, wall_s, known.times + 1)
             return

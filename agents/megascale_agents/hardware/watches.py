@@ -15,7 +15,7 @@ from megascale_agents.collectors.kernel_events import KernelEvent
 from megascale_agents.hardware import findings
 from megascale_ops.schema.health import HardwareFinding
 
-# What a watch reads, it alone takes.
+# Only the watch itself takes what it reads.
 Raw: TypeAlias = Any
 
 

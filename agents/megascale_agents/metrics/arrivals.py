@@ -13,17 +13,17 @@ import select
 import socket
 from collections.abc import Callable
 
-# 64: a dozen probes and scrapers ask at once at the very most; of more, somebody says nothing.
+# 64: a dozen probes and scrapers connect at once at most; of more, some send nothing.
 MOST_ARRIVING = 64
 # 5 s from connecting to the end of the head; on a network that works it is there in one.
 ARRIVE_S = 5.0
 # 16 at one turn of the daemon's loop.
 _AT_ONCE = 16
-# 50 ms until a head that is not whole is looked at again: its bytes stay where they are, so they would be told again.
+# 50 ms until a head that is not whole is looked at again: its bytes stay in the socket and would wake the loop again.
 _AGAIN_S = 0.05
-# 0.2 s without taking anybody when there is no descriptor to take them with.
+# 0.2 s without accepting when there is no file descriptor left.
 _REST_S = 0.2
-# 16 KiB: of a longer head the server says that it is too long.
+# 16 KiB: a longer head is refused as too long.
 _MOST_HEAD_BYTES = 16 * 1024
 _FIRST_LINE = re.compile(rb"[A-Z]+ [^ \r\n]+ HTTP/1\.[01]\r?")
 
@@ -65,7 +65,7 @@ class Arrivals:
                 connection, _address = self._listening.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no descriptor, mostly: who waits in the port's queue is taken a little later
+            except OSError:  # mostly no descriptor left: connections in the port's queue are accepted later
                 self._loop.remove_reader(self._listening)
                 self._rest = self._loop.call_later(_REST_S, self._loop.add_reader, self._listening, self._take)
                 return

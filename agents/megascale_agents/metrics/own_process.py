@@ -31,7 +31,7 @@ def _figures() -> Iterator[tuple[str, Kind, str, float]]:
         "Resident memory of this process in bytes.",
         float(process.memory_info().rss),
     )
-    with contextlib.suppress(OSError, RuntimeError):  # a container that hides when the machine was booted
+    with contextlib.suppress(OSError, RuntimeError):  # a container without the machine's boot time
         started_s = process.create_time()
         yield "start_time_seconds", Kind.GAUGE, "When this process was started, Unix time in seconds.", started_s
     yield "open_fds", Kind.GAUGE, "Open files of this process.", float(process.num_fds())

@@ -26,14 +26,14 @@ from megascale_ops.schema.health import HostReading
 if TYPE_CHECKING:
     from megascale_agents.hardware.hardware import Hardware
 
-# What may be scraped by itself (``/metrics?part=job``), so that hardware can be asked for less often than ranks, or by
+# What may be scraped by itself (``/metrics?part=job``), so that hardware can be scraped less often than ranks, or by
 # another server: series that belong to a job, and those of the node, its hardware and the agent itself.
 PARTS = ("job", "node")
 
 _STATES = {"R": "running", "S": "sleeping", "I": "sleeping", "D": "blocked", "T": "stopped", "t": "traced", "": "gone"}
-# A process in such a state has no series of its own: 12,288 of them would say nothing.
+# A process in such a state has no series of its own: 12,288 of them would carry no information.
 _WELL = ("running", "sleeping")
-# Of a large job the other reasons are told from their first loss on: four zeros of each node would be 6,144 series.
+# Of a large job the other reasons are shown from their first loss on: four zeros of each node would be 6,144 series.
 _USUAL_LOSSES = ("late", "unsampled")
 _MESH_AXES = ("tp", "pp", "dp", "ep")
 

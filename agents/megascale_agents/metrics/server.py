@@ -28,16 +28,16 @@ from megascale_ops.exposition import encoded
 
 log = logging.getLogger(__name__)
 
-# Two Prometheus servers that ask for two parts each, and a person.
+# Two Prometheus servers that request two parts each, and a person.
 MOST_AT_ONCE = 8
 # 4 threads more for probes; 32 requests may wait their turn, each for a few milliseconds.
 _MORE_PROBES, MOST_WAITING = 4, 32
 _PROBE = b"GET /healthz "
-# 10 s: Prometheus' own patience.
+# 10 s: Prometheus' own timeout.
 DEADLINE_S = 10.0
-# 5 s: without a byte from who asks, and for the loop to gather a page, which takes it 2 ms.
+# 5 s: without a byte from the client, and for the loop to gather a page, which takes it 2 ms.
 _SILENCE_S = 5.0
-# Who is being answered when the agent ends has 0.2 s, then its connection is cut, which ends its thread.
+# A request in progress when the agent ends has 0.2 s, then its connection is cut, which ends its thread.
 _GOODBYE_S = 0.2
 _CUT_S = 1.0
 _TEXT = "text/plain; charset=utf-8"
@@ -121,10 +121,10 @@ class MetricsServer(ThreadingHTTPServer):
 
         def begin() -> None:
             if not done.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # no request waits for it any more
             try:
                 done.set_result(work())
-            except Exception as error:  # noqa: BLE001  handed to who waits
+            except Exception as error:  # noqa: BLE001  raised in the waiting thread
                 done.set_exception(error)
 
         with contextlib.suppress(RuntimeError, TimeoutError):  # RuntimeError: the loop has ended
@@ -202,7 +202,7 @@ class _Conversation(BaseHTTPRequestHandler):
         try:
             said = self.headers.get("Authorization", "").encode("latin-1")
             return self.server.answer(self.path, said, self.headers.get("Accept", "")) or _NOTHING
-        except Exception:  # whoever scrapes shall see it as well as who reads the log
+        except Exception:  # the scraper gets the error as well as the log
             log.exception("the page of metrics can't be built")
             return _Answer(500, b"500: Internal Server Error", _TEXT)
 

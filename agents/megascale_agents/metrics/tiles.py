@@ -15,7 +15,7 @@ from megascale_agents.ranks.tile_boards import Board, Boards, start_of
 
 Sample = tuple[str, tuple[str, ...], float]
 PROGRESS, WAITING = "megascale_tile_progress_ratio", "megascale_tile_waiting"
-# Two: the second says whether all thread blocks wait for the same.
+# Two: the second shows whether all thread blocks wait for the same.
 MOST_PEERS = 2
 
 

@@ -158,7 +158,7 @@ class OrderExecutor:
                 outcome, items = await self._act(order)
         except TimeoutError:
             outcome, items = "failed", [dumps.no_answer(order, rank, limit_s) for rank in self._named(order)]
-        except Exception as error:  # one order that fails must not stop the next; the controller and the log are told
+        except Exception as error:  # one order that fails must not stop the next; it is reported and logged
             log.exception("order %s: %s failed", order.id, order.kind, extra={"job": order.job, "node": self._node})
             outcome, items = "failed", [dumps.broken(order, rank, error) for rank in self._named(order)]
         self._count(order.kind if order.kind in ORDERS_FOR_AGENT else "unknown", outcome)
@@ -216,7 +216,7 @@ class OrderExecutor:
                 return await dump(order, watch, rank)
         except TimeoutError:
             return [dumps.no_answer(order, rank.rank, limit_s)]
-        except Exception as error:  # one rank's dump that fails must not cost the others'; told as above
+        except Exception as error:  # one rank's dump that fails must not cost the others'; reported as above
             log.exception("order %s: %s of rank %d failed", order.id, order.kind, rank.rank,
                           extra={"job": order.job, "node": self._node})  # fmt: skip
             return [dumps.broken(order, rank.rank, error)]

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = MAX_BODY_BYTES * 3 // 4
 # 4 at a time: a search takes 10 ms of a core, and a disk that is away keeps no more threads than these.
 _MOST_AT_ONCE = 4
-# 0.1 to 10 s: a person waits for it.
+# 0.1 to 10 s: a user waits for it.
 _LEAST_S, _MOST_S = 0.1, 10.0
 # 256 orders: a controller has eight of a node at a time, and gives each again until it is answered.
 _REMEMBERED = 256
@@ -93,7 +93,7 @@ class LogReading:
             outcome, item = "failed", _told(f"the disk did not answer within {limit_s:g} s")
         except OSError as error:
             outcome, item = "failed", _told(f"{error.filename or 'the log'} can't be read: {error.strerror or error}")
-        except Exception as error:  # an order that fails must not stop the agent; the controller and the log are told
+        except Exception as error:  # an order that fails must not stop the agent; it is reported and logged
             log.exception("order %s: %s failed", order.id, order.kind, extra={"job": order.job, "node": self._node})
             outcome, item = "failed", _told(f"reading failed by a fault of the agent's: {error!r}")
         self._count(READ_LOG, outcome)
@@ -140,7 +140,7 @@ def _part(folder: LogFolder, query: LogQuery, end_turn: Callable[[], object]) ->
         with files.folder(folder.path, folder.owner) as handle:
             return read_part(handle, query, folder.owner.uid)
     finally:
-        with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the agent has ended since
             end_turn()
 
 

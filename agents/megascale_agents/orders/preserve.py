@@ -150,7 +150,7 @@ def _take_stderr(rank: RankWatch) -> Piece:
     name = f"rank-{rank.rank}.stderr.txt"
     if not rank.log.path:
         return Piece("stderr", rank.rank, name, "the rank's stderr is not in a file", None)
-    # What a dying rank wrote after our last look is what matters most.
+    # What a dying rank wrote after the last look matters most.
     try:
         rank.log.poll_stderr()
     except OSError as error:

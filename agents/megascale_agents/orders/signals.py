@@ -56,7 +56,7 @@ def _saves_on(pid: int, rank: int, number: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         names = {handle.readlink().name for handle in Path(f"/proc/{pid}/fd").iterdir() if handle.is_symlink()}
     except OSError:
-        return False  # gone, or not ours to look at
+        return False  # gone, or not readable
     return catches(status, number) and f"{rank}.stacks" not in names
 
 

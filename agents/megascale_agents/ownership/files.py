@@ -25,7 +25,7 @@ from megascale_agents.ownership.rights import Owner, libc, taken
 _SYS_OPENAT2 = 437  # the same on every architecture
 _NO_MAGIC_LINKS = 0x02  # RESOLVE_NO_MAGICLINKS
 _AT_FDCWD = -100
-# What kernels before 5.6 say, and filters of system calls that do not know it.
+# The errors of kernels before 5.6, and of system call filters without it.
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 
 
@@ -61,7 +61,7 @@ def opened(path: str | Path, owner: Owner, *, is_private: bool = True) -> int:
                 raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}, not to {owner.uid}", str(path))
             try:
                 return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError as error:  # by the name that a person knows
+            except OSError as error:  # with the path as given
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(place)
@@ -98,7 +98,7 @@ def folder(path: str | Path, owner: Owner) -> Iterator[int]:
                 raise NotAFileError(errno.EINVAL, "is no folder of a user", str(path))
             try:
                 handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
-            except OSError as error:  # by the name that a person knows
+            except OSError as error:  # with the path as given
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(place)
@@ -187,7 +187,7 @@ def _spot(path: str, owner: Owner, *, follow: bool) -> int:
     """
     if not follow:
         return os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if owner.uid == os.geteuid():  # our own user's paths lead where they may
+    if owner.uid == os.geteuid():  # paths of the agent's own user need no check
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     how = _How(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS)
     size = ctypes.c_size_t(ctypes.sizeof(how))

@@ -32,13 +32,13 @@ import psutil
 
 from megascale_agents.ownership.rights import Owner, libc
 
-# A rank is two or three processes below its runner; 64 ends a walk that the kernel changes under our eyes.
+# A rank is two or three processes below its runner; 64 ends a walk over a tree that changes during it.
 _MOST_PARENTS = 64
 # Slurm puts each srun of a job beside the batch script, in a step of its own; the job's group holds them all.
 _SLURM_STEP = re.compile(r"(/job_\d+)/step_.*")
 # glibc has a function for it since 2.30, torch runs on 2.28. Numbers from the kernel's tables of system calls.
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
-# 20 ms in all: who forks as fast as it is killed is met again by the next order.
+# 20 ms in all: a process that forks as fast as it is killed gets the next order.
 _MOST_PASSES = 5
 
 
@@ -195,7 +195,7 @@ def _members(leader: int, uid: int, known: set[tuple[int, int]], stack: contextl
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(NotOfJobError):
-            if pid == leader or _stat_of(pid).group != leader:  # as nearly all: nothing is held for that
+            if pid == leader or _stat_of(pid).group != leader:  # the usual case: no handle is kept for it
                 continue
             member = stack.enter_context(_pinned(pid))
             stat = _stat_of(pid)

@@ -25,11 +25,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-# nobody: the group of who has none that we know.
+# The group `nobody`, for a user without known groups.
 NO_GROUP = 65534
 # The C library's setgroups changes all threads; the system call itself only the one that makes it.
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81}
-_ASK = 0xFFFFFFFF  # no such user: setfsuid then changes nothing and answers who it is
+_ASK = 0xFFFFFFFF  # no such user: setfsuid then changes nothing and returns the current one
 _CAPABILITIES_V3 = 0x20080522
 _FUSE = 0x65735546  # statfs(2): FUSE_SUPER_MAGIC
 _STATFS_BYTES = 512  # struct statfs has 120; its first word is the kind
@@ -82,7 +82,7 @@ def uid_of(folder: str) -> int:
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         uid = os.fstat(handle).st_uid
-        if os.geteuid() == 0 and _kind_of(handle) == _FUSE:  # whoever mounted it says what each file's owner is
+        if os.geteuid() == 0 and _kind_of(handle) == _FUSE:  # the user who mounted it sets each file's owner
             raise PermissionError(errno.EPERM, "lies on a file system of a user's own (FUSE)", folder)
     finally:
         os.close(handle)
@@ -109,7 +109,7 @@ def owner_with(uid: int, pids: Iterable[int]) -> Owner:
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, KeyError):
             found = _credentials(Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace"))
-            # All four of one user: of a process that has changed its user, not even its groups are his.
+            # All four of one user: the groups of a process that has changed its user are not the user's.
             if set(found["Uid"]) == {uid}:
                 return Owner(uid, found["Gid"][0], tuple(found["Groups"]))
     return Owner(uid)

@@ -31,9 +31,9 @@ from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 ROUND_SUFFIX = ".round.json"
 BOX_SUFFIX = ".box"
-# 0.5 s: far above the 4 ms of a coarse clock, and a file system mounted over the network is no place for a box.
+# 0.5 s: far above the 4 ms of a coarse clock, and black boxes do not lie on network file systems.
 _SETTLED_NS = 500_000_000
-# 256: a node has 8 ranks, 64 at the most; each takes four handles of ours, which one user must not use up for all.
+# 256: a node has 8 ranks, 64 at the most; each takes four of the agent's handles; one user must not exhaust them.
 MOST_RANKS = 256
 # 4,096 folders of a user, left from earlier jobs: each takes a stat at every look, all of them 12 ms.
 MOST_JOBS = 4096
@@ -42,11 +42,11 @@ _MOST_NUMBER = 1 << 63
 
 _STATE = PULSE.field("state")
 _STEPS_SEEN = NOW.field("steps_seen")
-# The count of each slot, nothing else.
+# The count of each slot alone.
 _COUNTS = struct.Struct(
     "<" + f"{_STEPS_SEEN.offset}x{_STEPS_SEEN.code}{NOW.stride - _STEPS_SEEN.offset - _STEPS_SEEN.size}x" * NOW.slots
 )
-# As a rank writes its number: "²" is a digit to Python and no number, "00" would pass for rank 0.
+# As a rank writes its number: "²" is a digit to Python but no number, "00" would pass for rank 0.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 _decode_round = msgspec.json.Decoder(RoundFile).decode
 
@@ -80,7 +80,7 @@ def list_jobs(root: str) -> list[str]:
     try:
         with os.scandir(root) as entries:
             for entry in entries:
-                # Gone meanwhile, or a folder on which its user has mounted what nobody else may look at (FUSE).
+                # Gone, or a folder on which its user has mounted a file system that no other user may read (FUSE).
                 with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         stat = entry.stat(follow_symlinks=False)
@@ -183,7 +183,7 @@ class BoxShelf:
         self.readers: dict[int, BoxReader] = {}
         self.pulses: dict[int, Pulse] = {}
         self.errors = 0
-        self._seen: dict[int, int] = {}  # rank -> inode already looked at, ours or not
+        self._seen: dict[int, int] = {}  # rank -> inode already looked at, accepted or not
 
     def refresh(self) -> bool:
         """Open what is new; return whether anything was."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from megascale_agents.ownership.rights import Owner
 from megascale_ops.schema.identity import RoundFile
 
-# 64 jobs of one user: those of a day that people still ask about. 1,024 of all, 300 bytes each.
+# 64 jobs of one user: those of a day whose logs are still read. 1,024 of all, 300 bytes each.
 _MOST_OF_ONE = 64
 _MOST = 1024
 

@@ -24,7 +24,7 @@ from megascale_ops.schema.tiles import TileFact
 
 # 30 years: a longer step is garbage in a box, and in microseconds it might be no number any more.
 _MOST_S = 1e9
-# 2 s: no silence is looked at sooner than after 2.5 s, and a rank with steps of seconds need not be asked all the time.
+# 2 s: no silence is looked at sooner than after 2.5 s, and a rank with steps of seconds need not be read all the time.
 QUIET_S = 2.0
 
 
@@ -35,7 +35,7 @@ class _OfBox:
 
     def __init__(self) -> None:
         self.told_steps = 0
-        self.fresh: deque[StepWork] = deque(maxlen=MOST_WORK)  # read and not yet told
+        self.fresh: deque[StepWork] = deque(maxlen=MOST_WORK)  # read and not yet sent
         self.habit = StepHabit()
 
 
@@ -68,8 +68,8 @@ class RankWatch:
         self.progress: Progress | None = None
         self.sending = -1.0  # as in RankReport; the daemon looks at all ranks' connections together
         self.sending_to = ""  # same
-        self.work = WorkMeter()  # asked only for evidence
-        self.gpu = ""  # as in RankReport; kept when the process is gone, since that is when it is asked for
+        self.work = WorkMeter()  # read only for evidence
+        self.gpu = ""  # as in RankReport; kept after the process has ended, since it is needed then
         self._tiles = tiles
         self._pulse: Pulse | None = None
         self._of_box = _OfBox()
@@ -190,7 +190,7 @@ class RankWatch:
         identity = box.identity() if box is not None else None
         started = self.started
         local_rank = started.local_rank if started else identity.local_rank if identity else -1
-        local_rank = local_rank if local_rank >= 0 else self.rank  # spawned by a launcher that tells none
+        local_rank = local_rank if local_rank >= 0 else self.rank  # spawned by a launcher that sets none
         process = self.process.reading(now_s)
         words, gpu = self.log.last_words, self.gpu
         if box is None or identity is None:

@@ -22,13 +22,13 @@ from megascale_ops.schema.identity import RankProcess, RoundFile
 log = logging.getLogger(__name__)
 
 KEPT_S = 60.0
-# A job that crashes as fast as it starts must not use up our file handles: 5 rounds of 8 ranks hold 80.
+# A job that crashes as fast as it starts must not use up the agent's file handles: 5 rounds of 8 ranks hold 80.
 _KEPT_ROUNDS = 5
 # 1,024: two jobs of 64 ranks that crash, with six rounds each; more would take the handles of other users' jobs.
 MOST_RANKS_OF_ONE = 1024
-# 20 of a job: what is wrong is in a user's files, and he may write another wrong thing ten times a second.
+# 20 of a job: the errors are in a user's files, which may change ten times a second.
 _MOST_COMPLAINTS = 20
-# 30 s: a controller counts a node as lost after 15 s; by then it has heard that runner and ranks are gone.
+# 30 s: a controller counts a node as lost after 15 s; by then it has a report that runner and ranks are gone.
 _ABANDONED_S = 30.0
 
 
@@ -107,7 +107,7 @@ class Rounds:
 
     def refresh(self, now_s: float) -> bool:
         """Follow what changed; return whether a round began or ended."""
-        # Each is asked, for each remembers what it answered.
+        # Each is called, since each keeps its last result.
         if sum(folder.changed() for folder in self._roots.values()):
             self._list_jobs()
         changed = False

@@ -23,13 +23,13 @@ from megascale_ops.schema.progress import LastWords
 KEPT_LINES = 200
 # 1,000 characters hold any message that a person reads; 200 such lines of 8 ranks are 1.6 MB.
 _LINE_CHARACTERS = 1000
-# The bound that schema.progress.LastWords promises, in bytes: 64 ranks with 8 kinds each stay below MAX_BODY_BYTES.
+# The bound of schema.progress.LastWords, in bytes: 64 ranks with 8 kinds each stay below MAX_BODY_BYTES.
 _WORDS_BYTES = 300
 # 256 KiB a look, ten looks a second: 2.5 MB/s for each rank, at 1 % of a core for each MB/s.
 _READ_BYTES = 256 * 1024
 # Two looks behind: go on with the last piece, where the last words are.
 _MOST_BEHIND_BYTES = 2 * _READ_BYTES
-_LINE_BYTES = 100  # of a usual line: by what is passed over, words grow old too
+_LINE_BYTES = 100  # of a usual line: skipped bytes count as lines in the age of last words
 # A rank's words: one line for each kind, the kinds it used; 8 bound a heartbeat.
 _KEPT_WORDS = 8
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from megascale_ops.schema.progress import StepWork
 
-# 30 steps: fewer tell nothing of what is usual, and then everything is news.
+# 30 steps: fewer give no baseline, and every step would count as a change.
 LEARNED_STEPS = 30
 # 64 steps: a rank that has become slow is unlike itself for some 60 steps, three times what naming it may take.
 _MEMORY_STEPS = 64
 # A hundredth of a step: half of the least excess that is ever named (``straggler_share``, 2 %).
 _LEAST_SHARE = 0.01
-# Two and a half standard errors of a median: one batch in forty goes out for nothing. From a median deviation to the
+# Two and a half standard errors of a median: one batch in forty is sent needlessly. From a median deviation to the
 # standard error of one: 1.48 times 1.25.
 _DEVIATIONS = 2.5 * 1.48 * 1.25
 

@@ -197,7 +197,7 @@ def _io_bytes(pid: int) -> int:
     """Return the bytes that a process has read and written by system calls; 0 where it may not be asked."""
     try:
         counts = psutil.Process(pid).io_counters()
-    except (psutil.Error, OSError, RuntimeError, ValueError):  # gone, another's, or a kernel that does not count
+    except (psutil.Error, OSError, RuntimeError, ValueError):  # gone, another user's, or not counted by the kernel
         return 0
     return int(counts.read_chars) + int(counts.write_chars)
 

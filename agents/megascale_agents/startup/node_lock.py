@@ -30,7 +30,7 @@ from megascale_ops.errors import MegascaleError, UsageError
 
 log = logging.getLogger(__name__)
 
-# 0.2 s: a runner that asks whether the lock is held takes it for a moment itself.
+# 0.2 s: a runner that tests whether the lock is held takes it briefly itself.
 _LOCK_DEADLINE_S = 0.2
 
 

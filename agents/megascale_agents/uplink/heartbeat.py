@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# 100 jobs: a user may invent names for ever.
+# 100 jobs: a user may create any number of names.
 _MOST_COMPLAINTS = 100
 # 30 s: bounds how long a controller can be wrong about what it missed; one in thirty costs no bandwidth.
 _FULL_EVERY_S = 30.0
 # 5 s: memory and disks fill slowly; a heartbeat that is sent at once carries the host as well.
 _HOST_EVERY_S = 5.0
-# 640 steps of 160 bytes are 100 KB, well below what a controller takes: 64 ranks tell ten steps each.
+# 640 steps of 160 bytes are 100 KB, well below what a controller takes: 64 ranks send ten steps each.
 _MOST_WORK_OF_ALL = 640
 
 
@@ -110,7 +110,7 @@ class Composer:
             report = rank_watch.report(now_s, most_work)
             key = (round_watch.job, rank_watch.rank)
             self._said[key] = report
-            # A report that tells steps has changed anyway; one that tells none is not news because of that.
+            # A report with steps has changed anyway; having none is no change in itself.
             if full or report.work or not _is_known(before.get(key), report):
                 jobs.setdefault(round_watch.job, (round_watch, []))[1].append(report)
         told = self._tell_collectives(ranks, jobs, now_s) if self._seq else {}
@@ -149,7 +149,7 @@ class Composer:
         kept = fitted(whole, {job: watch.bounds.owner.uid for job, (watch, _) in jobs.items()})
         gone = whole.keys() - {report.job for report in kept}
         for job in gone.union(report.job for report in kept if report.cut):
-            for rank in whole[job].ranks:  # what was not told is news still
+            for rank in whole[job].ranks:  # what was not sent counts as changed still
                 self._said.pop((job, rank.rank), None)
             self._complain(job, whole[job].round)
         return tuple(kept)

@@ -34,5 +34,5 @@ class LightLink(Link):
         try:
             async with asyncio.timeout(patience_s):
                 return await asyncio.wrap_future(exchange.reply)
-        finally:  # also when time is up, or nobody wants to know any more: its thread ends
+        finally:  # also after the deadline, or when the caller was cancelled: its thread ends
             exchange.cut(TimeoutError())

@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 # A quarter of the body is for what is the node's own: 32 findings, the host, done orders, GPUs.
 JOBS_BYTES = MAX_BODY_BYTES * 3 // 4
-# 120: enough to tell which error it is. 4: the first kinds of last words are the first causes.
+# 120: enough to recognise the error. 4: the first kinds of last words are the first causes.
 _SHORT = 120
 _FEW_WORDS = 4
 _FEW_RIVALS = 4
@@ -117,5 +117,5 @@ def _no_texts(rank: RankReport) -> RankReport:
     return _replace(rank, error=None, last_words=(), rivals=(), sending_to="")
 
 
-# What a job is asked to spare, one after the other; each goes on with what the one before has left.
+# Reductions of a job, one after the other; each gets the result of the one before.
 _SPARED: tuple[Callable[[RankReport], RankReport], ...] = (_whole, _last_step_only, _short_texts, _no_texts)

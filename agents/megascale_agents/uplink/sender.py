@@ -80,8 +80,8 @@ class HeartbeatSender:
         self._again_s = 0.0
         self._mended = 0  # values that were brought into range, as of the last count
         self._obedience: Obeys | None = None
-        self._early: list[Order] = []  # came before there was anybody to obey them
-        self.has_spoken = asyncio.Event()  # the first heartbeat was heard, or could not be delivered
+        self._early: list[Order] = []  # came before there was a receiver for them
+        self.has_spoken = asyncio.Event()  # the first heartbeat was received, or could not be delivered
         self._delivering = asyncio.Lock()
 
     def obey_with(self, obedience: Obeys) -> None:
@@ -111,9 +111,9 @@ class HeartbeatSender:
 
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
-        # A random phase: nodes that were started by one command must not all speak in the same millisecond.
+        # A random phase: nodes that were started by one command must not all send in the same millisecond.
         next_s = time.monotonic() + random.random() * self._interval_s  # noqa: S311  no secret
-        urgent = True  # the first one introduces us
+        urgent = True  # the first one registers the node
         while True:
             began_s = time.monotonic()
             is_heard = await self._speak(urgent)
@@ -174,7 +174,7 @@ class HeartbeatSender:
             self._note_away(str(error))
             return False
         except RefusedError as error:
-            # Refused for what it says or who we are: the next one says everything anew.
+            # Refused for its content or its sender: the next one sends everything again.
             self._tally.add("megascale_agent_heartbeats_failed_total")
             self._note_away(f"the controller refused a heartbeat: {error}")
             self._want_full()

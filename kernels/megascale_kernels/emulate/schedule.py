@@ -224,7 +224,7 @@ class Scheduler:
             if fiber.thread is None:
                 continue
             if fiber is self.current and not fiber.done:
-                # It holds the baton and may never ask for its next step.
+                # It holds the baton and may never request its next step.
                 identity = ctypes.c_ulong(fiber.thread.ident or 0)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(Stopped))
             elif fiber.baton.locked():

@@ -30,7 +30,7 @@ PROGRESS_FIELDS = ("tile", "state", "wait_tile", "peer", "channel", "needed", "s
 PROGRESS_MAGIC = 0x4D53_4B31  # "MSK1"
 HOST_WORD = 16
 HOST_FIELDS = ("pid", "started", "copied_s")  # process, its start in clock ticks after boot, Unix time of the last copy
-GROUP_WORD = 19  # crc32 of the name by which the ranks of a workspace know it, 0 where it is not known
+GROUP_WORD = 19  # crc32 of its name among the ranks of a workspace, 0 where unknown
 MEMBERS_WORD = 20  # the job's rank of each rank of the group, + 1; 0 where it is not known
 
 # Values of a role's state word. It outlives its launch: `needed` shows which launch a wait belongs to.

@@ -48,7 +48,7 @@ class Published:
         self._board = board
         self._pid = os.getpid()
         if self.words is None:
-            atexit.register(self._stop)  # a thread that asks CUDA for copies must not outlive the interpreter
+            atexit.register(self._stop)  # a thread that makes CUDA copies must not outlive the interpreter
 
     def _stop(self) -> None:
         """Copy a last time; the file stays for the report on how the process ended."""

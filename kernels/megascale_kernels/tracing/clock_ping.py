@@ -125,5 +125,5 @@ def _run(workspace: "Workspace", times: "Tensor", other: int, asked: int, rounds
 
 
 def _arguments(workspace: "Workspace", times: "Tensor", other: int, rounds: int, first: int = 1) -> tuple[Any, ...]:
-    # Rank 0 asks one after the other: the last one waits for all those before it.
+    # Rank 0 pings one after the other: the last one waits for all those before it.
     return workspace.memory, workspace.peers, times, other, first, rounds, POLLS * workspace.world_size

@@ -82,7 +82,7 @@ def score(
         code = 0
         try:
             hold_all(rows, plan, keep=keep, quiet=as_json, limit_s=limit_s, parallel=parallel, told=told)
-        except KeyboardInterrupt:  # hours of trials are worth a table, also when there are not to be more
+        except KeyboardInterrupt:  # after hours of trials print a table, also when interrupted
             code = 130
     left_out = len(rows) - len(held)
     grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *held]

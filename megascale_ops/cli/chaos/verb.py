@@ -126,7 +126,7 @@ def _hurt(row: "Fault", job: str, rank: int, box_root: str, where: tuple[str, st
         known = {each.id for each in link.incidents(job).incidents}
         stack.callback(do(deed))
         click.echo(f"done: {deed.sentence}")
-        # 5 s are enough to see that nothing comes of the death of a part of ours.
+        # 5 s are enough to see that the end of a part of the product has no effect.
         incident = verdict_after(link, job, known, 5.0 if row.quiet else row.name_s + 5.0, ctrl_c.check)
     if incident is None or incident.verdict is None:
         click.echo("no verdict came" + (", as it should be" if row.quiet else ""))

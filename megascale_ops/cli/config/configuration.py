@@ -132,7 +132,7 @@ def load_struct(
     }
     try:
         loaded = msgspec.convert(nest(values), struct, dec_hook=decode_path)
-    except (msgspec.ValidationError, ValueError) as error:  # a struct's own __post_init__ says ValueError
+    except (msgspec.ValidationError, ValueError) as error:  # a struct's own __post_init__ raises ValueError
         raise UsageError(f"section [{section}]: {lowered(str(error))}") from error
     origins = {
         setting.name: _origin(values[setting.path], given[setting.name]) if setting.name in given else DEFAULT

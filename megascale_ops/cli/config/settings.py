@@ -116,7 +116,7 @@ def convert(setting: Setting, raw: Any, *, lenient: bool) -> Any:  # noqa: ANN40
         raise ValueError(lowered(str(error).replace("`", ""))) from error
 
 
-def decode_path(kind: type, value: Any) -> Any:  # noqa: ANN401  msgspec's hook, for types that it does not know
+def decode_path(kind: type, value: Any) -> Any:  # noqa: ANN401  msgspec's hook, for types that it does not support
     """Make a ``Path`` of text; every other foreign type is refused."""
     if isinstance(kind, type) and issubclass(kind, Path):
         if not isinstance(value, (str, Path)):

@@ -56,7 +56,7 @@ def answered(name: str, check: Callable[[], Finding], deadline_s: float = DEADLI
     def look() -> None:
         try:
             found.set_result(check())
-        except Exception as error:  # noqa: BLE001  raised by who waits for it
+        except Exception as error:  # noqa: BLE001  raised in the thread that waits
             found.set_exception(error)
 
     # A daemon: one that never answers must not keep the command from ending.

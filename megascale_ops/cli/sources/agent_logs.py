@@ -22,9 +22,9 @@ from megascale_ops.suggest import unknown
 MOST_RANKS, MOST_UNNAMED = 64, 16
 # A search without --round looks into the newest 10.
 _MOST_ROUNDS = 10
-# 4 at a time: a controller lets eight of a node wait, and others ask, too.
+# 4 at a time: a controller lets eight of a node wait, and others send requests, too.
 _AT_ONCE = 4
-# 1 s: an agent hears of a request once a second.
+# 1 s: an agent gets a request once a second.
 _POLL_S = 1.0
 # A minute without an answer: a controller that is started again, and agents that find it, take less.
 _PATIENCE_S = 60.0

@@ -159,7 +159,7 @@ def _only_one(ask: Ask) -> Ask:
     """
     from megascale_ops.trace.gather import live_boxes
 
-    # Not other users' jobs, which root could read: whoever means one of those says so.
+    # Not other users' jobs, which root could read: those have to be named.
     roots = [Path(ask.box_root)] if ask.box_root else roots_of(os.geteuid())
     names = dict.fromkeys(name for root in roots for name in _folders(root))
     living = [name for name in names if live_boxes(find_job(name, ask.box_root))]

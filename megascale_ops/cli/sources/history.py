@@ -59,7 +59,7 @@ class Journal:
         """See ``History.incidents``."""
         if before and self._store.incident(before) is None:
             raise RefusedError(f"no incident {before!r} in {self._path}")
-        # One more than is asked for shows whether there are older ones.
+        # One more than requested shows whether there are older ones.
         found = self._store.incidents(job, limit + 1 if limit else None, before)
         older = bool(limit) and len(found) > (limit or 0)
         return Incidents(incidents=tuple(found[1:] if older else found), older=older)

@@ -23,7 +23,7 @@ _FOLDER = re.compile(
 _CHUNK_BYTES = 1 << 16
 # 0.25 s: a person does not notice, and looking whether files have grown costs a stat each.
 _POLL_S = 0.25
-# 8: looks without news between two questions whether the run still lives.
+# 8: looks without new lines between two tests whether the run still lives.
 _LOOKS_PER_QUESTION = 8
 # A minute of them.
 _LOOKS_UNSEEN = 240

@@ -25,7 +25,7 @@ from megascale_ops.schema.policy_settings import default_of, show_settings
 from megascale_ops.suggest import nearest, unknown
 from megascale_ops.trace.report_facts import Gathered, Setting, Told
 
-# 200 incidents are asked for with all their evidence; of more, the newest.
+# 200 incidents are fetched with all their evidence; of more, the newest.
 MOST_WHOLE = 200
 # 10,000 incidents: a line each; a page with more is not scrolled to its end.
 MOST_LISTED = 10_000
@@ -173,7 +173,7 @@ def _gathered(found: _Found, reader: Reader, *, is_live: bool) -> Gathered:
     is_over = facts.state in OVER
     until_s = facts.since_wall_s if is_over else now.timestamp() if is_live else _last_heard(history, of_now, facts)
     kept = account.kept_in(history.facts) if history is not None and is_live else None
-    if history is not None and kept is not None:  # as its controller tells it: a step that is under way is no loss
+    if history is not None and kept is not None:  # as its controller reports it: a step under way is no loss
         until_s = account.ends_at(kept, facts.state, facts.since_wall_s, history.facts.until_wall_s)
     if not is_over and not is_live:
         notes.append(

@@ -150,7 +150,7 @@ def _live_runs(folder: Path) -> list[Run]:
         with BlockingLink(found.url, read_token(None, Place(url=found.url, token_file=found.token_file))) as link:
             jobs = link.status().jobs
     except MegascaleError:
-        return []  # another program listens there now, or it ends at this moment: the journal is asked
+        return []  # another program listens there now, or it ends at this moment: read the journal
     began = {run.job: run.began_wall_s for run in _ended_runs(folder)}
     return [
         Run(

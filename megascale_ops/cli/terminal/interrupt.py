@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# 20 ms: a terminal sends the signal first and then throws away what waits to be shown, also what was written meanwhile.
+# 20 ms: a terminal sends the signal first and then discards pending output, also what was written since.
 KEY_S = 0.02
 
 

@@ -17,7 +17,7 @@ from megascale_ops.schema.wording import escaped
 
 # 100 lines and 5 tracebacks of a kind in 10 s are 2 KB a second; 16 MB came in 20 s while no file could be opened.
 _WHILE_S, _MOST_LINES, _MOST_TRACES = 10.0, 100, 5
-# 4,096 kinds: some hundred places in the code, and the jobs and nodes that they speak of.
+# 4,096 kinds: some hundred places in the code, and the jobs and nodes that they name.
 _MOST_KINDS = 4096
 
 FIELDS = ("job", "node", "rank", "incident")
@@ -34,7 +34,7 @@ class SentenceFormatter(logging.Formatter):
         line = escaped(f"{line} [{fields}]" if fields else line)
         if not record.exc_info:
             return line
-        # Indented: an exception's text may have line breaks, and none of its lines shall look like one of ours.
+        # Indented: an exception's text may have line breaks, and none of its lines must look like a log line.
         trace = self.formatException(record.exc_info).split("\n")
         return "\n".join([line, *(f"    {escaped(one)}" for one in trace)])
 

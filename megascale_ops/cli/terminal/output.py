@@ -36,13 +36,13 @@ def console() -> Console:
     return plain
 
 
-def print_json(value: Any, indent: int = 2) -> None:  # noqa: ANN401  any struct of ours
+def print_json(value: Any, indent: int = 2) -> None:  # noqa: ANN401  any struct of the schema
     """Print a struct as JSON with every field, also those at their default; ``indent`` 0 keeps it on one line."""
     encoded = msgspec.json.encode(with_defaults(value))
     click.echo((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
 
 
-def with_defaults(value: Any) -> Any:  # noqa: ANN401  any struct of ours
+def with_defaults(value: Any) -> Any:  # noqa: ANN401  any struct of the schema
     """Return a struct as plain containers, keeping the defaults that messages leave out on the wire."""
     if isinstance(value, msgspec.Struct):
         return {name: with_defaults(getattr(value, name)) for name in value.__struct_fields__}

@@ -34,7 +34,7 @@ def status_view(status: Status) -> RenderableType:
         parts.extend([_headline(job), Text("")])
         parts.extend([_nodes(job.nodes), Text("")] if job.nodes else [])
         parts.extend([_ranks(job.ranks), Text("")] if job.ranks else [])
-    # 0.5 s: half a heartbeat; a controller that lags more judges more slowly, and a person should know.
+    # 0.5 s: half a heartbeat; a controller that lags more judges more slowly, and the user should see it.
     if status.controller_lag_s > 0.5:
         parts.append(Text(f"the controller lags {duration(status.controller_lag_s)} behind", style="yellow"))
     return Group(*parts)
@@ -89,7 +89,7 @@ def _headline(job: JobStatus) -> RenderableType:
 
 def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
     table = plain_table("node", "agent heard", "runner heard", "cpu", "memory", "shm free", "disk free")
-    # The longest silence first: with 1,536 nodes that is the one a person looks for.
+    # The longest silence first: with 1,536 nodes that is the one to look for.
     for node in sorted(nodes, key=lambda node: (-max(node.agent_age_s, node.runner_age_s), node.node))[:MOST_ROWS]:
         host = node.host
         table.add_row(

@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 _Command = TypeVar("_Command", bound=click.Command)
 
-# What the option asks for is so in any case.
+# What the option requests is done in any case.
 NEEDLESS = {
     "standalone": "a run without --controller is always alone",
     "start_method": "ranks are always programs of their own",
     "run_path": "a script always runs in a Python of its own",
     "use_env": "every rank has its LOCAL_RANK in the environment",
 }
-# What the option asks for is not done.
+# What the option requests is not done.
 WITHOUT_EFFECT = {
     "event_log_handler": "events are in the controller's journal: `megascale-ops incidents` lists them",
     "duplicate_stdout_filters": "the whole output of every rank is in its log file, to be searched there",
@@ -50,9 +50,9 @@ TAKEN = (
     *("node_rank", "master_addr", "master_port", "local_addr", "logs_specs", "shutdown_timeout", "virtual_local_rank"),
 )
 NAMES = frozenset({*TAKEN, *NEEDLESS, *WITHOUT_EFFECT})
-# rdzv_conf: torchrun's key -> ours. "timeout" is the older word for join_timeout.
+# rdzv_conf: torchrun's key -> the runner's. "timeout" is the older word for join_timeout.
 _WAITS = {"join_timeout": "join_timeout_s", "timeout": "join_timeout_s", "last_call_timeout": "last_call_s"}
-# torch's entry points for log settings: the one that torch itself brings asks for what is done anyway.
+# torch's entry points for log settings: torch's own one requests what is done anyway.
 _LOGS_GROUP, _LOGS_DEFAULT = "torchrun.logs_specs", "default"
 
 
@@ -114,7 +114,7 @@ def explain(options: dict[str, Any]) -> None:
         UsageError: ``--logs-specs`` names nothing that is installed, as under torchrun.
     """
     if options["standalone"]:
-        options["rdzv_backend"] = options["rdzv_endpoint"] = None  # as torchrun: it then asks no rendezvous
+        options["rdzv_backend"] = options["rdzv_endpoint"] = None  # as torchrun: it then uses no rendezvous
     for name, reason in NEEDLESS.items():
         if options.pop(name):
             log.info("--%s is not needed: %s", name.replace("_", "-"), reason)

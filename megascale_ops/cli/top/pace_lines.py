@@ -15,7 +15,7 @@ from megascale_ops.schema.live import Pace, Slot, Times
 from megascale_ops.schema.wording import duration, percent
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-# Of 20 rows and more the second line of figures is worth one; of fewer the map of ranks is worth more.
+# With 20 rows and more the second line of figures has one; with fewer the map of ranks takes it.
 ROWS_FOR_MORE = 20
 # The usual step fills half a bar or less, a step of four times that a whole one.
 LEAST_OVER_MEDIAN, MOST_OVER_MEDIAN = 2, 4

@@ -23,7 +23,7 @@ ASCII_SIGNS = (".", "~", "?", "X", "-", " ", "o")
 STYLES = ("green", "bold yellow", "bold yellow", "bold red", "bold red", "", "cyan")
 # One that starts is between those that are well and those that are not; what is not known yet is worst.
 _WORSE = {JUDGED.index("starting"): 0.5}
-# 24 characters: longer names of nodes have their end, which tells them apart.
+# 24 characters: longer names of nodes show their end, which distinguishes them.
 MOST_NAME = 24
 
 

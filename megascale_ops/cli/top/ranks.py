@@ -114,7 +114,7 @@ def _ordered(
     for rank, (judgement, lag, silent, work) in enumerate(zip(judged, *columns, strict=True)):
         # Own work in tenths: ranks that are about equal must not change places once a second.
         yield (
-            0 if judgement >= _UNHEARD else -judgement,  # not heard, or starting: not held against a rank
+            0 if judgement >= _UNHEARD else -judgement,  # no report, or starting: no fault of the rank
             -(lag % UNKNOWN),
             -(silent % UNKNOWN) if silent > _BLINK_S else 0,
             -(work // 10),

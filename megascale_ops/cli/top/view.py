@@ -21,7 +21,7 @@ from megascale_ops.schema.live import Frame, IncidentLine, numbers
 from megascale_ops.schema.wording import doing_words, duration, printable, starting
 
 _PLAIN = str.maketrans("·…─│╭╮╰╯", "-~-|++++")
-# 3 s: agents and controller speak once a second; two missed ones are no news yet.
+# 3 s: agents and controller send once a second; two missed ones are still normal.
 QUIET_S = 3.0
 # Lines of a whole screen that ranks and incidents get at least and at most.
 MOST_SLOW, MOST_INCIDENTS, LEAST_MAP, LEAST_UNWELL = 8, 6, 2, 4
@@ -42,7 +42,7 @@ def screen(frame: Frame, look: Look) -> list[Text]:
     last = footer(frame, look)
     if frame.pace is not None and frame.job:
         free = look.height - len(lines) - len(last)
-        # Which ranks are not well now is worth more than which were slow when; 2: the heat map's legend and a gap.
+        # Which ranks have trouble now matters more than which were slow when; 2: the heat map's legend and a gap.
         lines += [*pace_lines.heat_map(frame.times, look, min(free // 4, free - _least_body(frame) - 2)), Text()]
     room = look.height - len(lines) - len(last) if look.height else 10_000
     lines += _body(frame, look, room)
@@ -118,7 +118,7 @@ def title(frame: Frame, look: Look) -> Text:
     else:
         right = Text(moment(frame.wall_s, look.zone), style="dim")
     space = look.width - left.cell_len - right.cell_len
-    if space < 1:  # the name of a job may be long; that nothing is heard must be seen
+    if space < 1:  # the name of a job may be long; the lost connection must stay visible
         left.truncate(max(0, look.width - right.cell_len - 1), overflow="ellipsis")
         space = 1
     return Text.assemble(left, " " * space, right)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # 5 s: an agent that missed five heartbeats was itself stalled (a paused machine): judge no rank by that gap.
 STALL_S = 5.0
-# 5 s: an agent that has been silent for longer will not obey in time.
+# 5 s: an agent that has been silent for longer will not execute an order in time.
 AGENT_FRESH_S = 5.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
 TAKEOVER_S = 15.0
@@ -77,9 +77,9 @@ class NodeView:
         self.seq = 0
         self.complete = False
         self.heard_s = 0.0
-        self.back_s = 0.0  # when it was heard again after a silence
+        self.back_s = 0.0  # when its heartbeats resumed after a silence
         self.sent_mono_s = 0.0
-        self.floor_mono_s = 0.0  # the sender's clock when patience began anew
+        self.floor_mono_s = 0.0  # the sender's clock when its deadline began anew
         self.host: HostReading | None = None
         self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
         self.shares: dict[str, Share] = {}

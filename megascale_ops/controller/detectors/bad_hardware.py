@@ -14,9 +14,9 @@ import msgspec
 
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 
-# 60 s: a sick GPU repeats its Xids in bursts, and a finding that stands is reported again every 30 s.
+# 60 s: a faulty GPU repeats its Xids in bursts, and a finding that stands is reported again every 30 s.
 SAME_S = 60.0
-# 10,000 entries are 3 MB; a cluster with more bad GPUs has other troubles. The longest quiet goes first.
+# 10,000 entries are 3 MB; more than any cluster has bad GPUs. The longest quiet is dropped first.
 MOST_ENTRIES = 10_000
 
 
@@ -25,7 +25,7 @@ class BadBook:
 
     def __init__(self, entries: Iterable[BadHardware] = ()) -> None:
         self._entries = {(one.uuid, one.reason): one for one in entries}
-        self._mended: dict[str, float] = {}  # UUID -> wall clock when that was said
+        self._mended: dict[str, float] = {}  # UUID -> wall clock when that was reported
 
     def entries(self) -> tuple[BadHardware, ...]:
         """Return all entries, the newest last."""

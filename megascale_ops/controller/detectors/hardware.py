@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # 10 s: two looks at the GPUs. A small job is back in its next round by then, whose troubles are no evidence for what
-# ended the one before; agents' clocks are trusted that far, since only evidence follows from it.
+# ended the one before; agents' clocks are accurate enough, since only evidence follows from it.
 _LATE_S = 10.0
 
 

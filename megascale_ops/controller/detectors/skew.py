@@ -74,7 +74,7 @@ class Skewing:
         step_s = max((group.step_s for group in steps.groups.values()), default=0.0)
         report = yield from watch.pieces(self._clock(), step_s, policy, self._clock)
         if self._watches.get(job.name) is not watch:
-            return {}  # the round has ended meanwhile
+            return {}  # the round has ended since
         if report is None:
             return self._verdicts.get(job.name, {})
         from megascale_ops.diagnosis.skew.verdicts import link_verdict, rank_verdict, standing

@@ -141,7 +141,7 @@ class HistoryFiles:
     async def _write(self, name: str) -> None:
         job = self._loop.jobs[name]
         self._loop.histories.poll_job(job)  # the last change of state may have come after the last tick
-        self._loop.goodput(name)  # and what is forgotten below is reckoned for the last time
+        self._loop.goodput(name)  # and what is dropped below is counted for the last time
         snapshot = self._loop.histories.snapshot(job, self._loop.wall())
         if snapshot is None or self._folder is None:
             return
@@ -150,7 +150,7 @@ class HistoryFiles:
             await asyncio.to_thread(write_history, history_file(self._folder, name), snapshot)
         except OSError as error:
             if not self._failing:
-                log.error("the history of steps can't be written (%s): reports lack it, training goes on", error)  # noqa: TRY400  the sentence says it all
+                log.error("the history of steps can't be written (%s): reports lack it, training goes on", error)  # noqa: TRY400  the message is complete
             self._failing = str(error)
             return
         if self._failing:

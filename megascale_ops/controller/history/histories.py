@@ -20,7 +20,7 @@ from megascale_ops.schema.messages import Heartbeat, JobReport
 if TYPE_CHECKING:
     from megascale_ops.diagnosis.stragglers.step_table import Table
 
-# 1e-3: clocks drift by up to 1e-4; a node's least delay is forgotten ten times faster than that, and a heartbeat that
+# 1e-3: clocks drift by up to 1e-4; a node's least delay decays ten times faster than that, and a heartbeat that
 # waited for two minutes is misplaced by 0.1 s.
 _FORGET = 1e-3
 _MOST_SENDERS = 65_536  # as many agents as are known at most

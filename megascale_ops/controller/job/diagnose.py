@@ -26,10 +26,10 @@ from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.
 BLIND_S = 10.0
-# 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent is heard by then, or has died with it.
+# 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent has sent one by then, or died with it.
 AGENT_OUTLIVES_S = 2.5
 # 3 s: a runner sees the end of a rank within 20 ms and reports a failure at once; the rest is a loaded machine's. Of a
-# rank whose script has failed that word will come; below a wrapped launcher only once the launcher has ended.
+# rank whose script has failed that report will come; below a wrapped launcher only once the launcher has ended.
 LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
 SCAN_EACH_RANK_S = 1.0 / 12_288
@@ -59,7 +59,7 @@ def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float)
         return suspected.judged[1]
     seen = ranks(registry, job, now_s)
     if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
-        # Its own error says more than a stack.
+        # Its own error is more specific than a stack.
         known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
     else:
         known = hangs_verdict.judge(suspicion, seen, suspected.looks, job.record.world_size, job.record.policy)
@@ -212,7 +212,7 @@ def is_blind(registry: Registry, job: Job, now_s: float) -> bool:
     unheard = any(registry.share(member.node, job.name, job.record.round) is None for member in job.record.members)
     if not unheard or now_s - job.entered_s >= BLIND_S:
         return False
-    job.round.silence = SilenceCheck()  # what was judged without news counts for nothing when they come
+    job.round.silence = SilenceCheck()  # a judgement without reports is void when they come
     return True
 
 

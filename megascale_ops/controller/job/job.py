@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.hangs.suspicion import Suspicion
     from megascale_ops.schema.events import Incident
 
-# A runner with no open request asks again at once, or is stopping its ranks: 5 s. One whose connection broke is
+# A runner with no open request polls again at once, or is stopping its ranks: 5 s. One whose connection broke is
 # most likely dead: 1 s to come back.
 QUIET_S = 5.0
 BROKEN_S = 1.0
-# 60 s: a slow machine takes so long to import torch, and until then no black box tells a script that trains from any
+# 60 s: a slow machine takes so long to import torch, and until then no black box separates a training script from any
 # other program.
 UNSEEN_S = 60.0
 # 2: a slow disk may still answer for the incident before; 12,500 nodes get five orders an incident, 10 MB here.
@@ -119,7 +119,7 @@ class Job:
         self.heard_round = self.heard_incidents = 0
         self.saves = 0
         self.waiters: set[asyncio.Future[None]] = set()  # until everything is journaled
-        self.joining: set[Runner] = set()  # whose join waits for an answer
+        self.joining: set[Runner] = set()  # runners with a pending join
 
     @property
     def name(self) -> str:

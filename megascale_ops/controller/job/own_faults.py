@@ -43,7 +43,7 @@ class OwnFaults:
 
     def is_paused(self, job: str) -> bool:
         """Return whether a job is not to be judged now."""
-        pause = self._pauses.get((job, ""))  # nearly always None: every heartbeat asks
+        pause = self._pauses.get((job, ""))  # nearly always None: tested with every heartbeat
         return pause is not None and self._clock() < pause.until_s
 
     def contain(self, job: str, doing: str, *, is_shown: bool = False) -> "_Contained":
@@ -63,7 +63,7 @@ class OwnFaults:
         key = (job, doing if is_shown else "")
         before = self._pauses.get(key)
         if is_shown and before is not None and now_s < before.until_s:
-            return  # reported a moment ago: pages ask every second
+            return  # reported a moment ago: pages poll every second
         is_again = before is not None and now_s - before.until_s < FORGIVEN_S
         length_s = min(MOST_PAUSE_S, 2 * before.length_s) if before is not None and is_again else FIRST_PAUSE_S
         whose = f"job {job} goes unjudged for {length_s:.0f} s, the others do not"

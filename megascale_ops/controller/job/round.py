@@ -41,7 +41,7 @@ class SilenceCheck:
     def __init__(self, at_s: float = NEVER_S) -> None:
         self.at_s = at_s
         self.suspicion: Suspicion | None = None
-        self.odd = False  # a heartbeat asks for the next judgement
+        self.odd = False  # a heartbeat triggers the next judgement
 
 
 class LifeSigns(NamedTuple):
@@ -101,7 +101,7 @@ class Round:
         self.told: dict[str, Told] = {}  # by the key of a warning
         self.offer_told: tuple[tuple[str, ...], Answer] | None = None  # nodes that could be taken in, and the answer
         self.weighed_s = NEVER_S  # when the warnings were last weighed
-        self.cut: set[str] = set()  # nodes whose cut reports were noted
+        self.cut: set[str] = set()  # nodes with a logged cut of their reports
         self.bad_gpus_told: set[str] = set()
 
     def note_step(self, progress: "Progress", moved_wall_s: float) -> None:

@@ -33,7 +33,7 @@ class Suspected:
         self.looks = gather(evidence)  # the ranks by the evidence
         self.looks_taken = 0
         self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last announced; 0: not announced
-        self.judged: tuple[SilenceCheck, Judgement] | None = None  # what the suspicion is worth, with this evidence
+        self.judged: tuple[SilenceCheck, Judgement] | None = None  # confidence of the suspicion, with this evidence
 
     def begin_look(self, wanted: Iterable[str]) -> None:
         """Note that evidence was asked for."""

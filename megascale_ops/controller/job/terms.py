@@ -95,7 +95,7 @@ def _disagreements(job: Job, policy: JobPolicy) -> tuple[Difference, ...]:
 
 def _is_alone(job: Job, node: str, now_s: float) -> bool:
     """Return whether no other node's runner lives, by its requests."""
-    # A controller that was just restarted counts the members that its journal names as heard when it began.
+    # A controller that was just restarted counts the members in its journal as seen when it began.
     return not any(
         runner.is_alive(now_s) for other, runner in job.runners.items() if other != node and other not in job.round.left
     )

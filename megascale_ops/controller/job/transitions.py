@@ -40,7 +40,7 @@ MOST_INCIDENTS = 500
 
 # 100 numbers: more incidents than open between two polls of a runner.
 AFTER_LOSS = 100
-# A million rounds or incidents more than the journal knows of: no journal loses so many, so the number is wrong.
+# A million rounds or incidents more than the journal has: no journal loses so many, so the number is wrong.
 MOST_AHEAD = 1_000_000
 
 _URGENT = (State.SUSPECT, State.CONFIRMING, State.STOPPING)
@@ -81,7 +81,7 @@ class Transitions:
         self.wall = wall
         self._post = post
         self._book = book
-        # New for each life of a controller: one whose journal has lost its end gives no order the name of an old one.
+        # New for each start of a controller: after a truncated journal no order reuses an old name.
         self._epoch = secrets.token_hex(4)
         self.agent_orders: dict[str, dict[str, Order]] = {}  # by node and order id
         self.runner_orders: dict[tuple[str, str], list[Order]] = {}  # by job and node, in order

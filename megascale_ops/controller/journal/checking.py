@@ -68,7 +68,7 @@ def _set_types_right(engine: sa.Engine) -> None:
             texts = [one.name for one in KEYS[table.name] if isinstance(one.type, sa.String)]
             changes = ", ".join(f'"{name}" = CAST("{name}" AS TEXT)' for name in texts)
             wrong = " OR ".join(f"typeof(\"{name}\") = 'blob'" for name in texts)
-            connection.exec_driver_sql(f'UPDATE OR IGNORE "{table.name}" SET {changes} WHERE {wrong}')  # noqa: S608  names of our own
+            connection.exec_driver_sql(f'UPDATE OR IGNORE "{table.name}" SET {changes} WHERE {wrong}')  # noqa: S608  names from the schema
 
 
 def _odd_rows(connection: sa.Connection, table: sa.Table) -> Iterator[Odd]:

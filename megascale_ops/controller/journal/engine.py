@@ -14,8 +14,8 @@ from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-# What libpq does about a server that is away: 3 s to connect (a frozen one takes connections and stays silent), and an
-# unanswered packet, or a silence that three questions do not break, ends a connection within 15 s.
+# libpq's limits for a server that is away: 3 s to connect (a frozen one takes connections and stays silent), and an
+# unanswered packet, or three unanswered keep-alives, ends a connection within 15 s.
 _SERVER = {
     "connect_timeout": "3",
     "keepalives_idle": "5",

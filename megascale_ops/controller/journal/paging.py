@@ -55,7 +55,7 @@ class IncidentPages:
             return Incidents(incidents=tuple(without_texts(one) for one in mine))
         count = limit or DEFAULT_LIMIT
         edge = await self._edge(job, before) if before else None
-        # One more than is asked for shows whether there are older ones.
+        # One more than requested shows whether there are older ones.
         stored = await self._read(lambda: self._store.incidents(job, count + 1, before))
         known = {one.id: one for one in stored or ()} | {one.id: without_texts(one) for one in mine}
         if edge is not None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-# 0.8: descriptions of two of our tables are alike by at most 0.78 (`meta` and `jobs`); one with some flipped bytes is
+# 0.8: descriptions of two tables are alike by at most 0.78 (`meta` and `jobs`); one with some flipped bytes is
 # more like its own than that.
 _ALIKE = 0.8
 

@@ -97,7 +97,7 @@ def _check_unsealed(table: sa.Table, key: tuple[str, ...], body: bytes) -> None:
     kind: Any = _PARTS.get(key[1], object) if table is PARTS else _ROW_OF.get(table.name, (_Core, None))[0]
     try:
         body.decode()
-        msgspec.json.decode(body)  # all of it: a type passes over members that it does not know, whatever they hold
+        msgspec.json.decode(body)  # all of it: a type skips unknown members, whatever their content
         found = msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedRowError(f"it can't be read: {error}") from error

@@ -23,7 +23,7 @@ class Batch(msgspec.Struct, frozen=True):
     record: bytes = b""  # the job's state without its parts, encoded by its owner
     parts: tuple[Part, ...] = ()  # what has changed of that which grows in the job's record
     incidents: tuple[Incident, ...] = ()
-    hardware: tuple[BadHardware, ...] = ()  # ``count`` 0: it was mended, or is forgotten
+    hardware: tuple[BadHardware, ...] = ()  # ``count`` 0: it was repaired, or has been dropped
     binding: bool = False  # orders or names follow from it: it must survive a power cut before they are given
 
 

@@ -29,7 +29,7 @@ from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS,
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 
-# What files of ours hold, in their schema and their rows; a stranger's may hold one of these, and not three.
+# What journals contain, in their schema and their rows; another file may contain one of these, not three.
 _OURS = (
     b"CREATE TABLE meta",
     b"CREATE TABLE jobs",
@@ -47,7 +47,7 @@ _LEAST_OURS = 3
 _SIDES = ("", "-wal", "-shm")
 _MAGIC = b"SQLite format 3\x00"
 _PAGE = 512  # the smallest that a database may have
-# What the header of every journal of ours holds, by its place: the magic word, WAL, fractions, schema format, UTF-8.
+# What the header of every journal holds, by its place: the magic word, WAL, fractions, schema format, UTF-8.
 _HEADER = ((0, _MAGIC), (18, b"\x02\x02\x00\x40\x20\x20"), (44, b"\x00\x00\x00\x04"), (56, b"\x00\x00\x00\x01"))
 _VERSIONS = (1, 2)  # without and with a write-ahead log
 _PAGE_SIZE_AT, _PAGE_SIZE = 16, b"\x10\x00"  # 4,096 bytes, SQLite's default
@@ -218,7 +218,7 @@ def _rows(connection: sqlite3.Connection, table: sa.Table) -> list[Row]:
 def _readable(connection: sqlite3.Connection, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
     """Yield rowid and columns of every row that can be read, over damaged places and from the end back."""
     wanted = ", ".join(f'"{column}"' for column in columns)
-    query = f'SELECT rowid, {wanted} FROM "{table}" WHERE rowid > ? ORDER BY rowid'  # noqa: S608  names of our own
+    query = f'SELECT rowid, {wanted} FROM "{table}" WHERE rowid > ? ORDER BY rowid'  # noqa: S608  names from the schema
     last, step = 0, 0
     for _ in range(_MOST_LOOKS):
         try:

@@ -258,7 +258,7 @@ def _upgrade(engine: sa.Engine, losses: list[str]) -> None:
 def _make_ready(engine: sa.Engine, losses: list[str]) -> None:
     """Bring a journal that is known to be ours into order: its mode, its size, its rows."""
     if engine.dialect.name == "sqlite":
-        # Only now that it is known to be ours: the journal mode is written into the file.
+        # Only once it is verified as a journal: the journal mode is written into the file.
         sa.event.listen(engine, "connect", set_pragmas)
         engine.dispose()
         give_pages_back(engine)

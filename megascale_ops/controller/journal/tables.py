@@ -38,7 +38,7 @@ EVENTS = sa.Table(
     sa.Column("kind", sa.String(64)),
     sa.Column("body", sa.Text),
 )
-# What is remembered of GPUs.
+# What is kept of GPUs.
 HARDWARE = sa.Table(
     "hardware",
     TABLES,

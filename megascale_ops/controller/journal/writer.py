@@ -41,7 +41,7 @@ RETRY_S = 1.0
 PATIENCE_S = 2.0
 # 0.2 s for one that fails: a disk that has room again has written by then, and one that has not is not waited for.
 FAILING_PATIENCE_S = 0.2
-# 5 s: how often a server is asked whether it is there while nothing is to be written; /healthz is at most so old.
+# 5 s: how often an idle connection is tested; /healthz is at most so old.
 PROBE_S = 5.0
 CLOSE_S = 5.0
 _TRANSACTION = "last_transaction"
@@ -93,7 +93,7 @@ class Hand:
                 why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
                 flight.error = why.strip() or "unknown"
             except Exception as error:
-                # A batch that can't be written is a bug of ours; without this thread nothing would ever be again.
+                # A batch that can't be written is a bug; without this thread nothing would be journaled again.
                 log.exception("the journal met an error of its own")
                 flight.error = str(error) or type(error).__name__
             flight.ended.set()

@@ -92,8 +92,8 @@ class Feed:
         yield from self._ranks.look_at_layout(job, sources.registry, world_size)
         history = sources.histories.get(self.job)
         yield from self._times.poll_buckets(history.buckets() if history is not None else (), world_size, now_s)
-        # Told once more, and not kept from above: what is judged may have changed meanwhile, and headline, map and
-        # list are to be of one moment.
+        # Computed again, not kept from above: judgements may have changed since, and headline, map and
+        # list must be of one moment.
         self._next(
             msgspec.structs.replace(
                 top(),
@@ -156,7 +156,7 @@ def _grew(before: live.Times | None, now: live.Times | None) -> bool:
         return False
     if not before.slots:
         return True
-    # Another life of the job, or a stepped wall clock: what was there before is no part of what there is.
+    # The job was started anew, or the wall clock stepped: earlier values no longer belong to it.
     return bool(now.slots) and now.slots[0].start_s <= before.slots[0].start_s
 
 
@@ -164,7 +164,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, start
     record = job.record
     until_s = record.since_wall_s if job.is_over else wall_s
     steps_s = sorted(seen.step_s)
-    # Between two rounds nobody tells how far ranks are: then what was reached is what there is to say.
+    # Between two rounds no rank reports a step: the furthest one reached is shown.
     step = seen.furthest if seen.furthest >= 0 and not job.is_over else job.furthest_step
     return Pace(
         state=job.told_state.value,

@@ -23,9 +23,9 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
 from megascale_ops.schema.wording import DOING, duration, percent, start_time
 
-# An hour: an engineer who comes on call wants to know what happened on the shift before.
+# An hour: an engineer on call needs what happened in the shift before.
 RECENT_S = 3600.0
-# 10 s, or five steps: a job that makes steps is said to make progress only as long as they come.
+# 10 s, or five steps: a job that makes steps is shown as making progress only as long as they come.
 PAUSE_S = 10.0
 PAUSE_STEPS = 5.0
 

@@ -15,7 +15,7 @@ from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JobLine
 
-# A day: who comes in the morning sees what ended in the night. A week for one that failed: nobody may have looked yet.
+# A day: what ended in the night is shown in the morning. A week for one that failed: it may be unseen yet.
 ENDED_KEPT_S = 86_400.0
 FAILED_KEPT_S = 7 * ENDED_KEPT_S
 _URGENCY = {"act": 0, "watch": 1, "waiting": 2, "calm": 3, "over": 4}

@@ -27,7 +27,7 @@ SAMPLED = 1024
 MOST_PHASES = 255
 NOBODY = 255  # a phase, or a place on a node, that is not known
 _OK, _SLOW, _SUSPECT, _LOST, _GONE, _UNHEARD, _STARTING = range(len(JUDGED))
-# While a round begins nothing is known of a rank; later somebody has not told of it. With its job a rank has ended.
+# While a round begins a rank has no report; later its report is missing. With its job a rank has ended.
 _FIRST = {State.RESTARTING: _STARTING, **dict.fromkeys(FINAL, _GONE)}
 
 
@@ -44,7 +44,7 @@ class Seen:
         self.phase = array("B", [NOBODY]) * ranks
         self.looks = array("B", [_FIRST.get(job.state, _UNHEARD)]) * ranks
         self.judged = self.looks  # with what is judged of them
-        self.step_s: list[float] = []  # typical steps of some who tell
+        self.step_s: list[float] = []  # typical steps of a sample of reporting ranks
         self.sampled = max(1, ranks // SAMPLED)
 
     @property

@@ -58,13 +58,13 @@ class _Channel:
         self.readers = 0
         self.used_s = 0.0
         self.gathered_s = float("-inf")
-        self.is_over = False  # a job has come where there was none, or the controller ends: readers are to ask again
+        self.is_over = False  # a job has come where there was none, or the controller ends: readers must connect again
         self.change = b""
         self.task: asyncio.Task[None] | None = None
         self.feed = Feed(job)
         self._headline: Frame | None = None  # of the frame that is being gathered
         self._loop = loop
-        self._is_alone = is_alone  # its readers may know of no other job
+        self._is_alone = is_alone  # its readers may see no other job
         self._lock = asyncio.Lock()
         self._whole = b""
         self._whole_seq = 0
@@ -144,8 +144,8 @@ class _Channel:
             try:
                 await self.gather(oldest_s)
             except Exception:
-                # A boundary that must survive: no page is worth a controller. The log has it, and pages show that
-                # they hear nothing.
+                # A boundary that must survive: a fault in a page must not end the controller. It is logged, and
+                # pages show that they get no updates.
                 log.exception("a frame of job %s could not be made", self.feed.job)
             oldest_s = 0.0
             await self._pause(LOOK_S if self.feed.is_behind else FRAME_S, mark)
@@ -257,7 +257,7 @@ class LiveStream:
                 async with asyncio.timeout(FRAME_S):
                     await channel.woken()
             except TimeoutError:
-                # Keep-alive: a page takes a connection that is silent for 5 s for a dead one, and begins anew.
+                # Keep-alive: a page treats a connection that is silent for 5 s as lost, and reconnects.
                 await _write(response, b": a frame is being made\n\n")
 
     def _open(self, request: web.Request) -> "_Channel | web.Response":

@@ -18,7 +18,7 @@ CAUSES = ("compute", "input", "host", "starved", "gc", "launch", "gpu", "throttl
 MOST_STRAGGLERS = 20
 # A warning holds or no longer does; whatever stopped the job has its state for a name.
 _OUTCOMES = {"watching": "warned", "over": "warned"}
-# An hour: long enough to be scraped and looked at; a controller that has seen thousands of jobs tells of few.
+# An hour: long enough to be scraped and viewed; a controller after thousands of jobs exports few.
 SHOWN_AFTER_S = 3600.0
 
 

@@ -20,9 +20,9 @@ from megascale_ops.controller.record.state_machine import State
 from megascale_ops.distribution import Distribution
 from megascale_ops.exposition import Encoded, Page, Sample, encoded
 
-# An agent that was not heard for a minute is no node of ours at present.
+# An agent without a heartbeat for a minute does not count as a node.
 HEARD_S = 60.0
-# 256 nodes, 2,048 ranks: 2 ms, then whoever waits has a turn.
+# 256 nodes, 2,048 ranks: 2 ms, then other tasks get a turn.
 NODES_AT_ONCE = 256
 REASONS = ("malformed", "oversized", "version", "unauthorised", "stale")
 
@@ -106,7 +106,7 @@ class Metrics:
     async def _nodes(self, found: _Gathered) -> None:
         loop = self._loop
         now_s, wall_s = loop.clock(), loop.wall()
-        # The longest silent come first: of the agents of one node, the one that was heard last is told.
+        # The longest silent come first: of the agents of one node, the one with the newest heartbeat is exported.
         heard = list({view.node: now_s - view.heard_s for view in loop.registry.nodes()}.items())
         await asyncio.sleep(0)
         found.families["megascale_controller_nodes"] = [((), float(sum(age_s < HEARD_S for _, age_s in heard)))]

@@ -6,7 +6,7 @@ from collections import Counter
 from megascale_ops.controller.cluster.registry import NodeView, Registry
 from megascale_ops.schema.targets import COMPONENT, JOBS, TargetGroup
 
-# 10 min: a node that is away for so long is not coming back by itself; until then `up == 0` shall say that it is away.
+# 10 min: a node that is away for so long is not coming back by itself; until then `up == 0` shows that it is away.
 KEPT_S = 600.0
 _LOOPBACK = ("127.", "[::1]", "localhost")
 

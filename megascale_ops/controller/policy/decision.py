@@ -104,7 +104,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
 def remembered(restarts: tuple[Restart, ...], wall_s: float) -> tuple[tuple[Restart, ...], dict[str, int]]:
     """Return the restarts that rules look at one by one, and how many more of the last hour there are, as ``older``."""
     newest = len(restarts) - MOST_OLD_RESTARTS
-    # A silence that a restart did not cure is known by its place, however long ago.
+    # A silence that a restart did not cure is identified by its place, however long ago.
     at_places = {one.place: at for at, one in enumerate(restarts) if one.place}.values()
     chosen = {*at_places, *range(max(0, newest), len(restarts))}
     older = Counter(

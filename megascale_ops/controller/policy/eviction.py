@@ -16,7 +16,7 @@ from megascale_ops.schema.fault_classes import class_of
 from megascale_ops.schema.policy import JobPolicy
 
 TWICE = 2
-# A day: longer than any repair that a person does not know of.
+# A day: longer than any repair without an operator.
 LONGEST_S = 86_400.0
 # 100 evictions: at two an hour, two days; older ones no longer double anything.
 MOST_EVICTIONS = 100

@@ -50,7 +50,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     policy: JobPolicy = JobPolicy()
     run_dir: str = ""
     members: tuple[Member, ...] = ()
-    runners: tuple[str, ...] = ()  # runner ids of this life: a finished life must not be revived by one of them
+    runners: tuple[str, ...] = ()  # runner ids of this life: one of these must not revive a finished job
     started_wall_s: float = 0.0
     since_wall_s: float = 0.0  # when it entered its state
     reason: str = ""
@@ -73,8 +73,8 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     start_s: float = 0.0  # what its last start took, from its round to the first step of every rank
     step_s: float = 0.0  # typical step, to estimate what lost steps cost
     useful_s: float = 0.0  # covered by steps of earlier rounds that were not lost
-    launch_policy: JobPolicy | None = None  # what its runner asked for; None: ``policy`` is
-    tuned: dict[str, str] = {}  # what a person has changed of it since, over every round of this life
+    launch_policy: JobPolicy | None = None  # what its runner requested; None: ``policy`` is
+    tuned: dict[str, str] = {}  # what a user has changed of it since, over every round of this life
     evictions: tuple[Eviction, ...] = ()
     prices_s: tuple[float, ...] = ()  # what its restarts have cost, the newest last
     tabs: dict[str, Tab] = {}  # what warnings have cost
@@ -93,9 +93,9 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return sum(member.nproc for member in self.members)
 
 
-# What a job keeps when it is started again: its names, and numbers that agents, runners and folders know of, none of
-# which is given twice. The state is the one from which the table lets a life begin. The policy is what the first
-# runner's is held against, which replaces it at once, so that an event can name what changes.
+# What a job keeps when it is started again: its names, and numbers used by agents, runners and folders, none of
+# which is given twice. The state is the one in which the table lets a job begin. The policy is what the first
+# runner's is compared with, which replaces it at once, so that an event can name what changes.
 COUNTS_ON = ("job", "job_id", "state", "round", "incidents", "order_number", "policy")
 
 

@@ -92,7 +92,7 @@ _STOP_SUSPECTS = (Act.PRESERVE, Act.KILL_CULPRITS, Act.RESTART)
 _LOOK = (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)
 _END = (Act.SHUTDOWN,)
 
-# What a dry run does not order. The end of a job is sent to all, or nodes that were not hit would wait for ever.
+# What a dry run does not order. The end of a job is sent to all, or nodes that were not hit would wait without end.
 ACTS_THAT_CHANGE = (Act.KILL_CULPRITS, Act.RESTART)
 FINAL = tuple(State(name) for name in OVER)
 # A round exists and its ranks are meant to run.
@@ -100,7 +100,7 @@ ACTIVE = (State.RESTARTING, State.CATCHING_UP, State.RUNNING, State.DEGRADED, St
 
 # A round is formed, and its ranks have not come as far as the round before.
 STARTING = (State.RESTARTING, State.CATCHING_UP)
-# Steps are made, as far as anybody knows.
+# Steps are made, as far as reported.
 TRAINING = (State.RUNNING, State.DEGRADED)
 
 TABLE: dict[tuple[State, EventKind], Move] = {

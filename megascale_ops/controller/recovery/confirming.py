@@ -51,7 +51,7 @@ def begin(transitions: Transitions, job: Job, suspicion: Suspicion) -> bool:
     verdict = suspicion.verdict
     transitions.open_incident(job, verdict, detected=job.record.since_wall_s)
     event = EventKind.LOOK if early else EventKind.LOST
-    # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
+    # The job gets its verdict once it is acted upon; a rank that dies before is better evidence than silence.
     _look(transitions, job, event, verdict.reason, None if early else verdict)
     return True
 

@@ -93,7 +93,7 @@ def check_nodes(transitions: Transitions, job: Job, now_s: float, lag_s: float, 
     members = job.record.members[part::NODE_PARTS]
     _note_life(registry, job, all(_lives(registry, job, member, now_s) for member in members))
     looked_at = _signs(registry, job, members, now_s)
-    # A runner that is gone with its ranks is a loss, too, though the agent beside it goes on telling so.
+    # A runner that is gone with its ranks is a loss, too, though the agent beside it still reports.
     if not _silent(looked_at, job) and not any(one.ranks_gone and not one.polling for one in looked_at):
         if part == 0 and job.round.together is not None and not _silent(_all_signs(registry, job, now_s), job):
             job.round.together = None
@@ -166,7 +166,7 @@ def _unheard_for_s(job: Job, verdict: Verdict, signs: Sequence[NodeSigns]) -> fl
     if len(verdict.nodes) < len(job.record.members) or any(node not in job.round.places for node in job.waiting):
         return None
     newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
-    # An agent that speaks of dead ranks is heard.
+    # An agent that reports dead ranks is connected.
     return newest_s if newest_s > job.record.policy.node_lost_s else None
 
 
@@ -198,7 +198,7 @@ def _look_at_others(registry: Registry, job: Job, silent: tuple[str, ...], now_s
     if before is None:
         job.round.together = Together(silent, reached, 0.0)
     elif before.silent != silent:
-        # Who fell silent just now was heard until a moment ago: what is known of the others still holds.
+        # Nodes that fell silent just now reported until then: the result for the others still holds.
         job.round.together = Together(silent, reached, before.seen_s)
     elif (
         reached

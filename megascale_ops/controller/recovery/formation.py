@@ -17,7 +17,7 @@ class Formation(NamedTuple):
 
     nodes: tuple[str, ...]
     reason: str
-    again_in_s: float = 0.0  # ask again then; 0: only when something happens
+    again_in_s: float = 0.0  # poll again then; 0: only on an event
 
 
 def form(

@@ -19,7 +19,7 @@ from megascale_ops.controller.recovery import decide, running
 from megascale_ops.controller.recovery.formation import form
 from megascale_ops.diagnosis.rank_view import RankView
 
-# 5 s: a node whose agent was never heard can't report that its ranks are up; its runner's polls must do.
+# 5 s: a node whose agent has never sent can't report that its ranks are up; its runner's polls must do.
 NO_AGENT_S = 5.0
 # 3 s after all processes are up without a black box among them: it is no torch script, there is nothing to wait for.
 NO_BOX_S = 3.0
@@ -70,13 +70,13 @@ def _form(transitions: Transitions, job: Job, nodes: tuple[str, ...], why: str) 
     members = tuple(
         Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
     )
-    # What the round that ends now has left may still be preserved; agents know nothing of those before it.
+    # What the round that ends now has left may still be preserved; agents have none of the rounds before it.
     void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
     transitions.withdraw(job, void)
     _note_start(job, job.round.steps_began_wall_s)  # of a round whose black boxes came late
     best = max(job.record.best_step, job.record.furthest, job.round.reached_step)
     transitions.mark(job, "formed")
-    # Numbers that agents or runners know of are not given again, whatever the journal has lost.
+    # Numbers that agents or runners have seen are not given again, whatever the journal has lost.
     number = max(job.record.round, job.heard_round) + 1
     text = f"round {number} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
     transitions.move(

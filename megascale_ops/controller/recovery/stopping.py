@@ -16,10 +16,10 @@ from megascale_ops.controller.recovery import decide
 
 _replace = msgspec.structs.replace
 
-# 40 s: ranks with a SIGTERM handler are given 30 to save what they have, gigabytes of memory cost 64 ms each. A runner
-# that asks for orders meanwhile is waited for so long; then the others go on without.
+# 40 s: ranks with a SIGTERM handler have 30 to save their state, gigabytes of memory cost 64 ms each. A runner
+# that still polls for orders is waited for so long; then the others go on without.
 STOP_DEADLINE_S = 40.0
-# 10 s for a node of which only the agent is heard, and for runners that join anew after the controller's restart.
+# 10 s for a node of which only the agent sends, and for runners that join anew after the controller's restart.
 _SILENT_S = 10.0
 
 

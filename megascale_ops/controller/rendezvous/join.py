@@ -27,7 +27,7 @@ from megascale_ops.schema.policy_settings import check_policy
 from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
-# 2.5 s: a living runner asks again within milliseconds; a machine under load may take two seconds.
+# 2.5 s: a live runner polls again within milliseconds; a machine under load may take two seconds.
 RIVAL_S = 2.5
 MOST_NODES = 65_536
 
@@ -108,7 +108,7 @@ class Joining:
             job = self._start_again(job)
         if not job.record.members and not job.waiting:
             if join.previous_round > job.record.round:
-                # The journal was lost: go on counting, since agents and folders know the numbers that were used.
+                # The journal was lost: go on counting, since agents and folders use the numbers given before.
                 job.change(round=join.previous_round, incidents=max(job.record.incidents, join.previous_round))
             terms.take_policy(
                 job, join.policy, self._transitions, f"{join.node} starts the job with another policy than before"

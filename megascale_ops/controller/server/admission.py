@@ -29,7 +29,7 @@ RESERVED = 128
 SHED_SHARE = 32
 # 64 connections are taken at one turn of the loop; heartbeats are answered in between.
 AT_ONCE = 64
-# 0.2 s without taking anybody when there is no descriptor left: others have time to close theirs.
+# 0.2 s without accepting when there is no descriptor left: others have time to close theirs.
 PAUSE_S = 0.2
 # 10 s for TLS to be agreed on; it takes milliseconds.
 HANDSHAKE_S = 10.0

@@ -62,7 +62,7 @@ class AgentLogs:
         item = await self._ask(job.name, node, query)
         if item is None:
             raise RefusedError(f"the agent of node {node} has not answered within {PATIENCE_S:.0f} s: {at_hand}")
-        if item.kind != LOG or (item.ok and item.log is None):  # an older one takes the order for none that it knows
+        if item.kind != LOG or (item.ok and item.log is None):  # to an older one the order is unknown
             raise RefusedError(f"the agent of node {node} is too old to read logs: update it, or {at_hand}")
         if item.log is not None and item.ok:
             rounds = {*item.log.rounds, *job.homes.rounds_elsewhere(query.rank, node, job.record.round)}
@@ -106,7 +106,7 @@ class AgentLogs:
         finally:
             del self._waiting[order.id]
             self._of_node[node] -= 1
-            self._of_node += Counter()  # nodes of which nothing is asked any more are forgotten
+            self._of_node += Counter()  # nodes without requests are dropped
             held = orders.get(node, {})
             held.pop(order.id, None)
             if not held:

@@ -78,7 +78,7 @@ _changes = msgspec.json.Decoder(PolicyChange)
 _stops = msgspec.json.Decoder(StopAsk)
 # 20 s: 256 KiB at 13 KB a second.
 BODY_S = 20.0
-# 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
+# 2 s: a journal that cannot be written fails within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
 
 
@@ -133,7 +133,7 @@ class Api:
         self._rank_logs = RankLogs(logs_of)
         self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
-        self._described = b""  # the answer to /openapi.json, once it was asked for
+        self._described = b""  # the answer to /openapi.json, after the first request
         self._access = access.Access(token, loop.wall)
 
     async def say_goodbye(self) -> None:
@@ -201,7 +201,7 @@ class Api:
                 if isinstance(error, web.HTTPRequestEntityTooLarge):
                     return _error(413, f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
                 raise  # aiohttp's own: a broken connection
-            except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
+            except Exception as error:  # noqa: BLE001  a boundary that must survive: reported, and logged if internal
                 return _error(*_told(error, request.path))
 
         return guarded
@@ -263,7 +263,7 @@ class Api:
         asked = _query(request, OrdersQuery)
         job = request.match_info["job"]
         poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
-        # A poll is a runner's sign of life, and takes back the orders that it says are obeyed: not for who only reads.
+        # A poll is a runner's sign of life, and removes the orders it has executed: not for read-only tokens.
         access.may_operate(GRANT.get(), job, poll.node)
         return _answer(await self._loop.orders(poll, asked.wait_s))
 
@@ -394,7 +394,7 @@ class Api:
     async def _healthz(self, request: web.Request) -> web.Response:
         failing = self._store.failing
         faults = self._loop.faults.now()
-        # Open to all, so a fault's text, which names a job, is told to those alone who may see every job.
+        # Open to all, so a fault's text, which names a job, is shown only to tokens that may see every job.
         told = faults[-1] if faults and self._sees_all(request.headers) else "faults of ours, which the log tells"
         return _answer(
             Health(
@@ -492,6 +492,6 @@ def _convert(given: Mapping[str, str], kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         expected, _, where = str(error).partition(" - at `$.")
         name = where.removesuffix("`")
-        # 60 characters: enough to know it again.
+        # 60 characters: enough to recognise it.
         shown = f"{given.get(name, '')!r:.60}"
         raise UsageError(f"{name} {shown} can't be: {expected[:1].lower()}{expected[1:]}") from error

@@ -21,7 +21,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Asked again each time, answered with 304 while nothing has changed: an update of the controller is seen at once.
+    # Fetched each time, answered with 304 while nothing has changed: an update of the controller is seen at once.
     "Cache-Control": "no-cache",
 }
 

@@ -21,7 +21,7 @@ from megascale_ops.schema.wording import printable
 
 # 16 KiB: a browser's cookies for other services of the same host (8 KiB at most, as servers take them) and a token.
 MOST_HEAD_BYTES = 16 * 1024
-# 2 s: what is left of a body that nobody wanted is read for so long before the connection ends.
+# 2 s: the rest of an unread body is read for so long before the connection ends.
 LINGER_S = 2.0
 HEARTBEAT = "/v1/heartbeat"
 _END = b"\r\n\r\n"
@@ -34,9 +34,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Patience(NamedTuple):
     """How long a connection may be silent, seconds."""
 
-    first_byte_s: float = 5.0  # whoever connects has something to say; over the longest way it is there in one
+    first_byte_s: float = 5.0  # a client sends once connected; over the longest route it is there in one
     request_s: float = 20.0  # from a request's first byte to the end of its head
-    idle_s: float = 75.0  # between two requests; the slowest agents speak every 8 s
+    idle_s: float = 75.0  # between two requests; the slowest agents send every 8 s
 
 
 class Connection(web.RequestHandler):
@@ -246,14 +246,14 @@ async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
         connection.asked()
     try:
         response = await handler(request)
-    except web.HTTPException as error:  # aiohttp's own: no path of ours begins so, or it expects what we do not know
+    except web.HTTPException as error:  # aiohttp's own: no path of the API begins so, or its Expect is unknown
         response = web.Response(
             status=error.status,
             body=encode_error(f"{request.method} {request.path} can't be answered: {error.reason}"),
             content_type="application/json",
         )
-    # An agent that is refused speaks again in a second. Anybody else has no claim to a place then; and where a body was
-    # not read, the next head can't be told from it.
+    # An agent that is refused sends again in a second. Other clients lose their connection then; and where a body was
+    # not read, the next head can't be distinguished from it.
     goes_on = request.content.is_eof() and (response.status < HTTPStatus.BAD_REQUEST or request.path == HEARTBEAT)
     if not goes_on:
         response.force_close()

@@ -25,7 +25,7 @@ MEASURED_EACH_S = 1.0
 MORE_OBJECTS, LEAST_MORE_OBJECTS = 2.0, 100_000
 # 64 MB: what a controller has to begin with.
 MORE_BYTES, LEAST_MORE_BYTES = 4.0, 64 << 20
-# 0.5 s: half a heartbeat; whoever asks why an answer took so long finds it in the log.
+# 0.5 s: half a heartbeat; the log then explains a slow answer.
 WORTH_TELLING_S = 0.5
 
 

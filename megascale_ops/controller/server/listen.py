@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 # 4096: all agents of a large cluster come back within the same second after a restart.
 BACKLOG = 4096
-# Long polls are cut off: whoever waits asks the next controller.
+# Long polls are cut off: clients repeat them to the next controller.
 SHUTDOWN_S = 0.2
 
 

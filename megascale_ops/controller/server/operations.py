@@ -36,7 +36,7 @@ from megascale_ops.schema.targets import TargetGroup
 DEFAULT_WAIT_S = 20.0
 
 JSON, EVENTS = "application/json", "text/event-stream"
-# Whom an operation is for: the tags of the description.
+# The users of an operation: the tags of the description.
 READ, OPERATE, PROGRAMS = "read", "operate", "programs"
 TAGS = {
     READ: "What a person, a script or a dashboard asks.",
@@ -116,7 +116,7 @@ class Operation(NamedTuple):
     query: type[msgspec.Struct] | None = None
     refuses: tuple[int, ...] = ()
     media: tuple[str, ...] = (JSON,)
-    is_open: bool = False  # no token is asked for
+    is_open: bool = False  # no token is required
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -19,7 +19,7 @@ from megascale_ops.errors import UsageError
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~%-]*)(?::[0-9]{0,5})?")
 
 
-# 256: every request asks, and nearly all name the same host.
+# 256: every request is checked, and nearly all name the same host.
 @lru_cache(maxsize=256)
 def check_host(host: str) -> None:
     """Refuse what can be no host: nothing below is to take it apart.
@@ -49,7 +49,7 @@ def why_foreign(headers: Mapping[str, str], *, has_token: bool) -> str:
     return ""
 
 
-# 256: every request asks, and nearly all name the same host.
+# 256: every request is checked, and nearly all name the same host.
 @lru_cache(maxsize=256)
 def _leads_here(host: str) -> bool:
     return is_loopback(urlsplit(f"//{host}").hostname or "")

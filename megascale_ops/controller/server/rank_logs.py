@@ -19,7 +19,7 @@ from megascale_ops.errors import NotFoundError, RefusedError
 from megascale_ops.log_parts import nothing_of, read_part
 from megascale_ops.schema.runs import LogPart, LogQuery
 
-# 5 s: a disk that takes longer is away; the page says so.
+# 5 s: a disk that takes longer is away; the page shows it.
 PATIENCE_S = 5.0
 # 4 at a time: threads that wait for a disk that is away are no more than these.
 MOST_AT_ONCE = 4
@@ -82,9 +82,9 @@ def _in_thread(work: Callable[[], LogPart], done: Callable[[], None]) -> "asynci
         part, error = None, None
         try:
             part = work()
-        except Exception as caught:  # noqa: BLE001  handed to who waits, whatever it is
+        except Exception as caught:  # noqa: BLE001  raised in the waiting task
             error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended since
             events.call_soon_threadsafe(finish, part, error)
 
     threading.Thread(target=run, name="rank-logs", daemon=True).start()

@@ -13,13 +13,13 @@ from megascale_ops.schema.events import Incident, Marks
 
 Value = str | bool | int | float | list[int] | list[str]
 
-# 128 ranks and nodes: what a person reads; how many there are is told beside them.
+# 128 ranks and nodes: what a person reads; their number is sent beside them.
 MOST_NAMED = 128
 # States that an incident does not leave.
 OVER = frozenset({"recovered", "ended", "harmless", "over"})
 _WARNINGS = frozenset({"watching", "over", "harmless"})
 _RESTARTS = frozenset({"restart", "evict"})
-# What the span of an incident tells as its events, in this order.
+# The events of an incident's span, in this order.
 _STAGES = ("named", "ordered", "stopped", "formed", "stepped", "caught_up")
 assert set(_STAGES) < set(Marks.__struct_fields__)
 

@@ -116,7 +116,7 @@ class Sender:
                 error.name or error,
             )
             return
-        except Exception:  # a boundary: what the library does not take must not end the controller, and is told
+        except Exception:  # a boundary: what the library does not take must not end the controller, and is logged
             self._is_on = False
             log.exception("no spans and logs are sent to %s", self.goes_to)
             return
@@ -132,7 +132,7 @@ class Sender:
                 return
             try:
                 error = send(record)
-            except Exception as bug:  # noqa: BLE001  a boundary: one record's fault is not the others'; told below
+            except Exception as bug:  # noqa: BLE001  a boundary: one record must not stop the others; logged below
                 error = f"an error of ours, {type(bug).__name__}: {bug}"
             self._tell(error)
 

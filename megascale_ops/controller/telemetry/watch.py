@@ -79,7 +79,7 @@ class Telemetry:
         while True:
             try:
                 self.poll()
-            except Exception:  # a boundary: a fault here must not end the controller, and is told
+            except Exception:  # a boundary: a fault here must not end the controller, and is logged
                 log.exception("incidents and steps could not be told; it is tried again in %g s", _SICK_S)
                 await asyncio.sleep(_SICK_S)
             await asyncio.sleep(LOOK_S)

@@ -28,7 +28,7 @@ from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError, RankReport
 
 # Collectives of Python objects send sizes first. Where another rank's numbers came instead, they are read as a size, or
-# as a pickle: torch asks for more memory than there is in the world, or finds no pickle.
+# as a pickle: torch requests an impossible amount of memory, or finds no pickle.
 _GARBAGE = re.compile(
     r"more than 1EB|Storage size calculation overflowed|numel: integer multiplication overflow|negative dimension"
     r"|UnpicklingError|pickle data was truncated"
@@ -37,16 +37,16 @@ _OBJECTS = re.compile(
     r"\bin (?:all_gather_object|gather_object|broadcast_object_list|scatter_object_list|recv_object_list"
     r"|_tensor_to_object)\b"
 )
-# How a rank goes down when its runner asks it to: no exception of the script's own.
+# How a rank ends when its runner stops it: no exception of the script's own.
 _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
-# Raised where a rank is asked to end: by Python on SIGINT, by Lightning on SIGTERM.
+# Raised when a rank is stopped: by Python on SIGINT, by Lightning on SIGTERM.
 _INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
 # What NCCL reports of any fault below it: words of the rank's own are better evidence.
 _GENERIC = "nccl_error"
 # A trap on the GPU, as CUDA reports it: ``__trap`` and ``assert`` end a kernel in one of these ways.
 _TRAPPED = re.compile(r"unspecified launch failure|device-side assert|illegal instruction", re.IGNORECASE)
 _OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b")
-# libstdc++: a std::thread was destroyed while it ran; with an exception of C++ it says which.
+# libstdc++: a std::thread was destroyed while it ran; with a C++ exception it names the type.
 _THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
 # 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
 _MEMORY_FULL = 0.97

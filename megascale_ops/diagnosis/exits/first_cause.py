@@ -48,7 +48,7 @@ _ORDER = {
 _AS_EXCEPTIONS = 2
 # SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
 _ASKED_TO_GO = 4
-# What they are asked to go for: a rank that had ended before any of them, with nothing but an exit code.
+# The reason for stopping them: a rank that had ended before all of them, with only an exit code.
 _BEFORE_ASKED = 3
 # 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
 _LINGER_S = 30.0

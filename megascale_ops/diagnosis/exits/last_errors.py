@@ -23,9 +23,9 @@ from megascale_ops.schema.progress import RankError
 EXIT_S = 2.0
 # 15 s: what is flushed and uploaded at exit takes seconds, and all others wait meanwhile.
 GRACE_S = 15.0
-# 40 s: who was asked to end (Ctrl-C, a batch system) is stopped by its runner, which grants 30 and tells of it.
+# 40 s: a rank that gets a signal (Ctrl-C, a batch system) is stopped by its runner, which grants 30 and reports it.
 INTERRUPTED_S = 40.0
-# The name of the finding by which such a suspicion is known: evidence of stacks and calls has no say in it.
+# The name of the finding of such a suspicion: evidence of stacks and calls does not count in it.
 FAILED_AND_LIVES = "failed_and_lives"
 
 

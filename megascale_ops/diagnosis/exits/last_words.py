@@ -52,7 +52,7 @@ class _Traceback(NamedTuple):
     """What the lines so far tell of the traceback that they may be in."""
 
     is_open: bool = False
-    is_ignored: bool = False  # Python has said that it goes on in spite of it
+    is_ignored: bool = False  # Python has reported it as ignored
 
 
 class LineReader:

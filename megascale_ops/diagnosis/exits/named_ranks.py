@@ -99,7 +99,7 @@ def gathered_in(text: str) -> Named | None:
     if not ranks:
         return None
     blocks = [_CHAINED.split(piece)[0] for piece in pieces[2::2]]
-    # An exception that was cut away, at either end, is looked for in all that was said.
+    # An exception that was cut away, at either end, is looked for in the whole text.
     raised = [found for block in blocks if (found := _RAISED.search(block))] or [*_RAISED.finditer(text)]
     rows = [row_of_error(found[1], found[2]) for found in raised]
     first = next((at for at, row in enumerate(rows) if fault_of(row) not in ("exception", "peer")), 0)

@@ -24,7 +24,7 @@ _VERSION_SURE = 0.8
 _REACHED = "successfully reached monitoredBarrier"
 # 0.9: what most ranks ran is what the script means, but for a script in which most are wrong.
 _ODD_SURE = 0.9
-# 0.7: both ends tell of it; 0.5: one end does, and a peer that died unseen looks the same to it.
+# 0.7: both ends report it; 0.5: one end does, and a peer that died unseen looks the same to it.
 _BOTH_ENDS, _ONE_END = 0.7, 0.5
 _MOST_LINKS = 4
 

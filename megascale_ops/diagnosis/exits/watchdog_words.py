@@ -44,7 +44,7 @@ _FUNCTIONS = {
     "REDUCE_SCATTER_TENSOR_COALESCED": "reduce_scatter", "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all", "BARRIER": "barrier", "COALESCED": "",
 }  # fmt: skip
-# 64 calls: a group whose calls are further from the one that was given up is another group.
+# 64 calls: a group whose calls are further from the abandoned one is another group.
 _NEAR = 64
 
 

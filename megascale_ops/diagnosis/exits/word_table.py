@@ -57,7 +57,7 @@ def _victim(name: str, regex: str, why: str, *, in_traceback: bool = False) -> R
 
 
 _OUT_OF = "out_of_memory"
-# strerror() in the languages of glibc's catalogue that hosts of clusters speak: C tools print it without the number.
+# strerror() in the languages of glibc's catalogue that cluster hosts use: C tools print it without the number.
 _NO_SPACE = (
     "Aucun espace disponible sur", "kein Speicherplatz mehr verf", "No queda espacio en el", "Spazio esaurito sul",
     "Não há espaço disponível", "не осталось свободного места", "空き領域がありません", "设备上没有空间",

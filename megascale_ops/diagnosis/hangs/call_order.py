@@ -144,7 +144,7 @@ def first_difference(right: Calls, odd: Calls) -> int:
     """Return the first number at which the two called something different that explains a hang, -1: none."""
     for seq in sorted(right.keys() & odd.keys()):
         found = difference(right[seq], odd[seq])
-        # Other sizes that both have finished with were all right, as in a script whose batches are uneven.
+        # Other sizes that both have finished with were correct, as in a script whose batches are uneven.
         if found and not (found != "function" and right[seq].done and odd[seq].done):
             return seq
     return -1

@@ -21,7 +21,7 @@ class NodeSigns(NamedTuple):
     runner_age_s: float
     ranks_gone: bool  # its agent reports that every rank's process is gone
     polling: bool  # the runner's request is open
-    excused_s: float = 0.0  # of both ages: while no node of the job was heard, which is no fault of this node
+    excused_s: float = 0.0  # of both ages: while no node of the job reported, which is no fault of this node
 
 
 def judge_nodes(

@@ -202,7 +202,7 @@ def _by_history(group: str, order: Sequence[list[RankWait]]) -> tuple[list[RankW
     seq = first_difference(mine, theirs)
     if seq < 0:
         return None
-    # Before they parted both had called the same, and one may remember more of it.
+    # Before they diverged both had made the same calls, and one may have kept more of them.
     history = {number: fact for number, fact in {**theirs, **mine}.items() if number < seq}
     first, second = fits(history, seq, mine[seq]), fits(history, seq, theirs[seq])
     if first is second and one.step != other.step:

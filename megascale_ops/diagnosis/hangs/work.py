@@ -11,11 +11,11 @@ Pure: counters in, a sentence or nothing out.
 from megascale_ops.schema.work import ChildWork, ProcessWork
 
 # 10 % of a core, and 0.15 s: an idle rank's recorder takes 0.5 %, a dump of stacks and flight recorder between two
-# looks up to 0.1 s. Of a core that ten others want, too, a computing rank gets 15 %.
+# looks up to 0.1 s. Of a core shared with ten others, a computing rank gets 15 %.
 LEAST_SHARE, LEAST_CPU_S = 0.10, 0.15
 # 0.3 s: the first look is as short as that, and no dump lies within; two ticks of the kernel's 10 ms are enough.
 SHORT_S, SHORT_CPU_S = 0.3, 0.02
-# 16 KiB/s: a dump writes 10 KB of stacks; a process group's watchdog asks its store for 0.2 KB a second.
+# 16 KiB/s: a dump writes 10 KB of stacks; a process group's watchdog reads 0.2 KB a second from its store.
 LEAST_BYTES_PER_S = 16 * 1024
 
 

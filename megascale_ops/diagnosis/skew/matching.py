@@ -31,7 +31,7 @@ from megascale_ops.diagnosis.skew.tables import (
 # Rows at a time: what is made of them (8 bytes a row) stays in a cache. Twelve million rows in one go would spend half
 # of the time on page faults and on fetching what the step before has written; 2^16 to 2^18 are alike.
 _PIECE = 1 << 17
-# A line whose numbers run wild (a clash of names, garbage) may not ask for memory without end.
+# A line with runaway numbers (a clash of names, garbage) must not take unbounded memory.
 _MOST_SPREAD = 16
 # Nor may siblings that report different numbers: so many cells for each row, most of them empty.
 _MOST_CELLS = 2

@@ -32,7 +32,7 @@ from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.policy import JobPolicy
 
 LEAST_EVERY_S, RANKS_EACH_S = 1.0, 1_200.0
-# A pass must hear of each rank: one that comes before most have reported takes their silence for their time.
+# A pass needs each rank: one made before most have reported counts missing reports as time.
 _LARGE_EVERY_S = 1.2 * LARGE_EVERY_S
 # 1/50: a pass may cost so much of a core, however slow the machine is.
 _MOST_SHARE = 50.0

@@ -23,7 +23,7 @@ ENOUGH_DIFFERENCES = 35
 CUT = 4.0
 # A quarter: by less the estimate wavers by itself, and a sum that lost at each rise and never won at a fall would leak.
 RISE = 1.25
-# Of noise that remembers more than 0.95 a window of 64 steps can't show how much.
+# A window of 64 steps can't measure an autocorrelation above 0.95.
 _MOST_MEMORY = 0.95
 _DAY_S = 86_400.0
 
@@ -71,7 +71,7 @@ def steps_between_alarms(ranks: int, step_s: float, alarms_per_day: float) -> fl
     return max(1.0, ranks * _DAY_S / (max(step_s, 1e-6) * max(alarms_per_day, 1e-9)))
 
 
-# Asked twice a step and suspect, answered anew when the noise is: every eighth step.
+# Called twice a step and suspect, recomputed with the noise: every eighth step.
 @lru_cache(maxsize=256)
 def threshold(allowance: float, steps_between: float) -> float:
     """Return the height h of a cumulative sum with ``allowance`` k that is wrong once in ``steps_between`` steps."""

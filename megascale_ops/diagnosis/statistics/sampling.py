@@ -12,7 +12,7 @@ from functools import lru_cache
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-@lru_cache(maxsize=32)  # a group asks for the same few with every step
+@lru_cache(maxsize=32)  # a group uses the same few with every step
 def some_of(count: int, most: int) -> Sequence[int]:
     """Return some ``most`` of ``count`` places in order, evenly spread; all where they are less than twice as many."""
     if count < 2 * most:

@@ -95,7 +95,7 @@ class Figures(NamedTuple):
     mine: Parts
     typical: Parts
     cost: float
-    starved: float = 0.0  # share of the time in which it wanted a core in vain, beyond that of its equals
+    starved: float = 0.0  # share of the time in which it was runnable without a core, beyond that of its equals
 
     @property
     def share(self) -> float:

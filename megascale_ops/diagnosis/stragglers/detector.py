@@ -49,7 +49,7 @@ class Watch:
     def __init__(self) -> None:
         self.groups: dict[tuple[int, int], Group] = {}
         self._seen: set[int] = set()
-        self._starved: dict[int, float] = {}  # by rank, of the last seconds: for which share it wanted a core in vain
+        self._starved: dict[int, float] = {}  # by rank, of the last seconds: share runnable without a core
         self._stride = 1
         # Of a large job, by rank: the number of its group, -1 where it has none yet, and its place in it.
         self._group_of, self._place_of = array("q"), array("q")
@@ -81,7 +81,7 @@ class Watch:
         ranks = rows[:, RANK].astype(np.intp)
         self._grow(int(ranks.max()) + 1)
         for rank in came:
-            # A rank without a report in this round may never send one: an older history knows ranks of a larger world.
+            # A rank without a report in this round may never send one: an older history has ranks of a larger world.
             if rank < len(self._group_of) and self._group_of[rank] >= 0:
                 self._settle(places[rank])
         for rank in np.unique(ranks[np.frombuffer(self._group_of, np.int64)[ranks] < 0]):

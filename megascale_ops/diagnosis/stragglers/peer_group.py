@@ -110,7 +110,7 @@ class Group:
         self._pending: dict[int, Works] = {}  # by step
         self._done = -1
         self._seen = 0
-        self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once asked for
+        self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once computed
 
     def __len__(self) -> int:
         """How many ranks there are."""
@@ -244,7 +244,7 @@ class Group:
         # Not from ranks that have just become slow: where a third of all have, their change would pass for noise.
         known = self._costs.calm_of(sampled, heights)
         noise_s = noise_of(rows[np.isin(sampled, known)], self._block_means(known), all_of_them=False)
-        # The first steps know little: three times their noise after 8 steps, a quarter more after 64.
+        # The first steps are uncertain: three times their noise after 8 steps, a quarter more after 64.
         noise_s = max(noise_s, _LEAST_NOISE * self.step_s) * (1 + _UNSURE / self.count)
         if noise_s > false_alarms.RISE * self.noise_s:
             self._know(noise_s, policy)
@@ -356,7 +356,7 @@ class Group:
         known = self._late.get(steps)
         if known is not None and known[0] == self.count:
             return known[1]
-        # Twice as many as are wanted, for some may not be calm.
+        # Twice as many as are needed, since some may not be calm.
         some = np.array(some_of(len(self), 2 * SAMPLED), np.intp)
         calm = self._costs.calm_of(some[free[some]], heights)
         noise_s = noise_of_late(self.rows.excesses_of(calm[np.array(some_of(len(calm), SAMPLED), np.intp)]), steps)

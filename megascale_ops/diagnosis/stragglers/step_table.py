@@ -19,7 +19,7 @@ Table = npt.NDArray[np.float64]
 # 1,024 ranks: of fewer, a step that is judged by itself costs less than putting it by.
 LARGE = 1_024
 
-# The columns of a row: whose step, its number among all of the job's life, its end (s since the history's origin), for
+# The columns of a row: the step's rank, its number in the job's life, its end (s since the history's origin), for
 # how many steps it stands; then the fields of StepWork in their order, a loss that is none or no number as NaN.
 RANK, NUMBER, END_S, WEIGHT = range(4)
 STEP, WALL_S, WAITING_S, DATA_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S, CHECKPOINT_S, GC_S, CPU_S, LOSS, LOSS_IS_FINITE = (

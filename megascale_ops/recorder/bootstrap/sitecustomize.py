@@ -33,7 +33,7 @@ def _activate() -> None:
             activate.activate()
         else:
             activate.await_rank()
-    except Exception as error:  # noqa: BLE001  whatever is wrong with us, the script must run; reported once, here
+    except Exception as error:  # noqa: BLE001  the script must run in spite of any fault here; reported once
         sys.stderr.write(f"megascale-ops recorder: steps aside: {type(error).__name__}: {error}\n")
 
 

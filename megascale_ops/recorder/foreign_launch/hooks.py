@@ -59,7 +59,7 @@ def _watch_torch() -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
         if _Replaced.backward is not None:
             train()
-        # A rank has hooks of its own in our place by now; a script may hold ours for ever.
+        # A rank has its own hooks by now in place of these; a script may keep references to these.
         current = autograd.backward
         return (plain if current is backward else current)(*args, **kwargs)
 

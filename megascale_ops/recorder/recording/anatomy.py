@@ -139,7 +139,7 @@ class Anatomy:
         if self._began_s >= 0 or phase not in _NO_STEPS_IN:  # an evaluation or a load before all steps is start-up
             self._charge(now_s)
         if phase not in _NO_STEPS_IN:
-            self._quiet = None  # the script knows better what it does
+            self._quiet = None  # the script's declaration takes precedence
         self.phase = phase
         self._declared.append(phase)
 

@@ -123,7 +123,7 @@ class Recorder:
         """Open the box on first use, if this process is a rank; return whether there is one."""
         if self._asked:
             return False
-        self._asked = True  # whatever happens meanwhile asks once
+        self._asked = True  # set first: a nested call must not open it again
         answered = self._open_first(trains)
         self._asked = answered or self._step is not None
         return self._step is not None

@@ -46,7 +46,7 @@ class MonitorThread:
     def start(self) -> None:
         """Start the thread. It ends before the interpreter does: a daemon thread inside C++ would abort the process."""
         self._thread.start()
-        tell_name(self._thread.native_id)  # from here: the thread itself may wait for the interpreter's lock for ever
+        tell_name(self._thread.native_id)  # from here: the thread itself may wait for the GIL without end
         atexit.register(self.stop)
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class MonitorThread:
                 if last_one:
                     return
                 self._ended.wait(INTERVAL_S)
-        except Exception as error:  # noqa: BLE001  a thread of ours must not print a traceback into the script; reported once
+        except Exception as error:  # noqa: BLE001  a recorder's thread must not print a traceback into the script; reported once
             step_aside("the beat", error)
 
     def _position(self, last: tuple[int, int, str]) -> tuple[int, int, str]:

@@ -49,7 +49,7 @@ def place_of(frame: FrameType | None) -> tuple[int, ...]:
         return ()
     found = [id(frame.f_code)]
     outer = frame.f_back
-    # The other thread goes on meanwhile: CPython 3.11 was seen to answer with a dict for a caller that had just left.
+    # The other thread keeps running: CPython 3.11 was seen to answer with a dict for a caller that had just returned.
     while isinstance(outer, FrameType) and len(found) < 2 * _MOST_FRAMES:
         found += (id(outer.f_code), outer.f_lasti)
         outer = outer.f_back

@@ -70,7 +70,7 @@ def open_as(found: FoundRank, claim: Callable[[RankSettings, int], str]) -> str:
     refused = claim(settings, _start_ticks())
     if not refused:
         _Opened.tried = True
-        os.environ[environment.FOUND_RANK] = str(settings.rank)  # for the NCCL plugin, which asks the environment
+        os.environ[environment.FOUND_RANK] = str(settings.rank)  # for the NCCL plugin, which reads the environment
         _open(settings)
     return refused
 

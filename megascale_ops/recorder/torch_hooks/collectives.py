@@ -28,7 +28,7 @@ FUNCTIONS = (
     "recv_object_list", "all_reduce_coalesced", "all_gather_coalesced",
 )  # fmt: skip
 
-# A job has tens of process groups; a script that makes one each step may not make the table grow for ever.
+# A job has tens of process groups; a script that makes one each step must not make the table grow without bound.
 MOST_GROUPS = 1024
 
 Function = Callable[..., Any]
@@ -149,7 +149,7 @@ def _bytes_of(data: Any) -> int:  # noqa: ANN401  whatever the script passed
     if hasattr(data, "element_size"):
         try:
             found: int = data.nbytes  # half the price of the two others
-        except (AttributeError, RuntimeError):  # a sparse tensor knows none
+        except (AttributeError, RuntimeError):  # a sparse tensor has none
             found = data.numel() * data.element_size()
         return found
     if isinstance(data, list | tuple):

@@ -122,7 +122,7 @@ class CudaTimers:
                 self._pending.append(_Pending(number, step, marks, end))
             self._marks.append((phase, end))
         self._is_whole = end is not None
-        if end is not None:  # else CUDA is not in use, or a graph is being captured: no event may be asked either
+        if end is not None:  # else CUDA is not in use, or a graph is being captured: no event may be queried either
             self._read_late()
 
     def _record(self) -> Event | None:

@@ -46,7 +46,7 @@ def _declared(function: Callable[..., Any], recording: Recording) -> Callable[..
 
     def note_end() -> None:
         nonlocal begun
-        if begun:  # or a phase that is not ours would end
+        if begun:  # or a phase of the script would end
             begun -= 1
             recording.phase_end()
 

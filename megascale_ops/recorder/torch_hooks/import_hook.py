@@ -100,9 +100,9 @@ def _wrap(spec: ModuleSpec) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # ours hides the class's only for this one call
+        del loader.exec_module  # this one hides the class's only for one call
         # In the midst of the script's work its own garbage must not be left out of later looks.
-        with GarbageKept(freezes=is_start_of_script(sys._getframe(1))):  # noqa: SLF001  whoever imports it
+        with GarbageKept(freezes=is_start_of_script(sys._getframe(1))):  # noqa: SLF001  the importing frame
             execute(module)
             for callback in _waiting.pop(spec.name, ()):
                 _call(spec.name, callback)

@@ -120,7 +120,7 @@ class KernelProfile:
         self._seen = stamp
         try:
             request = msgspec.json.decode(foreign.read(self._ask, _MOST_BYTES), type=ProfileRequest)
-        except (OSError, *foreign.UNREADABLE):  # taken back meanwhile, or none of ours
+        except (OSError, *foreign.UNREADABLE):  # withdrawn since, or not a request
             return
         self._wanted = request
         self._go_on()

@@ -41,7 +41,7 @@ def start(recording: Recording, settings: RankSettings) -> None:
         raise OSError(f"{path} is too long for a socket ({_LONGEST_PATH} bytes): choose a shorter box root or job name")
     path.unlink(missing_ok=True)
     server = _start_silently(server_type, path)
-    # Stopping it at exit prints two warnings into the script's stderr; so it is never stopped and dies with us.
+    # Stopping it at exit prints two warnings into the script's stderr; it is never stopped and ends with the process.
     _keep_for_ever(server)
     recording.box.set_worker_server(str(path))
     atexit.register(_close, recording, path)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 0.05
 # 5 s without one byte taken: there is no reader. A reader that is slow is waited for.
 _STALL_S = 5.0
-# 0.5 s, and 2 s in all, once the end was asked for a second time.
+# 0.5 s, and 2 s in all, once the end was requested a second time.
 _HURRIED_STALL_S, _HURRIED_S = 0.5, 2.0
 
 
@@ -124,7 +124,7 @@ class Console:
     def _run(self) -> None:
         try:
             self._copy()
-        except Exception as error:  # noqa: BLE001  a run must not end for want of a terminal; `stop` reports it
+        except Exception as error:  # noqa: BLE001  a run must not end for lack of a terminal; `stop` reports it
             self._failure = f"{type(error).__name__}: {error}"
 
     def _copy(self) -> None:

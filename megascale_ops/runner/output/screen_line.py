@@ -20,7 +20,7 @@ _WIPE = b"\r\x1b[K"
 class _Line(NamedTuple):
     """What stands on the last line."""
 
-    owner: object = None  # whose words they are; None: it is empty
+    owner: object = None  # the source of its text; None: it is empty
     is_returned: bool = False  # the owner went back to the line's begin and will write over it
     is_bar: bool = False
 

@@ -19,9 +19,9 @@ from megascale_ops.runner.output.screen_line import ScreenLine
 
 # 4096: where a pipe has room at all it has room for that much (PIPE_BUF, pipe(7)).
 _SLICE_BYTES = 4096
-# 80: a terminal that does not know its own width, as in many containers.
+# 80: a terminal that reports no width, as in many containers.
 _USUAL_COLUMNS = 80
-# The reader is gone for good: its end of the pipe is closed, its terminal is gone, or the descriptor was never open.
+# The reader will not return: its end of the pipe is closed, its terminal is gone, or the descriptor was never open.
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET)
 
 

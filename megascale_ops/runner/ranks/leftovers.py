@@ -64,7 +64,7 @@ class Held(NamedTuple):
 
     def release(self) -> None:
         """Let others have it."""
-        self.path.unlink(missing_ok=True)  # while we hold it: a process that opened it just now looks again
+        self.path.unlink(missing_ok=True)  # while it is locked: a process that opened it just now looks again
         os.close(self.handle)
 
 
@@ -99,7 +99,7 @@ def is_held(box_root: Path, job: str) -> bool:
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # given back just now, or none that we may read
+            continue  # given back just now, or not readable
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,7 +131,7 @@ def _try_lock(path: Path) -> int:
         except BlockingIOError:
             os.close(handle)
             return -1
-        except FileNotFoundError:  # given back between our two looks
+        except FileNotFoundError:  # given back between the two looks
             pass
         os.close(handle)
 

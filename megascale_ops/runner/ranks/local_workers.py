@@ -198,7 +198,7 @@ class LocalWorkers:
         told.pop(environment.WRAPPED, None)  # of a run around this one
         if place.wrap:
             told[environment.WRAPPED] = "1"
-            # The wrapped launcher makes its own world; ours would be taken for its.
+            # The wrapped launcher sets its own world; the runner's would be taken for it.
             for name in _WORLD_VARIABLES:
                 told.pop(name, None)
         return told

@@ -27,7 +27,7 @@ from megascale_ops.runner.services.companions import Companion
 log = logging.getLogger(__name__)
 
 # 10 s: a daemon that was killed is back within the second or five after which systemd or Kubernetes starts it again;
-# a node counts as lost after 15 s, and not as long as its runner asks for orders.
+# a node counts as lost after 15 s, and not as long as its runner polls for orders.
 DAEMON_AWAY_S = 10.0
 LOOK_EVERY_S = 1.0
 _PAUSE_MOST_S = 30.0
@@ -84,13 +84,13 @@ def find_agents(box_root: Path, node: str) -> list[Attendant]:
             with path.open("rb") as file:
                 if not _is_held(file.fileno()):
                     if "@" in path.name:
-                        path.unlink(missing_ok=True)  # while we hold it: an agent that opened it just now looks again
+                        path.unlink(missing_ok=True)  # while it is locked: an agent that opened it just now looks again
                     continue
                 lines = file.read(4096).decode("utf-8", "replace").splitlines()
             pid, run_pid, controller = [*lines, "0", ""][:3]
             found.append(Attendant(int(pid), int(run_pid), controller, run_lives=not is_dying(int(run_pid))))
         except (OSError, ValueError):
-            continue  # gone meanwhile, or not written yet: it is looked at again
+            continue  # gone, or not written yet: it is read again
     return found or announced_agent(box_root, node)
 
 

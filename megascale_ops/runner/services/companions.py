@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 # import torch take several times as long. One that ended is not waited for.
 _START_DEADLINE_S = 120.0
 _LOOK_S = 0.1
-# One that has lived for a minute was well: the next death is a first one. Of others the fifth is worth an error.
+# One that ran for a minute was healthy: the next end counts as the first. Otherwise the fifth is logged as an error.
 _WELL_S, _MANY_DEATHS = 60.0, 5
 # 60 s: what ends it (a full disk, no memory) may be over at any time; an attempt takes half a second of a core.
 _MOST_PAUSE_S = 60.0

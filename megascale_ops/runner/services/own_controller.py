@@ -45,7 +45,7 @@ def find_controller(config: RunConfig, meeting: Meeting, run_dir: Path, env: dic
     if not meeting.controller:
         return _bring_up(run_dir, env, "127.0.0.1:0", config.token_file)
     host, _, port = meeting.serve.rpartition(":")
-    # On one machine, another runner of the same launch line may have been faster, also since we looked.
+    # On one machine, another runner of the same launch line may have been faster, also since the test above.
     if meeting.serve and is_free(int(port)):
         listen = meeting.serve if is_loopback(host) else f"0.0.0.0:{port}"
         try:

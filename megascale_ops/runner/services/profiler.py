@@ -45,7 +45,7 @@ class Profiler:
             return
         theirs = environ.get(NCCL_VARIABLE)
         if theirs and not _is_ours(theirs):
-            # NCCL's own word for having no profiler: there is nothing to have beside ours.
+            # NCCL's own word for no profiler: there is no second plugin to load.
             advice = "" if theirs == "none" else f": name it in {environment.CHAIN_PROFILER} instead to have both"
             log.warning("%s=%s is left alone, so NCCL's collectives are not recorded%s", NCCL_VARIABLE, theirs, advice)
             return
@@ -80,7 +80,7 @@ class Profiler:
             self.stop()
             return "", f"its plugin was not built within {_DEADLINE_S:.0f} s"
         self._end_compiler()
-        # The last lines are the builder's; what stands before them, a sitecustomize of the user's has said.
+        # The last lines are the builder's; those before them are from a user's sitecustomize.
         if self._proc.returncode != 0:
             lines = complaint.decode(errors="replace").strip().splitlines()
             return "", (lines or [f"its builder ended with {self._proc.returncode}"])[-1]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Python refuses to read numbers of more than 4,300 digits; no rank, process or status has a hundred.
 _NO_NUMBER = re.compile(r"\d{100,}")
-# 64 ranks a node, each named at most twice; what a script prints in the shape of such lines may not grow for ever.
+# 64 ranks a node, each named at most twice; a script's output in the form of such lines is bounded.
 _MOST = 256
 
 

@@ -17,7 +17,7 @@ from megascale_ops.runner.wrapped.launcher_words import Said
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
 
-# 50 ms: two ranks that the kernel kills for want of memory go within it; launchers ask with SIGTERM before they kill.
+# 50 ms: two ranks that the kernel kills for lack of memory end within it; launchers send SIGTERM before they kill.
 _AT_ONCE_S = 0.05
 _BEFORE_S = 0.001  # before the first whose end was seen, for an order and not for a measure
 _ASKED = frozenset({-signal.SIGTERM, -signal.SIGINT})

@@ -40,11 +40,11 @@ HEALTHY = {
     "links": [1] * 18,
     "pids": [],
     "held": {},  # bytes of memory by process, a string as JSON has it
-    "shares": [],  # samples of who used it: pid, microseconds, per cent of a multiprocessor's time
+    "shares": [],  # samples of its use: pid, microseconds, per cent of a multiprocessor's time
     "gpm": [80.0, 40.0, 30.0],
     "gpm_supported": True,
     "lost": 0,
-    "xids": [],  # all that it ever had; each is told once, to whoever listens by then
+    "xids": [],  # all that it ever had; each is reported once, to the event set of that moment
 }
 FIELDS = {
     83: 5_000_000, 82: 70, 94: 0, 230: 0, 142: 0, 143: 0, 144: 0, 145: 0, 38: 0, 45: 0, 52: 0, 59: 0, 91: 18,

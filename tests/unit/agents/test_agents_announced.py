@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent of root's that serves all users is found by their runs, and nobody but root can pretend to be one."""
+"""An agent of root's that serves all users is found by their runs, and only root can pretend to be one."""
 
 import os
 import stat
@@ -32,7 +32,7 @@ def pretend(shared: Path, *, ticks: int) -> None:
 
 
 def test_an_agent_of_roots_tells_of_itself_while_it_lives(shared: Path) -> None:
-    """Everybody may read it; a run believes it only when it is root's, and only for a box root that the agent sees."""
+    """All users may read it; a run believes it only when it is root's, and only for a box root that the agent sees."""
     root = take_root(shared=shared).path
     with announced("n1", URL, shared):
         found = announced_agent(root, "n1", shared)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody waits for a collector that hangs, and that it hangs is told."""
+"""No caller waits for a collector that hangs, and the hang is reported."""
 
 import threading
 from collections.abc import Callable, Iterator

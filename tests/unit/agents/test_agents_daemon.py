@@ -128,7 +128,7 @@ def test_an_agent_of_a_run_stands_in_nobodys_way(tmp_path: Path) -> None:
 def test_a_lock_that_is_removed_before_it_is_held_is_opened_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A runner tidies locks that nobody holds; an agent that has just opened one must not hold a file without name."""
+    """A runner removes locks without a holder; an agent that has just opened one must not hold a file without name."""
     path = tmp_path / ".agent-node-a@77.lock"
     opened = []
 

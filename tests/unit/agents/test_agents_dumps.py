@@ -131,7 +131,7 @@ def test_a_long_batch_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) ->
     "data", [b"", b"[]", b"<html>", b'{"pg_status": 3}', b'{"entries": 3}', b'{"x":' + b"[" * 9999 + b"]" * 9999 + b"}"]
 )
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
-    """Nobody's answer is taken for a flight recorder's."""
+    """No other server's answer is taken for a flight recorder's."""
     with pytest.raises(ValueError, match="flight recorder"):
         flight_recorder.parse(data)
 
@@ -191,7 +191,7 @@ def test_a_main_thread_without_python_has_no_frames() -> None:
 
 
 def test_py_spy_tells_the_main_thread_by_its_id() -> None:
-    """Its name is missing where nobody has imported threading."""
+    """Its name is missing where threading is not imported."""
     nameless = PY_SPY.replace(b'"MainThread"', b"null")
 
     assert py_spy.parse(nameless, 11).frames[0] == Frame("inner", "train.py", 6)

@@ -39,7 +39,7 @@ def obeying(tmp_path: Path) -> Iterator[Obeying]:
 
 
 async def test_a_stopped_process_gives_no_answer_and_that_is_evidence(obeying: Obeying) -> None:
-    """Nobody waits for it until the deadline."""
+    """It is not waited for until the deadline."""
     obeying.start()
     obeying.node.freeze(0)
 
@@ -52,7 +52,7 @@ async def test_a_stopped_process_gives_no_answer_and_that_is_evidence(obeying: O
 
 
 async def test_a_dead_rank_gives_no_answer(obeying: Obeying) -> None:
-    """There is nobody to ask."""
+    """There is no process to query."""
     obeying.start()
     obeying.node.children[0].kill()
     obeying.node.children[0].wait()
@@ -206,10 +206,10 @@ async def test_silent_worker_servers_hold_no_heartbeat(tmp_path: Path) -> None:
     servers = [socket.socket(socket.AF_UNIX) for _ in sockets]
     for server, path in zip(servers, sockets, strict=True):
         server.bind(str(path))
-        server.listen()  # who connects waits to be taken, as with a stopped process
+        server.listen()  # a client waits to be accepted, as with a stopped process
     asked = [asyncio.create_task(flight_recorder.ask(path, "ping", 2.0)) for path in sockets]
     async with asyncio.timeout(20.0):
-        while len(set(threading.enumerate()) - before) < len(sockets):  # noqa: ASYNC110  threads tell of no events
+        while len(set(threading.enumerate()) - before) < len(sockets):  # noqa: ASYNC110  threads have no events
             await asyncio.sleep(0)
 
         answered = await asyncio.to_thread(lambda: sum(not one.done() for one in asked))
@@ -354,7 +354,7 @@ async def test_the_black_box_is_read_whatever_the_process_does(obeying: Obeying)
 async def test_a_server_that_knows_no_stacks_speaks_for_a_held_lock(
     obeying: Obeying, monkeypatch: pytest.MonkeyPatch, *, owns_gil: bool, held: bool
 ) -> None:
-    """It answers a ping and not ``dump_traceback``; that nobody holds the lock after all, py-spy may still say."""
+    """It answers a ping and not ``dump_traceback``; py-spy may still show that no thread holds the lock."""
     monkeypatch.setattr("megascale_agents.evidence.stacks._SERVER_S", 0.2)
     obeying.start(script=REGISTERED)
     await until_text(obeying.node.stderr(0), "ready")

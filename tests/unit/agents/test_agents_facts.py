@@ -13,7 +13,7 @@ from megascale_ops.schema.progress import CollectivePosition
 
 
 def entry(seq: int, name: str = "gloo:all_reduce", **more: object) -> dict[str, object]:
-    """One entry of a dump, as torch 2.13 writes it on Gloo (without what nobody reads)."""
+    """One entry of a dump, as torch 2.13 writes it on Gloo (without fields that are not read)."""
     return {
         "collective_seq_id": seq,
         "input_dtypes": ["Float"],

@@ -291,7 +291,7 @@ async def test_py_spy_is_the_owners(place: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("what", ["link", "hard link", "pipe"])
 def test_a_lock_that_is_something_else_is_not_written_to(tmp_path: Path, what: str) -> None:
-    """The box root may be a user's, and the lock is written as whoever the agent is."""
+    """The box root may be a user's, and the lock is written as the agent's user."""
     victim, lock = tmp_path / "victim", tmp_path / ".agent-node-a.lock"
     victim.write_text("as it was")
     {"link": lock.symlink_to, "hard link": lock.hardlink_to, "pipe": lambda _: os.mkfifo(lock)}[what](victim)
@@ -303,7 +303,7 @@ def test_a_lock_that_is_something_else_is_not_written_to(tmp_path: Path, what: s
 
 
 def test_the_place_in_the_kernels_log_is_kept_in_a_file_of_our_own(tmp_path: Path) -> None:
-    """What lies there is replaced, never followed; a pipe is no memory and stops nobody."""
+    """What lies there is replaced, never followed; a pipe is no memory and blocks no agent."""
     log, memory, victim = tmp_path / "kmsg", tmp_path / "memory", tmp_path / "victim"
     log.write_text("6,7,1000,-;words\n")
     victim.write_text("as it was")
@@ -324,7 +324,7 @@ def test_the_place_in_the_kernels_log_is_kept_in_a_file_of_our_own(tmp_path: Pat
 
 @needs_root
 def test_a_board_of_somebody_else_says_nothing_of_a_rank(job: ForeignJob, rounds: Rounds, tmp_path: Path) -> None:
-    """Anybody can write a rank's number into a file of shared memory."""
+    """Any user can write a rank's number into a file of shared memory."""
     rank = job.start_rank(SLEEPS)
     job.write_round(rank)
     rounds.refresh(0.0)

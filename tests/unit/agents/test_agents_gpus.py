@@ -201,7 +201,7 @@ def test_what_is_wrong_with_a_gpu_is_one_sentence(
 
 
 def test_who_shares_a_gpu_is_told_from_the_second_look_on(machine: FakeMachine, nvml: Nvml) -> None:
-    """The driver remembers whole minutes; who has ended, and what one process does alone, is nobody's business."""
+    """The driver keeps whole minutes; ended processes, and a process alone on its GPU, are no finding."""
     machine.gpu(0, pids=[11, 12], shares=[[11, 1_000, 90], [12, 1_000, 10]])
     first = parse(nvml.read(0.0), None, {})[0]
     machine.gpu(0, pids=[11, 12], shares=[[11, 6_000, 60], [12, 6_000, 40], [13, 6_000, 5]])
@@ -248,7 +248,7 @@ def test_links_that_were_never_up_are_missed_by_nobody() -> None:
 
 
 def test_xids_are_told_once_each(machine: FakeMachine, nvml: Nvml) -> None:
-    """What was there before somebody listened is somebody else's news; of a storm a look takes 64."""
+    """Events before the registration are not reported; of a storm a look takes 64."""
     machine.gpu(0, xids=[13])
     first = nvml.read(0.0)
     machine.gpu(1, xids=[79, 31])

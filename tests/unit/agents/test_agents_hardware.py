@@ -20,7 +20,7 @@ from megascale_ops.schema.messages import MAX_BODY_BYTES, MOST_FINDINGS, Heartbe
 from megascale_ops.schema.metrics import METRICS
 from tests.fakes.hardware import NVML_TREE, FakeMachine, load_pynvml, uuid_of
 
-# What the agent may tell: the table of metrics, and what collectors declare themselves.
+# What the agent may export: the table of metrics, and what collectors declare themselves.
 KNOWN = METRICS | {metric.name: metric for metric in declared()}
 
 
@@ -154,7 +154,7 @@ def test_a_driver_that_hangs_is_a_finding_and_the_others_go_on(node: Node) -> No
     """Unknown, counted, told once; adapters and disks are looked at as before, and the driver may come back."""
     gate = node.hardware._checks[0][1]
     hung = gate._look
-    gate._look = lambda: gate._questions.get(timeout=30.0)  # stands still until it is asked again
+    gate._look = lambda: gate._questions.get(timeout=30.0)  # stands still until the next request
     node.now_s += 5.0
     node.hardware.poll_checks(node.now_s)
     node.answers(but="gpu")
@@ -205,7 +205,7 @@ def test_a_collector_that_reads_nonsense_silences_no_other(node: Node, monkeypat
 
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_a_collector_of_the_table_is_whole(name: str) -> None:
-    """It has its functions, a share of a core that is small, and metrics whose names nobody else has."""
+    """It has its functions, a share of a core that is small, and metrics with names of its own."""
     found = collector(name)
     own = getattr(found, "METRICS", ())
 

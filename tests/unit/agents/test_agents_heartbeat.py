@@ -76,7 +76,7 @@ def test_afterwards_only_what_changed_is_said(composing: Composing) -> None:
 
 
 def test_everything_again_twice_a_minute_and_when_asked(composing: Composing) -> None:
-    """So that nobody stays wrong for long about what was lost on the way."""
+    """So that the controller is not wrong for long about what was lost on the way."""
     composing.at(100.0)
 
     assert not composing.at(129.0).full
@@ -87,7 +87,7 @@ def test_everything_again_twice_a_minute_and_when_asked(composing: Composing) ->
 
 
 def test_the_host_comes_every_five_seconds_and_with_urgent_news(composing: Composing) -> None:
-    """Whoever judges a killed rank wants to know how much memory was left just then."""
+    """The verdict of a killed rank needs how much memory was left just then."""
     composing.at(100.0)
 
     assert composing.at(101.0).host is None

@@ -147,5 +147,5 @@ def test_there_is_room_for_the_rest_of_a_heartbeat() -> None:
     ],
 )
 def test_what_one_leaves_is_the_others(wanted: dict[str, int], room: int, parts: dict[str, int]) -> None:
-    """Evenly, and nothing stays unused while somebody wants it."""
+    """Evenly, and nothing stays unused while a job needs it."""
     assert even_parts(wanted, room) == parts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a rank that was killed: the kernel's log, its control group, and what nobody can know."""
+"""What is reported of a killed rank: the kernel's log, its control group, and what can't be known."""
 
 from pathlib import Path
 
@@ -86,5 +86,5 @@ def test_no_limit_and_no_group_are_said(tmp_path: Path) -> None:
 
 
 def test_nobody_knows_who_sent_a_signal(tmp_path: Path) -> None:
-    """That is said, since it is what everybody asks."""
+    """That is reported, since it is the first question."""
     assert "Linux keeps no record of it" in of_kill((1,), {}, "", str(tmp_path))

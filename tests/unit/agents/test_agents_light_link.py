@@ -109,7 +109,7 @@ async def test_a_controller_that_is_silent_is_not_waited_for() -> None:
 
 
 async def test_nobody_there_is_said_so() -> None:
-    """A port on which nobody listens."""
+    """A port without a listener."""
     async with serving(answers(b"200 OK", b"{}")) as url:
         pass
 

@@ -89,7 +89,7 @@ def test_words_carry_their_age(tmp_path: Path) -> None:
 
 
 def test_what_is_caught_or_harmless_is_not_told(tmp_path: Path) -> None:
-    """Nobody is woken for a tuner's limit or for a loss that the script survived."""
+    """No heartbeat is sent early for a tuner's limit or for a loss that the script survived."""
     log = tmp_path / "stderr.log"
     log.write_text("OutOfMemoryError: out of resource: triton_mm\nfree(): invalid pointer, ignored\n")
 

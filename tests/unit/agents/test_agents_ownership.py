@@ -102,7 +102,7 @@ def test_rights_are_taken_by_one_thread_and_given_back(secret: Path) -> None:
 
 @needs_root
 def test_rights_are_given_back_when_the_work_fails(secret: Path) -> None:
-    """An error on the way must not leave a thread that is somebody else."""
+    """An error on the way must not leave a thread with another user's rights."""
     with pytest.raises(ZeroDivisionError), taken(THEM):
         raise ZeroDivisionError
 
@@ -172,7 +172,7 @@ def test_what_holds_no_bytes_is_never_opened(theirs: Path, secret: Path, path: s
     os.mkfifo(theirs / "pipe")
     os.mknod(theirs / "socket", stat.S_IFSOCK | 0o600)
     (secret.parent / "closed").mkdir(mode=0o700)
-    readable = secret.parent / "closed" / "readable"  # by who comes as far, or by a link of /proc straight to it
+    readable = secret.parent / "closed" / "readable"  # once reached, or by a link of /proc straight to it
     readable.touch(mode=0o644)
     held = os.open(readable, os.O_RDONLY)
     named = path.format(pipe=give(theirs / "pipe"), socket=give(theirs / "socket"), held=f"/proc/self/fd/{held}")
@@ -246,10 +246,10 @@ def test_without_openat2_no_link_is_followed_at_all(theirs: Path, monkeypatch: p
 
 @needs_root
 def test_files_are_made_by_their_owner_and_never_behind_a_link(theirs: Path, place: Path) -> None:
-    """What was there is replaced whole; a folder that leads elsewhere takes nothing, and nobody's owner changes."""
+    """What was there is replaced whole; a folder that leads elsewhere takes nothing, and no owner changes."""
     roots = place / "roots"
     roots.mkdir(mode=0o777)
-    roots.chmod(0o777)  # even where he could write himself
+    roots.chmod(0o777)  # even where the user could write
     (theirs / "incidents").symlink_to(roots)
     victim = place / "victim"
     victim.write_text("as it was")
@@ -300,7 +300,7 @@ def test_only_processes_of_the_job_are_held(job: ForeignJob) -> None:
 
 
 def test_a_process_that_cannot_be_held_is_not_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without pidfds, or no handle left: nothing is done, and nobody is told that it was not needed."""
+    """A kernel without pidfds, or no handle left: nothing is done, and it is not reported as needless."""
 
     def refuse(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -48,7 +48,7 @@ def test_a_dying_process_is_gone_before_its_memory_is_freed() -> None:
 
 @pytest.mark.parametrize("letter", [b"Z", b"X"])
 def test_a_zombie_is_gone(letter: bytes) -> None:
-    """Nobody trains in a zombie."""
+    """A zombie does not train."""
     assert process.parse(RUNNING.replace(b") S 1", b") " + letter + b" 1")).state == ""
 
 

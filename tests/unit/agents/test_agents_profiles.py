@@ -102,7 +102,7 @@ async def test_who_cannot_answer_is_not_asked(obeying: Obeying) -> None:
 
 
 async def test_a_profile_does_not_stand_in_the_way_of_a_stop(obeying: Obeying) -> None:
-    """Nobody answers for 30 s; the order to kill is obeyed at once."""
+    """No rank answers for 30 s; the order to kill is executed at once."""
     obeying.start()
     obeying.obedience.ingest_orders([wanted(obeying, deadline_s=30.0)])
     await asyncio.sleep(0)

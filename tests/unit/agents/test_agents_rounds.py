@@ -174,7 +174,7 @@ def test_a_rank_behind_a_shell_is_watched_where_it_trains(node: FakeNode, rounds
 
 
 def test_what_is_no_box_is_counted_and_the_rest_read(node: FakeNode, rounds: Rounds, errors: Errors) -> None:
-    """A file that only has the name of a box costs nobody else's."""
+    """A file that only has the name of a box costs no other rank's."""
     node.start_round(1)
     (node.job_folder / "1.box").write_bytes(b"x" * 10_000)
     for name in ("abc", "²", "00", "٣"):
@@ -214,7 +214,7 @@ def test_another_nodes_round_is_not_ours(node: FakeNode, rounds: Rounds) -> None
 
 
 def test_a_round_whose_runner_is_gone_is_given_up(node: FakeNode, rounds: Rounds) -> None:
-    """Runner and ranks were killed: nobody is left to say that the job is over, and its series must not stay."""
+    """Runner and ranks were killed: no process is left to report the job's end, and its series must not stay."""
     file = node.start_round(1)
     node.write_round(msgspec.structs.replace(file, runner_pid=2**22 + 1))
     rounds.refresh(0.0)
@@ -291,7 +291,7 @@ def test_the_box_roots_of_all_users_are_followed(tmp_path: Path, errors: Errors)
 def test_of_two_jobs_of_one_name_that_which_runs_is_followed(
     tmp_path: Path, errors: Errors, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An empty folder hides nobody's job, and a second job of the name takes its place when the first is over."""
+    """An empty folder hides no job, and a second job of the name takes its place when the first is over."""
     squatter, honest = (FakeNode(tmp_path / name, job="llama") for name in ("squatter", "honest"))
     squatter.job_folder.mkdir(parents=True)
     honest.job_folder.mkdir(parents=True)

@@ -114,7 +114,7 @@ def test_a_share_is_told_once_half_of_the_looks_are_made() -> None:
 
 
 def test_it_is_told_for_whom_data_waited_most_often() -> None:
-    """Looks in which none waited do not count, and what was never seen to wait waits for nobody."""
+    """Looks in which none waited do not count, and what was never seen to wait waits for no peer."""
     queues = SendQueues()
     for to in ("10.0.0.3", "10.0.0.2", "10.0.0.2"):
         queues.ingest_socket(7, waits=True, to=to)

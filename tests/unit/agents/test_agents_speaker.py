@@ -42,7 +42,7 @@ class Speaking:
         self.link = Link(controller.url, timeout_s=1.0)
         self.tally = Tally("node-a")
         self.orders = Orders()
-        self.note = 0.0  # what the next heartbeat says, in a field that is free to use
+        self.note = 0.0  # content of the next heartbeat, in a field that is free to use
         self.wants_full = 0
         self.seq = 0
         self.speaker = HeartbeatSender(self.link, self.compose, self.want_full, self.tally, interval_s)
@@ -146,7 +146,7 @@ async def test_orders_that_come_before_anybody_obeys_wait(controller: FakeContro
 
 
 async def test_a_full_heartbeat_is_sent_when_asked_for(speaking: Speaking) -> None:
-    """At once: the controller has just been started and knows nobody."""
+    """At once: the controller has just been started and has no agents yet."""
     await speaking.controller.until(speaking.said, "the first heartbeat")
     speaking.controller.send_full = True
     speaking.speaker.urge("test")
@@ -224,7 +224,7 @@ async def test_a_flapping_rank_is_no_storm(speaking: Speaking) -> None:
 
 
 async def test_trouble_makes_it_speak_five_times_as_often(controller: FakeController) -> None:
-    """Orders come with replies only; in an incident nobody waits long for them. A restart is no such trouble."""
+    """Orders come with replies only; in an incident they come soon. A restart is no such trouble."""
     async with speaking_to(controller, interval_s=5.0) as speaking:
         await controller.until(speaking.said, "the first heartbeat")
         speaking.speaker.urge("restart")

@@ -15,7 +15,7 @@ from megascale_agents.evidence import process_state, syscalls
 from megascale_agents.evidence.process_state import Child, Look
 
 SLEEPING = Look("S", "futex", "", "futex_do_wait", 7)
-# What /proc/PID/syscall says: number, six arguments, stack and instruction pointer.
+# Fields of /proc/PID/syscall: number, six arguments, stack and instruction pointer.
 WRITES = "1 0x3 0x7f0c 0x100000 0x0 0x0 0x0 0x7ffdaa34ae50 0x7feb3a2a3f16"
 POLLS = "7 0x7fffe4000b70 0x1 0x1388 0x0 0x0 0x0 0x7ffdaa34ae50 0x7feb3a2a3f16"
 

@@ -71,7 +71,7 @@ def test_a_rank_that_is_slow_now_and_then_is_news() -> None:
 
 @pytest.mark.parametrize(("slower", "noise"), [(0.2, 0.05), (0.05, 0.01), (0.02, 0.0)])
 def test_a_rank_that_becomes_slow_is_news_for_twenty_steps(slower: float, noise: float) -> None:
-    """All ranks see it in the wall time, whoever it is."""
+    """All ranks see it in the wall time, whichever it is."""
     habit = trained(noise=noise)
 
     told = [habit.is_news(steps(10, 0.05 * (1 + slower), noise=noise, seed=5000 + batch)) for batch in range(2)]
@@ -175,7 +175,7 @@ def test_slow_steps_are_told_at_once(stepping: Stepping) -> None:
 
 
 def test_after_news_five_steps_are_looked_at(stepping: Stepping) -> None:
-    """The first ten may hold too few slow ones to name anybody; steps as ever are looked at by ten again."""
+    """The first ten may hold too few slow ones to name a rank; steps as ever are looked at by ten again."""
     stepping.step(10, wall_s=0.06)
     assert stepping.cannot_wait()
     stepping.told()

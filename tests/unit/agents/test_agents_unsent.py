@@ -8,7 +8,7 @@ from contextlib import suppress
 from megascale_agents.collectors.unsent import MOST_STUCK, describe, parse, read
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-# As a kernel told them 1.5 s after the cable between 10.183.57.2 and 10.183.57.3 was taken out.
+# As listed by a kernel 1.5 s after the cable between 10.183.57.2 and 10.183.57.3 was taken out.
 CUT = "   4: 0239B70A:8C21 0339B70A:D42E 01 00000060:00000000 01:000000A2 00000003     0   0 3753250 2 0 163 4 1 1 -1\n"
 IDLE = (
     "   5: 0239B70A:1F90 0339B70A:D430 01 00000000:00000000 00:00000000 00000000     0   0 3753251 2 0 20 4 1 10 -1\n"
@@ -54,7 +54,7 @@ def test_of_many_connections_those_that_were_sent_again_most_are_told() -> None:
 
 
 def test_ipv4_within_ipv6_reads_as_the_other_end_does() -> None:
-    """A store that listens on both tells its peers' addresses in IPv6; loopback is nobody's address."""
+    """A store that listens on both gives its peers' addresses in IPv6; loopback identifies no node."""
     mapped = CUT.replace("0239B70A:8C21", "0000000000000000FFFF00000239B70A:8C21").replace(
         "0339B70A:D42E", "0000000000000000FFFF00000339B70A:D42E"
     )

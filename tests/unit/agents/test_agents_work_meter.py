@@ -14,7 +14,7 @@ from megascale_agents.ranks.work_meter import WorkMeter, command_of, describe
 
 from megascale_ops.schema.work import MOST_COMMAND, ProcessWork
 
-# Each tells when it is ready, does its work when it is told to, and tells that it is done; its parent only waits.
+# Each prints when it is ready, works at the next line of its stdin, and prints when it is done; its parent only waits.
 CHILD = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=0, stdout=1)

@@ -82,7 +82,7 @@ def test_duration_and_own_work_are_told() -> None:
 
 
 def test_own_work_beside_one_that_goes_on() -> None:
-    """A long collective in the background ends nobody's work: the one that ended last before the start counts."""
+    """A long collective in the background ends no rank's own work: the one that ended last before the start counts."""
     source = Script()
     feed = RankFeed(0, source, 64.0)
     source.waiting = [ended(1, 0, 100.0, group="dp"), ended(1, 10, group="tp"), ended(2, 15, group="tp")]

@@ -24,7 +24,7 @@ ENTRY = {
 
 
 class Runs:
-    """Unpickled by anybody else it makes a folder."""
+    """Unpickled by the plain pickle module it makes a folder."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -68,7 +68,7 @@ def said(connection: socket.socket) -> bytes:
 async def until_open(served: Served, number: int) -> None:
     """Wait until so many connections are being served."""
     async with asyncio.timeout(30.0):
-        while len(served.server._open) < number:  # noqa: ASYNC110  it tells of no events
+        while len(served.server._open) < number:  # noqa: ASYNC110  it has no events
             await asyncio.sleep(0)
 
 
@@ -154,7 +154,7 @@ async def test_what_is_not_there_or_not_to_be_changed_is_refused(
     "what", [b"SSH-2.0-OpenSSH_9.2\r\n", b"GET " + b"x" * 70_000 + b" HTTP/1.1\r\n", b"\0\0\r\n\r\n", b""]
 )
 async def test_what_is_no_request_costs_nobody_else_anything(served: Served, what: bytes) -> None:
-    """Another protocol, a line without end, or nobody any more: it is refused, and the next one is answered."""
+    """Another protocol, a line without end, or a client that has gone: it is refused, and the next one is answered."""
     with served.connect() as other:
         other.sendall(what)
         other.shutdown(socket.SHUT_WR)
@@ -169,7 +169,7 @@ async def test_what_is_no_request_costs_nobody_else_anything(served: Served, wha
 async def test_a_page_that_cannot_be_built_is_an_error_and_no_end(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever scrapes sees that it failed, the log says why, and the next scrape is answered."""
+    """The scraper gets an error status, the log says why, and the next scrape is answered."""
 
     def broken(_part: str) -> None:
         raise KeyError("no such metric")
@@ -199,7 +199,7 @@ async def test_who_says_nothing_or_half_of_it_holds_nobody_up(served: Served, wh
             for path in ("/healthz", "/metrics"):
                 async with asyncio.timeout(arrivals.ARRIVE_S), session.get(served.root + path) as page:
                     assert page.status == 200
-        assert threading.active_count() <= threads + 2  # none for those that say nothing
+        assert threading.active_count() <= threads + 2  # none for those that send nothing
         assert len(served.server._arrivals) <= MOST_ARRIVING
     finally:
         for one in silent:
@@ -212,7 +212,7 @@ async def test_half_a_head_has_a_deadline(served: Served, monkeypatch: pytest.Mo
     with served.connect() as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\n")
 
-        with contextlib.suppress(ConnectionError):  # what it has said was not read
+        with contextlib.suppress(ConnectionError):  # what it has sent was not read
             assert await asyncio.to_thread(slow.recv, 1) == b""
 
 
@@ -263,10 +263,10 @@ async def test_a_loop_without_time_is_said_to_who_asks(served: Served, monkeypat
 
 
 async def test_the_end_waits_for_nobody(served: Served) -> None:
-    """Whoever is connected when the agent ends is cut off, and nobody is taken any more."""
+    """Clients connected when the agent ends are cut off, and no more are accepted."""
     with served.connect() as silent:
         async with asyncio.timeout(30.0):
-            while not len(served.server._arrivals):  # noqa: ASYNC110  it tells of no events
+            while not len(served.server._arrivals):  # noqa: ASYNC110  it has no events
                 await asyncio.sleep(0)
 
         await served.server.close()
@@ -294,7 +294,7 @@ async def test_who_asks_before_it_is_served_only_waits() -> None:
     listening, url = deferred_imports.listen(ANYWHERE)
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(session.get(url))
-        await asyncio.to_thread(select.select, [listening], [], [], 5.0)  # until it has asked
+        await asyncio.to_thread(select.select, [listening], [], [], 5.0)  # until it has sent its request
         server = MetricsServer(AgentCollector("node-a", list, lambda: None, Tally("node-a")), listening, None)
         try:
             async with await asked as page:

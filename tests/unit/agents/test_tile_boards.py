@@ -131,7 +131,7 @@ def test_both_readers_say_the_same(
 @settings(max_examples=200, deadline=None)
 @given(st.binary(min_size=4 * 6, max_size=1024), st.integers(0, 2**32 - 1))
 def test_whatever_a_board_holds_is_no_error(noise: bytes, launch: int) -> None:
-    """Anybody may write there: a scrape must not fail for it."""
+    """Any user may write there: a scrape must not fail for it."""
     head = struct.pack("<4I", board_format.PROGRESS_MAGIC, 0, 4, 3) + struct.pack("<I", launch)
     data = (head + noise * (BOARD_BYTES // len(noise) + 1))[:BOARD_BYTES]
 

@@ -198,7 +198,7 @@ def test_what_seldom_changes_is_read_again_when_it_does(tmp_path: Path) -> None:
 
 
 def test_one_look_serves_progress_position_and_steps(tmp_path: Path) -> None:
-    """Whoever reports reads them together: what follows without a look is as of the progress before."""
+    """Reports read them together: what follows without a look is as of the progress before."""
     box, reader = make(tmp_path)
     box.beat(3, 2, "all_reduce")
     box.add_step(StepRecord(0, 1.0, 0.5))
@@ -300,7 +300,7 @@ def test_a_full_file_system_is_said_in_one_sentence(tmp_path: Path, monkeypatch:
 
 
 def test_a_linked_folder_is_refused(tmp_path: Path) -> None:
-    """A folder that somebody linked elsewhere is not written into."""
+    """A folder that is a link elsewhere is not written into."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "gpt").symlink_to(tmp_path / "elsewhere")
 

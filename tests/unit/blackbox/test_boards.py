@@ -55,7 +55,7 @@ def test_peers_are_the_jobs_ranks() -> None:
 
 @pytest.mark.parametrize(("world_size", "peer"), [(4, 3), (16, -1)])
 def test_a_board_that_names_no_members_is_believed_where_its_group_is_the_job(world_size: int, peer: int) -> None:
-    """Of a part of a larger job nobody knows whom its numbers mean: the wait is told and accuses nobody."""
+    """In a part of a larger job the ranks of its numbers are unknown: the wait is reported and accuses no rank."""
     fact = fact_of(known(waiting_board(group=0, members=())), world_size)
 
     assert [wait.peer for wait in fact.waits] == [peer]
@@ -72,7 +72,7 @@ def test_a_wait_for_its_own_parts_is_no_wait_for_anybody() -> None:
 
 
 def test_a_launch_that_all_have_ended_is_over() -> None:
-    """It waits for nobody, and has no tile in hand."""
+    """It waits for no peer, and has no tile in hand."""
     board = FakeBoard("gemm_rs", 3)
     for cta in range(4):
         board.done(cta)
@@ -123,13 +123,13 @@ def test_members_that_no_job_has_are_not_believed(words: tuple[int, ...]) -> Non
         (8, 70, 0, False),
         (7, 71, 0, False),  # the number was given out again
         (7, 70, int(NOW_S) - 1, True),
-        (7, 70, int(NOW_S) - 60, False),  # whoever copied it has ended, or is stopped
+        (7, 70, int(NOW_S) - 60, False),  # the process that copied it has ended, or is stopped
     ],
 )
 def test_only_what_its_living_process_shows_now_is_believed(
     pid: int, start: int, copied_s: int, *, believed: bool
 ) -> None:
-    """What an earlier run left, and a copy that is no longer made, accuse nobody."""
+    """What an earlier run left, and a copy that is no longer made, accuse no rank."""
     board = waiting_board()
     board.host(7, 70, copied_s)
 

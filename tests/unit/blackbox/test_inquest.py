@@ -246,10 +246,10 @@ def test_nothing_to_read_is_one_sentence(
 
 @pytest.mark.parametrize("which", ["", "0.box"])
 def test_a_folder_without_rights_is_named(tmp_path: Path, which: str) -> None:
-    """Boxes lie in folders of mode 0700: whoever may not look into one is told that, not that nothing is there."""
+    """Boxes lie in folders of mode 0700: a user without access to one gets that message, not that it is empty."""
     write(tmp_path / "mine", 0, 5, waits=False)
     write(tmp_path / "closed", 1, 5, waits=False).parent.chmod(0o000)
-    # Asked without the capability by which root reads anything.
+    # Read without the capability by which root reads anything.
     plain = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--") if os.geteuid() == 0 else ()
     paths = (str(tmp_path / "mine"), str(tmp_path / "closed" / which))
 

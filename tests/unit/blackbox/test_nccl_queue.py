@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU has before it, out of the records of NCCL's plugin: what began, what did not, and what nobody timed."""
+"""What a GPU has before it, out of the records of NCCL's plugin: what began, what did not, and what was not timed."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_its_state_changes_when_the_gpu_moves_and_not_when_the_host_does() -> No
 @pytest.mark.parametrize("flags", [FLAG_UNTIMED, FLAG_UNTIMED | FLAG_DONE, FLAG_COPY_ENGINE])
 @pytest.mark.parametrize(("communicator", "partial"), [(TP, True), (DP, False)])
 def test_what_was_not_timed_may_be_in_front(flags: int, communicator: int, *, partial: bool) -> None:
-    """Thinned out, and on another communicator: its kernel may run or wait, and nobody sees that."""
+    """Thinned out, and on another communicator: its kernel may run or wait, and no record shows it."""
     hidden = record(7, communicator=communicator, flags=flags)
     records = [record(1, over=True), record(2, communicator=TP, over=True), hidden, record(8)]
 

@@ -102,7 +102,7 @@ def test_a_record_is_handed_out_once_and_when_it_is_done(plugin: Plugin, reader:
 
 
 def test_what_never_ends_is_handed_out_as_it_is(plugin: Plugin, reader: BoxReader) -> None:
-    """When 1,024 newer ones have come, or its slot is somebody else's."""
+    """When 1,024 newer ones have come, or its slot is another record's."""
     tail = reader.nccl_tail()
     plugin.write(0, flags=0)
     tail.drain_records()
@@ -136,7 +136,7 @@ def read_on(reader: BoxReader, number: int) -> Run:
 
 
 def test_what_is_being_written_is_waited_for(plugin: Plugin, reader: BoxReader) -> None:
-    """It comes next time; but a writer that never goes on holds up nobody for longer than 64 records."""
+    """It comes next time; but a writer that never goes on holds up no reader for longer than 64 records."""
     for number in (0, 1, 3):
         plugin.write(number)
     plugin.tear(2)

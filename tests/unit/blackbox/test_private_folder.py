@@ -132,7 +132,7 @@ def test_only_files_of_ours_are_read(tmp_path: Path) -> None:
 
 
 def test_who_may_move_a_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody where there is no sticky bit, and the owner of what it is in; in our own folder, nobody."""
+    """All users where there is no sticky bit, and the owner of what it is in; in the user's own folder, none."""
     tmp_path.chmod(0o777)
     loose = who_may_move(tmp_path / "box")
     tmp_path.chmod(0o1777)

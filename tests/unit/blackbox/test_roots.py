@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every user has a folder for black boxes, whoever was faster with its name, and it is found by whose it is."""
+"""Every user has a folder for black boxes, whichever user was faster with its name, and it is found by its owner."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ ANOTHER = ME + 4711
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """As /dev/shm: everybody may make names, nobody may move another's."""
+    """As /dev/shm: all users may make names, none may move another's."""
     folder = tmp_path / "shm"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -34,7 +34,7 @@ def test_a_user_has_a_folder_of_the_users_own(shared: Path) -> None:
 
 @pytest.mark.parametrize("squatting", ["link to ours", "file", "open folder"])
 def test_a_name_that_is_taken_costs_no_run(shared: Path, tmp_path: Path, squatting: str) -> None:
-    """The boxes go to a folder with a name that nobody could guess; later starts and agents find it again."""
+    """The boxes go to a folder with a name that can't be guessed; later starts and agents find it again."""
     plain = shared / f"megascale-ops-{ME}"
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -77,7 +77,7 @@ def taken(_path: Path, mode: int = 0) -> None:
 
 
 def test_root_watches_all_users_and_others_themselves(shared: Path) -> None:
-    """A folder counts where its owner is the user in its name; others' names, links and files count for nobody."""
+    """A folder counts where its owner is the user in its name; others' names, links and files do not count."""
     mine = shared / f"megascale-ops-{ME}"
     mine.mkdir()
     stand_in = shared / f"megascale-ops-{ME}-0123abcd"

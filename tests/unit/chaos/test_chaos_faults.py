@@ -57,7 +57,7 @@ def test_every_negative_control_is_there() -> None:
 
 @pytest.mark.parametrize("row", MATRIX, ids=lambda row: row.name)
 def test_a_row_speaks_the_vocabulary(row: Fault) -> None:
-    """Its classes are classes of verdicts, its kind is a kind, and somebody is to blame where it has classes."""
+    """Its classes are classes of verdicts, its kind is a kind, and there is a culprit where it has classes."""
     assert set(row.classes) <= FAULTS.keys()
     assert row.kind in KINDS
     assert (row.who == "nobody") is row.quiet
@@ -76,7 +76,7 @@ def test_a_quiet_row_ends_by_itself(row: Fault) -> None:
 
 
 def test_the_truth_names_the_chosen_rank() -> None:
-    """The culprits follow the rank that was chosen; a node's are its ranks; nobody is an answer too."""
+    """The culprits follow the rank that was chosen; a node's are its ranks; none is an answer too."""
     assert BY_NAME["gil_held"].culprits(2, 4) == (2,)
     assert BY_NAME["exception_all"].culprits(2, 4) == (0, 1, 2, 3)
     assert BY_NAME["node_killed"].culprits(2, 4) == (2, 3)

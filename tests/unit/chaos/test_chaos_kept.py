@@ -59,7 +59,7 @@ def test_a_line_that_was_cut_short_is_held_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_trial_is_refused_by_number(tmp_path: Path, line: str, sentence: str) -> None:
-    """With the file's name, so that nobody has to look for it."""
+    """With the file's name, so that it need not be searched for."""
     path = tmp_path / "trials.jsonl"
     kept.add(path, trial())
     with path.open("a") as file:
@@ -102,7 +102,7 @@ def test_a_call_that_misses_nothing_shows_the_table(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_other_trials_is_refused(tmp_path: Path, content: str, options: list[str], sentence: str) -> None:
-    """Nobody adds up what does not belong together."""
+    """Results of different kinds are not added up."""
     path = tmp_path / "trials.jsonl"
     path.write_text(content)
     if not content:
@@ -136,7 +136,7 @@ def test_nccl_wants_a_gpu_and_several_ranks_may_share_one(monkeypatch: pytest.Mo
 def test_trials_of_ranks_that_share_a_gpu_are_not_gone_on_with_where_each_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are slower, and of other rows: nobody adds them up."""
+    """They are slower, and of other rows: they are not added up."""
     path = tmp_path / "trials.jsonl"
     monkeypatch.setattr("megascale_ops.chaos.trial.hold", lambda *_: trial().outcome)
     options = ["score", "--only", "sigkill", "--backend", "nccl", "--resume", str(path)]

@@ -29,7 +29,7 @@ def test_what_happens_everywhere_chooses_no_rank() -> None:
 
 
 def test_a_rival_names_the_first_rank_that_failed() -> None:
-    """Rivals log the local rank and its exit code; a log without one names nobody."""
+    """Rivals log the local rank and its exit code; a log without one names no rank."""
     assert rival_named(KILLED) == ("killed", (2,))
     assert rival_named(KILLED.replace("-9", "1")) == ("exception", (2,))
     assert rival_named("Restarting worker group") == ("", ())
@@ -81,7 +81,7 @@ def test_ranks_without_a_gpu_can_t_have_it_stuck(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["compute_20", "eval_declared", "agent_killed"])
 def test_ranks_of_one_gpu_are_not_asked_who_is_slow(tmp_path: Path, name: str) -> None:
-    """It runs them by turns, so whoever is called a straggler is one, and nobody is to blame."""
+    """It runs them by turns, so a rank that is named as a straggler is one, and none is to blame."""
     outcome = hold(BY_NAME[name], Plan(lambda: None, backend="nccl", shared_gpus=1), tmp_path)
 
     assert outcome.problem == "of 4 ranks over nccl on 1 GPU that take turns one is slower without any fault"

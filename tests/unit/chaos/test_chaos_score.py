@@ -51,7 +51,7 @@ def test_every_way_of_being_wrong_is_said(changed: dict[str, object], sentence: 
 
 
 def test_nothing_is_right_where_nothing_may_happen() -> None:
-    """A negative control is right when nobody was named and nothing was done."""
+    """A negative control is right when no rank was named and nothing was done."""
     assert graded(QUIET).right
     assert graded(QUIET, named="silent", ranks=(1,)).faults == ("silent was named",)
     assert graded(QUIET, acted=True).faults == ("ranks were started anew",)
@@ -60,7 +60,7 @@ def test_nothing_is_right_where_nothing_may_happen() -> None:
 
 
 def test_who_starts_a_runner_again_expects_training_to_go_on() -> None:
-    """The job is not restarted by anybody's verdict, and still new ranks must come."""
+    """The job is not restarted by a verdict, and still new ranks must come."""
     lost = Outcome("runner_killed", named="runner_lost", recovered=True, detect_s=9.0, name_s=9.0, recover_s=14.0)
 
     assert graded(lost).right
@@ -128,7 +128,7 @@ def test_a_line_says_expected_and_got() -> None:
 
 
 def test_a_wrong_verdict_is_heard() -> None:
-    """Who was named where nobody is to blame is told with the verdict's own numbers; a right one needs none."""
+    """A rank named where none is to blame is shown with the verdict's own numbers; a right one needs none."""
     wrong = trial_line(graded(QUIET, named="straggler", ranks=(0,), reason="rank 0 works 60 ms where its equals 50"))
     right = trial_line(graded(RIGHT, reason="rank 1 holds the lock"))
 

@@ -28,7 +28,7 @@ def test_a_fault_strikes_once_and_not_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_fault_spares_everybody_else(tmp_path: Path) -> None:
-    """Other ranks and other faults are not struck; -1 means everybody."""
+    """Other ranks and other faults are not struck; -1 means all ranks."""
     assert not fate(tmp_path, "gil_held", rank=2).strikes("gil_held", 10)
     assert not fate(tmp_path, "gil_held").strikes("abort", 10)
     assert fate(tmp_path, "exception_all", rank=2, chosen=-1).strikes("exception_all", 10)

@@ -151,7 +151,7 @@ def test_following_gives_up_after_a_minute_without_any_answer(link: FakeLink, mo
 
 
 def test_what_cannot_be_asked_is_one_sentence() -> None:
-    """An unknown rank, more ranks than anybody reads, a job that is not there."""
+    """An unknown rank, too many ranks, a job that is not there."""
     for size, ranks, job, sentence in (
         (2, (5,), "gpt", "there is no rank 5: job gpt has ranks 0-1"),
         (12_288, (), "gpt", "12,288 ranks are too many at once: name 64 at most"),

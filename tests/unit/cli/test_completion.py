@@ -35,7 +35,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def offered(line: str, ask: Any = names) -> list[str]:  # noqa: ANN401  whoever knows names
+def offered(line: str, ask: Any = names) -> list[str]:  # noqa: ANN401  any source of names
     """Return what Tab offers at the end of a line."""
     *before, last = line.split(" ")
     return [one.value for one in BashComplete(program, {"obj": ask}, "x", "_X").get_completions(before, last)]

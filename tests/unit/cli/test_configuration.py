@@ -160,7 +160,7 @@ def test_every_program_has_a_section_that_loads(section: str) -> None:
 
 
 def test_effective_lists_every_setting_with_its_origin(config_file: Callable[[str], Path]) -> None:
-    """``config show`` knows all sections, also what nobody gave."""
+    """``config show`` prints all sections, also settings that were not given."""
     path = config_file("[run.policy]\nrestarts_per_hour = 3\n")
 
     rows = {f"{row.section}.{row.name}": row for row in effective(path, {"MEGASCALE_CONTROLLER": "http://c:1"})}

@@ -17,7 +17,7 @@ from megascale_ops.cli.main import main
 
 
 def refused(*_: object, **__: object) -> None:
-    """Answer as Linux does to whoever may not."""
+    """Answer as Linux does to a user without the right."""
     raise PermissionError(13, "Permission denied")
 
 
@@ -87,7 +87,7 @@ def test_what_is_missing_is_found(
 
 
 def test_a_tracer_that_may_not_look_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Yama lets nobody but root look into what is not its child."""
+    """Yama lets only root look into processes that are no children."""
     monkeypatch.setattr("shutil.which", lambda *_: "/usr/bin/py-spy")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(checks, "_read", lambda _: "1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which controller or journal is asked when nobody says so."""
+"""Which controller or journal is read when none is named."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def listening() -> Iterator[str]:
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """Return an address where nothing listens: bound, so that nobody else gets it."""
+    """Return an address where nothing listens: bound, so that no other program gets it."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -174,7 +174,7 @@ def test_the_address_of_a_run_of_ours_is_enough(state: Path, tmp_path: Path, lis
     assert read_token(None, found) == own
     assert read_token(None, Place(url=f"{listening}/")) == own
     assert read_token(None, Place(url="http://127.0.0.1:3")) is None
-    # A token for several controllers is not handed to whoever listens where a run that is dead has been.
+    # A token for several controllers is not sent to another program at the address of a run that has ended.
     assert read_token(None, Place(url="http://127.0.0.1:1")) is None
     assert read_token(None, Place(url="http://127.0.0.1:2")) == shared.read_text().strip()
 

@@ -32,7 +32,7 @@ def logged() -> Callable[..., str]:
             _ = 1 // (0 if error else 1)
         except ZeroDivisionError:
             logger.exception("could not judge", extra={"job": "gpt"})
-        # -1 and "" are how an event says that it is about no rank or no node.
+        # -1 and "" in an event mean no rank or no node.
         logger.info("job %s runs", "gpt", extra={"job": "gpt", "rank": -1, "node": "", "incident": ""})
         logger.info("rank %d is silent", 2, extra={"job": "gpt", "rank": 2, "incident": "gpt-1"})
         return stream.getvalue()

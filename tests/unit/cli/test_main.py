@@ -184,7 +184,7 @@ def test_what_is_missing_is_told_before_anything_is_started(
 
 
 def test_a_bug_of_ours_is_not_hidden(failing_verb: Callable[[BaseException], None]) -> None:
-    """An error that is nobody's mistake keeps its traceback."""
+    """An error that is no user's mistake keeps its traceback."""
     failing_verb(ZeroDivisionError("oops"))
 
     with pytest.raises(ZeroDivisionError):
@@ -227,7 +227,7 @@ def test_python_dash_m_is_the_same_program() -> None:
     ],
 )
 def test_a_full_disk_is_one_sentence_and_a_closed_output_none(where: str, said: str, code: int) -> None:
-    """``megascale-ops ... > FILE`` on a full disk says so; whoever has closed stdout wants to hear nothing."""
+    """``megascale-ops ... > FILE`` on a full disk says so; with a closed stdout nothing is printed."""
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m megascale_ops.cli --help {where}"],
         capture_output=True,

@@ -10,7 +10,7 @@ from megascale_ops.cli.main import main, program
 from tests.fakes.typed_commands import parse
 
 # What `--job` means beside the job that a verb is about, so that there is no [JOB]: a run that is started, a token's
-# right, a job to be broken, the job of an incident, the run whose controller is asked.
+# right, a job to be broken, the job of an incident, the run whose controller answers.
 OTHERWISE = {"run", "token issue", "chaos run", "why", "bad-hardware list", "bad-hardware forget"}
 
 
@@ -79,7 +79,7 @@ def test_an_old_option_works_and_says_its_new_name(line: str, note: str, capsys:
 def test_an_old_word_works_and_says_its_new_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody listens there, which is said after the note; a word that never was is refused with the nearest."""
+    """No program listens there, which is said after the note; a word that never was is refused with the nearest."""
     monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
 
     assert main(["bad-hardware", "clear", "GPU-1", "--controller=http://127.0.0.1:9"]) == 1

@@ -81,7 +81,7 @@ def test_what_can_not_be_is_one_sentence(item: str, sentence: str, capsys: pytes
 
 
 def test_the_file_s_actions_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An action in the configuration file that nobody knows is refused like one on the command line."""
+    """An unknown action in the configuration file is refused like one on the command line."""
     config = tmp_path / "ops.toml"
     config.write_text('[run.policy.actions]\nfrozen = "wran"\n')
 

@@ -89,7 +89,7 @@ def test_options_come_from_the_variables_that_torchrun_reads() -> None:
     assert not {f"PET_{name.upper()}" for name in WITHOUT_VARIABLE} & theirs
 
 
-# What each option of torchrun becomes: its value, and what the runner is told, or the words of the one line about it.
+# What each option of torchrun becomes: its value, and the runner's setting, or the words of the one line about it.
 MEANINGS: dict[str, tuple[str, dict[str, object] | str]] = {
     "--nnodes": ("1:3", {"nnodes": "1:3"}),
     "--nproc-per-node": ("4", {"nproc_per_node": "4"}),

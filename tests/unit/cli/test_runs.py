@@ -153,7 +153,7 @@ def test_a_journal_that_cannot_be_read_costs_its_own_row_only(root: Path, capsys
 
 
 def test_looking_at_an_old_run_does_not_make_it_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever lists runs, or explains an old one, is still told of the newest when no run is named."""
+    """A list of runs, or an old one's explanation, still names the newest when no run is named."""
     for job, days_ago in (("old", 9.0), ("new", 1.0)):
         left_behind(root, ended(job, "finished", days_ago))
     main(["incidents", "--job", "old"])

@@ -69,7 +69,7 @@ def test_a_run_that_is_over_leads_to_what_it_left(
 
 
 def test_who_is_late_only_below_python_is_not_called_ok() -> None:
-    """Where collectives can't be seen a rank that nobody names is not known to be all right; that is said."""
+    """Where collectives can't be seen a rank that is not named may still be slow; that is said."""
     rows = (SkewRank(0, "n0"), SkewRank(1, "n0", cost=0.1, verdict="compute"))
     told = "49% of the collectives are started below Python"
 

@@ -54,7 +54,7 @@ def test_a_small_terminal_has_the_verdict_and_the_other_jobs() -> None:
 
 
 def test_a_pipe_gets_as_many_lines_as_it_takes() -> None:
-    """Told of verbs, not of keys that nobody could press."""
+    """Verbs are named, not keys that can't be pressed."""
     text = text_of(screen(frame(64, dict.fromkeys(range(20), "slow")), Look(120, zone=UTC)))
 
     assert "13 more are not well: `megascale-ops status`" in text
@@ -327,7 +327,7 @@ def heat(ranks: int, slow: int, *, row_ranks: int = 1, most: int = 8, ascii_only
 
 
 def test_each_rank_has_a_line_of_its_own_work_over_time() -> None:
-    """While there is room; what nobody knows is blank, and how slow a rank is shows without colours."""
+    """While there is room; unknown values are blank, and how slow a rank is shows without colours."""
     drawn = heat(4, 2)
 
     assert [line.plain for line in drawn.lines] == ["      0  ··", "      1  ··", "      2  ·█", "      3  ··"]

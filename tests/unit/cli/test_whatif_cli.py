@@ -90,7 +90,7 @@ def test_a_stage_is_compared_with_the_other_stages(boxes: Path, capsys: pytest.C
 
 
 def test_what_can_not_be_replayed_is_said(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Too few steps; nothing that ends for all at once; nobody of this name; a rank that is not there."""
+    """Too few steps; nothing that ends for all at once; no such name; a rank that is not there."""
     short, uneven = boxes.parent / "short", boxes.parent / "sends"
     for rank in range(2):
         box(boxes, rank)
@@ -123,7 +123,7 @@ def test_steps_without_a_common_collective_are_said(boxes: Path, capsys: pytest.
 def test_a_replay_that_can_not_be_wrong_proves_nothing(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks that receive from each other in every step: their waiting counts as work, and no error is stated.
 
-    A broadcast of buffers, as data-parallel training has, is short, and nobody's wait.
+    A broadcast of buffers, as data-parallel training has, is short, and no rank waits in it.
     """
     for rank in range(3):
         box(boxes, rank, 3, late_ms=6.0 if rank == 1 else 0.0, also="recv")

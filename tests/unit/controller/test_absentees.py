@@ -117,7 +117,7 @@ def test_the_watchdog_of_nccl_ends_ranks_that_waited() -> None:
 
 
 def test_calls_that_never_meet_are_told_and_the_history_says_who_is_wrong() -> None:
-    """Both waited, in different calls of one number: nobody was absent."""
+    """Both waited, in different calls of one number: no rank was absent."""
     right, wrong = (*_past(6), _in()), (*_past(6), _in("barrier"))
 
     verdict = _judge(_died(0, TIMED_OUT, wrong), _died(1, TIMED_OUT, right))
@@ -141,7 +141,7 @@ def test_the_stores_time_out_names_the_only_other_rank_and_is_less_sure() -> Non
     "exits",
     [
         (_died(0, TIMED_OUT, (*_past(6), _in())), _died(1, TIMED_OUT, (*_past(6), _in()))),  # the network
-        (_died(0, CLOSED, (*_past(6), _in())), _stopped(1, _past(6))),  # a lost connection: nobody's patience was over
+        (_died(0, CLOSED, (*_past(6), _in())), _stopped(1, _past(6))),  # a lost connection: no deadline had passed
     ],
     ids=["all-waited", "no-time-out"],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every address of the controller against every kind of token: nobody does more than the token says."""
+"""Every address of the controller against every kind of token: no request does more than its token allows."""
 
 import time
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ TOKENS = {
     "none": "",
 }
 EVERYBODY = set(TOKENS)
-OPERATE = {"own", "job", "job on n"}  # in the name of node n, or of nobody
+OPERATE = {"own", "job", "job on n"}  # in the name of node n, or of none
 READ_ALL = {"own", "reads"}
 READ_JOB = {*READ_ALL, "reads job", "job", "job on n", "job on m"}
 READ_ASKED = {*READ_JOB, "other job"}  # each sees what it is for
@@ -54,7 +54,7 @@ def _join(job: str, node: str, runner: str = "r1") -> Join:
     return Join(job, node, runner, f"{job}-{node}", 1, 1, 1, "127.0.0.1", 29500, time.monotonic())
 
 
-# Address as the router knows it -> what is asked, what is sent, who may.
+# Address as in the router -> the query, the body, the tokens that are allowed.
 RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("POST", "/v1/heartbeat"): ("/v1/heartbeat", _heartbeat(), REPORT),
     ("POST", "/v1/evidence"): ("/v1/evidence", Evidence("n", "job", "job-1", "o"), REPORT),
@@ -87,7 +87,7 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/runbooks/"): ("/runbooks/", None, EVERYBODY),
     ("GET", "/runbooks/{name}"): ("/runbooks/AgentDown", None, EVERYBODY),
 }
-# A controller says that there is nothing at an address to whoever has a token for anything.
+# A controller answers 404 at an unknown address to any client with a valid token.
 NOWHERE = ("*", "/{anything}")
 STRANGERS = {"late", "foreign", "foreign job", "none"}
 
@@ -133,7 +133,7 @@ async def test_nobody_does_more_than_the_token_says(served: Served, rule: tuple[
 
 
 async def test_a_token_that_has_ended_says_so(served: Served) -> None:
-    """Whoever holds it learns why, and what to do."""
+    """Its holder gets the reason, and what to do."""
     async with Link(served.url, TOKENS["late"]) as link:
         with pytest.raises(RefusedError, match=r"valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC"):
             await link.status()
@@ -179,7 +179,7 @@ async def test_a_token_for_a_job_turns_no_page_to_another_one(served: Served) ->
 
 
 async def test_a_fault_of_ours_is_told_to_all_and_its_job_to_who_may_see_it(served: Served) -> None:
-    """Whoever probes hears that not all is well; whose job it is, and what went wrong, those who may see every job."""
+    """A probe gets that something is wrong; the job, and what went wrong, only tokens that may see every job."""
     served.loop.faults.note("other", "judging it", KeyError("a word of that job"))
     told = {}
 

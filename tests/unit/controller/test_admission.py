@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is let in when everybody comes: many connections that say nothing never shut out those who speak."""
+"""Admission under load: many connections that send nothing never shut out those that send."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class Door:
         self.taken = taken
 
     async def ask(self, path: str = "/healthz") -> bytes:
-        """Ask as anybody may."""
+        """Send a request that needs no token."""
         async with asyncio.timeout(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
@@ -94,7 +94,7 @@ async def test_who_has_never_said_a_thing_goes_first(door: Door) -> None:
 
 
 async def test_a_thousand_agents_come_in_one_burst(tmp_path: Path) -> None:
-    """The control: with room for them all nobody is closed, and each heartbeat is answered."""
+    """The control: with room for them all none is closed, and each heartbeat is answered."""
     async with serve_controller(tmp_path) as served:
 
         async def speak(number: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that failed is remembered by its UUID until somebody says that it was mended."""
+"""A GPU that failed is kept by its UUID until an operator reports the repair."""
 
 import logging
 from pathlib import Path

@@ -79,7 +79,7 @@ async def test_a_job_that_does_not_train_can_t_save() -> None:
 
 
 async def test_an_answer_to_a_request_before_changes_nothing() -> None:
-    """Late or of somebody else: it is taken without a word, since an agent must not send it again for ever."""
+    """Late or from another agent: it is accepted silently, since an agent must not send it again for ever."""
     world = await trained()
     job = world.loop.jobs["job"]
     world.loop.by_hand.ask_checkpoint(job, 0.0)

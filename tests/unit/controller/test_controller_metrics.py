@@ -129,7 +129,7 @@ async def test_series_are_counted(store: Store) -> None:
 
 
 async def test_open_metrics_tell_the_same(store: Store) -> None:
-    """Whoever accepts OpenMetrics gets what its own parser reads, to the last line, and no series more or less."""
+    """A scraper that accepts OpenMetrics gets what its parser reads, to the last line, with the same series."""
     world = await trained(10)
     metrics = Metrics(world.loop, store)
     classic = await metrics.page()

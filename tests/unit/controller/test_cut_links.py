@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that can't reach each other are named by what their kernels could not deliver, and nobody is without that."""
+"""Ranks that can't reach each other are named by what their kernels could not deliver, and none is without that."""
 
 import pytest
 
@@ -86,8 +86,8 @@ def test_a_peer_of_which_no_end_is_known_is_known_by_its_address() -> None:
     [
         {},
         {1: sent(1, 2, resent=0), 2: sent(2, 1, queued=0, unread=64, resent=0)},  # a reader that does not read
-        {1: (StuckConnection("10.0.0.1:7", "192.168.9.9:2049", 4096, 0, 9),)},  # somebody who is no rank
-        {rank: sent(rank, (rank + 1) % 4, resent=0) for rank in range(4)},  # everybody's data waits
+        {1: (StuckConnection("10.0.0.1:7", "192.168.9.9:2049", 4096, 0, 9),)},  # an address that is no rank's
+        {rank: sent(rank, (rank + 1) % 4, resent=0) for rank in range(4)},  # all ranks' data waits
         {rank: sent(rank, (rank + 1) % 4, resent=1) for rank in range(4)},  # and a packet was lost here and there
     ],
 )
@@ -99,7 +99,7 @@ def test_what_proves_no_cut_names_nobody(stuck: dict[int, tuple[StuckConnection,
 
 
 def test_a_rank_whose_data_does_not_leave_it_is_named() -> None:
-    """Nothing was sent again, and nobody else's data waits: it is its own way out; less sure than a cut."""
+    """Nothing was sent again, and no other's data waits: it is its own link out; less sure than a cut."""
     found = judge({1: sent(1, 0, 2, resent=0)})
 
     assert (found.verdict.fault, found.verdict.culprits, found.verdict.nodes) == ("link_cut", (1,), ("a",))
@@ -159,7 +159,7 @@ def test_a_rank_that_is_missing_stays_the_culprit() -> None:
 def test_nodes_that_do_not_meet_before_a_round_begins_are_named(
     told: dict[str, tuple[str, ...]], nodes: tuple[str, ...], why: str
 ) -> None:
-    """Node a has the round's store; whoever could not reach it says so, and who did reach it speaks for it."""
+    """Node a has the round's store; ranks that could not reach it accuse it, and those that did excuse it."""
     verdict = unmet(told, "a", round_=2, wall_s=100.0)
 
     assert verdict is not None
@@ -205,7 +205,7 @@ def test_a_lost_peer_alone_is_no_cut(verdict: Verdict, before: Verdict | None, s
 
 
 def test_one_end_alone_cannot_reach_each_other() -> None:
-    """On one machine the other end of a connection is told by nobody but itself; the sentence says where it is."""
+    """On one machine only the peer's own report identifies the other end; the sentence says where it is."""
     stuck = StuckConnection("127.0.0.1:1001", "127.0.0.1:1000", 96, 0, 3)
 
     found = judge({1: (stuck,)}, size=2)

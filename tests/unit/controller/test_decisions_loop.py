@@ -65,7 +65,7 @@ async def test_a_dry_run_stops_no_hang() -> None:
 
 
 async def test_a_dry_run_tells_of_a_hang_once() -> None:
-    """As long as nobody moves it is the same hang, also under the next controller; the next one is told again."""
+    """As long as no rank moves it is the same hang, also under the next controller; the next is recorded again."""
     world = World(policy=DRY)
     await world.up("a")
     _freeze(world, 1)
@@ -358,7 +358,7 @@ async def test_a_policy_is_changed_while_the_job_lives() -> None:
 
 
 async def test_a_new_life_forgets_what_was_changed() -> None:
-    """Whoever starts the name again starts with what the new command line says."""
+    """A start of the same name takes the settings of the new command line."""
     from megascale_ops.schema.messages import Leave
 
     world = World()

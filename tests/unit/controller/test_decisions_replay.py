@@ -80,7 +80,7 @@ def test_a_replay_equals_what_was_recorded(question: Question) -> None:
 
 @given(QUESTIONS)
 def test_every_decision_is_a_word_a_reason_and_nodes_that_were_blamed(question: Question) -> None:
-    """Nobody is evicted who was not blamed, nothing acts in a dry run, a warning never ends a job unasked."""
+    """No node is evicted that was not blamed, nothing acts in a dry run, a warning never ends a job unasked."""
     decision = answer(question)
 
     assert decision.action in ACTION_WORDS
@@ -116,7 +116,7 @@ def test_a_dry_run_is_another_decision() -> None:
 
 
 def test_what_is_no_decision_is_passed_over() -> None:
-    """Other events, and decisions of a version that nobody here understands, are no reason to fail."""
+    """Other events, and decisions of an unknown version, are no reason to fail."""
     strange = Event(1.0, "j", "decision", data={"question": "{", "decision": "{}"})
 
     assert replay([Event(1.0, "j", "silence"), strange]) == []

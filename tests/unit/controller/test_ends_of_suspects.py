@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A suspect whose process ends: one incident, with the runner's word of how it ended, or none that blames anybody."""
+"""A suspect whose process ends: one incident, with the runner's word of how it ended, or none that blames a rank."""
 
 from megascale_ops.diagnosis.exits.last_errors import GRACE_S
 from megascale_ops.schema.progress import RankError
@@ -36,13 +36,13 @@ async def test_a_suspect_that_ends_is_one_incident_with_the_runners_word_of_its_
 
 
 async def test_a_suspect_that_leaves_in_order_has_not_moved_again() -> None:
-    """An error that a framework caught, whatever the box says: nobody tells of a failure, nothing was stopped."""
+    """An error that a framework caught, whatever is in the box: no runner reports a failure, nothing was stopped."""
     world = World()
     await world.up("a")
     fail(world, 1, "ValueError", "caught by a framework")
     await world.wait(2.5)
     world.rank(1).state = ""
-    world.poll()  # the runner lives, and tells of no failure
+    world.poll()  # the runner lives, and reports no failure
     for step in range(21, 21 + 2 * int(GRACE_S) + 4):
         world.train(step)
         await world.wait(0.5)

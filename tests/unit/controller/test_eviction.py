@@ -54,7 +54,7 @@ def test_twice_on_one_node_and_on_no_other_evicts(fault: str) -> None:
     ids=["first", "long ago", "another too", "only another", "the script's", "now the script's", "no node", "own rule"],
 )
 def test_bad_luck_evicts_nobody(facts: dict[str, object]) -> None:
-    """Faults that are rare, spread, or the script's own speak for no machine: everybody is restarted."""
+    """Faults that are rare, spread, or the script's own point to no machine: all are restarted."""
     decision = _ask(**facts)  # type: ignore[arg-type]  # fields
 
     assert (decision.action, decision.nodes) == ("restart", ())

@@ -52,7 +52,7 @@ def _judge(
 
 
 def test_a_rank_that_vanished_below_its_launcher_is_the_cause() -> None:
-    """Nobody saw its status; those that the launcher stopped after it, and those that lost it, are none."""
+    """Its status was not seen; those that the launcher stopped after it, and those that lost it, are none."""
     gone = _ended(1, 1, ago_s=0.5)
     gone = gone._replace(exit=msgspec.structs.replace(gone.exit, vanished=True))
 
@@ -105,7 +105,7 @@ def test_survivors_of_a_kill_are_victims() -> None:
 
 
 def test_an_unknown_consequence_does_not_outrank_a_kill() -> None:
-    """An exception that nobody has met yet may be a consequence: a signal comes first."""
+    """An unknown exception may be a consequence: a signal comes first."""
     verdict = _judge(_ended(0, 1, ("WeirdLibError", "lost rank"), ago_s=0.9), _ended(1, -signal.SIGKILL, ago_s=0.6))
 
     assert verdict.culprits == (1,)
@@ -152,7 +152,7 @@ def test_what_a_checkpoint_carried_to_all_ranks_is_its_own_where_it_was_met() ->
 
 
 def test_an_nccl_error_of_several_ranks_is_hardly_theirs() -> None:
-    """One of them, or a rank that nobody has heard of: all are named, and it is said how little that means."""
+    """One of them, or an unknown rank: all are named, with a low confidence."""
     error = ("torch.distributed.DistBackendError", "NCCL error in: x.cpp:1, unhandled system error")
 
     alone, together = _judge(_ended(1, 1, error)), _judge(_ended(0, 1, error), _ended(1, 1, error))
@@ -162,7 +162,7 @@ def test_an_nccl_error_of_several_ranks_is_hardly_theirs() -> None:
 
 
 def test_the_same_exception_everywhere() -> None:
-    """When all ranks fall over the same thing, nobody stands out."""
+    """When all ranks fail in the same way, none stands out."""
     verdict = _judge(*[_ended(rank, 1, ("ValueError", f"bad row {rank}")) for rank in range(4)])
 
     assert (verdict.fault, verdict.culprits) == ("exception_everywhere", (0, 1, 2, 3))
@@ -266,7 +266,7 @@ def test_only_victims_and_a_silent_node() -> None:
 
 
 def test_only_victims_name_nobody() -> None:
-    """Without a cause the verdict says so and names nobody."""
+    """Without a cause the verdict says so and names no rank."""
     verdict = _judge(_ended(0, 1, ("RuntimeError", GLOO)), _ended(1, 1, ("RuntimeError", GLOO)))
 
     assert (verdict.fault, verdict.culprits) == ("unknown", ())

@@ -54,7 +54,7 @@ def test_ranges_lose_nobody(ranks: set[int]) -> None:
 
 
 def test_who_is_missing_is_told_without_counting_them_all() -> None:
-    """It says what ``named`` says of the others, also where those would fill the memory; foreign ranks are nobody."""
+    """It says what ``named`` says of the others, also where those would fill the memory; foreign ranks are none."""
     for here, size in [({0, 3}, 4), ({0, 1}, 3), (set(), 1), ({0}, 1), ({5, -1}, 4), (set(range(0, 99, 2)), 99)]:
         others = set(range(size)) - here
 

@@ -19,7 +19,7 @@ def _ask(joined: dict[str, float], **changes: object) -> Formation:
 
 
 def test_a_full_set_starts_at_once() -> None:
-    """Nobody waits when everybody is there."""
+    """No node waits when all are there."""
     assert _ask({"b": 100.0, "a": 99.0, "c": 100.0}).nodes == ("a", "b", "c")
 
 
@@ -73,7 +73,7 @@ def test_more_than_max_are_not_used() -> None:
 
 
 def test_a_launch_line_may_ask_for_places_among_the_nodes() -> None:
-    """In the first round, whoever came first; who asks for none comes after. A round before counts for more."""
+    """In the first round, the first to come; a node that requests none comes after. A round before counts for more."""
     joined = {"a": 97.0, "b": 98.0, "c": 99.0}
 
     assert _ask(joined, asked={"c": 0, "b": 1}).nodes == ("c", "b", "a")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller looks for garbage when its memory has grown; whoever is there after it gets Python's ways back."""
+"""The controller looks for garbage when its memory has grown; its end restores Python's settings."""
 
 import asyncio
 import contextlib

@@ -77,7 +77,7 @@ def test_the_longest_kernel_of_its_last_profile_is_told() -> None:
 
 
 def test_a_gpu_that_goes_on_is_late_and_no_more() -> None:
-    """Its queue moves between looks: slow, and left alone for as long as whoever is seen to work."""
+    """Its queue moves between looks: slow, and left alone for as long as a rank that is seen to work."""
     found = judge_gpus(BEGUN, NOT_BEGUN, BEGUN, moving=frozenset({1}))
 
     assert (found.verdict.fault, found.verdict.culprits) == ("slow", (1,))
@@ -127,7 +127,7 @@ def test_a_gpu_that_waits_inside_another_communicator_is_a_victim() -> None:
 
 
 def test_a_send_that_runs_is_waiting_too() -> None:
-    """Its other end has another number of it, so it is compared with nobody, and says that the GPU is in a call."""
+    """Its other end has another number of it, so it is compared with no rank, and says that the GPU is in a call."""
     sends = GpuQueue((operation(begun=True, communicator=TP, seq=3, peer=1), operation(begun=False)), state=5)
 
     found = judge_gpus(BEGUN, sends, BEGUN).verdict

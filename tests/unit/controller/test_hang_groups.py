@@ -34,7 +34,7 @@ def judge(*told: tuple[EvidenceItem, ...], waits: bool = True, silent_s: float =
 
 
 def places(found: Judgement) -> str:
-    """Where everybody is."""
+    """Where every rank is."""
     return next(finding.text for finding in found.verdict.evidence if finding.name == "places")
 
 
@@ -66,7 +66,7 @@ def test_a_send_in_the_background_is_no_waiting_once_other_calls_have_followed()
 
 
 def test_black_boxes_alone_tell_of_all_groups_of_a_rank() -> None:
-    """Nobody's flight recorder answers: three wait in group a for the fourth, which waits in group b for them."""
+    """No flight recorder answers: three wait in group a for the fourth, which waits in group b for them."""
     most = ring(("all_reduce", "c", 7, False), ("all_reduce", "b", 4, True), ("all_reduce", "a", 5, False))
     last = ring(("all_reduce", "c", 7, False), ("all_reduce", "a", 4, True), ("all_reduce", "b", 5, False))
 
@@ -105,7 +105,7 @@ def test_a_group_that_is_whole_and_does_not_end_is_told_behind_those_who_wait_fo
 
 
 def test_neighbours_of_a_pipeline_that_all_receive_blame_nobody() -> None:
-    """Nobody sends: each is a victim by what is known, so none of them is named."""
+    """No rank sends: each is a victim by its evidence, so none of them is named."""
     receives = (recorded(**{"0": 40}), ring(("recv", "0", -1, False)), RECEIVING)
 
     found = judge(receives, receives, receives, waits=False, silent_s=61.0)
@@ -115,7 +115,7 @@ def test_neighbours_of_a_pipeline_that_all_receive_blame_nobody() -> None:
 
 
 def test_a_crowd_that_waits_for_a_receiver_has_not_all_entered() -> None:
-    """Three are in a collective to which the fourth has not come: it receives what nobody sends."""
+    """Three are in a collective to which the fourth has not come: it receives what no rank sends."""
     crowd = (recorded(dp=-9),)
     receives = (recorded(dp=8), ring(("recv", "pp", -1, False)), RECEIVING)
 
@@ -127,7 +127,7 @@ def test_a_crowd_that_waits_for_a_receiver_has_not_all_entered() -> None:
 
 
 def test_a_rank_that_was_never_reported_is_who_all_others_can_wait_for() -> None:
-    """Seven of eight are in the same collective: that all have entered it can't be said of one nobody has heard of."""
+    """Seven of eight are in the same collective: whether all have entered it is open while one has not reported."""
     inside = (recorded(**{"0": -41}),)
 
     found = judge(*[inside] * 7, size=8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a silence and its evidence to a class and a name: one job for each class, and what must name nobody.
+"""From a silence and its evidence to a class and a name: one job for each class, and what must name no rank.
 
 All jobs train in steps of 50 ms; patience for a step is 5 s, and silence has lasted 3 s unless a test says otherwise.
 """
@@ -210,7 +210,7 @@ def test_sizes_that_may_differ_are_no_mismatch() -> None:
 
 
 def test_of_two_ranks_their_history_tells_who_is_right() -> None:
-    """Nobody is the majority; who did what it had done in every step before is."""
+    """There is no majority; a rank that made the same calls as before counts as one."""
     right = made_calls("all_reduce", "all_gather", "all_reduce", "all_gather", "all_reduce")
     odd = made_calls("all_reduce", "all_gather", "all_reduce", "all_gather", "all_reduce:[[16]]")
 
@@ -247,7 +247,7 @@ def test_a_call_that_forms_a_communicator_is_in_the_black_box_only() -> None:
 
 
 def test_of_two_ranks_without_history_both_are_named() -> None:
-    """Low confidence, and the patience of everybody."""
+    """Low confidence, and the usual patience."""
     found = everybody(odd=made_calls("all_gather"), right=made_calls("all_reduce"), size=2)
 
     assert found.verdict.culprits == (0, 1)
@@ -335,7 +335,7 @@ def test_one_rank_that_does_not_come_out_of_a_finished_collective() -> None:
 
 
 def test_ranks_that_all_sleep_are_idle() -> None:
-    """Nobody waits, nobody works: nobody is named."""
+    """No rank waits, none works: none is named."""
     views = [rank_view(rank, waits=False, silent_s=61.0) for rank in range(4)]
 
     found = judge_job(views, [item for rank in range(4) for item in said_of(rank, ABSENT, stack_of(*SLEEPS))])
@@ -344,7 +344,7 @@ def test_ranks_that_all_sleep_are_idle() -> None:
 
 
 def test_a_single_rank_is_judged_by_what_it_does() -> None:
-    """Nobody waits for it, and it still makes no step."""
+    """No rank waits for it, and it still makes no step."""
     found = judge_job([rank_view(0, waits=False, silent_s=61.0)], said_of(0, stack_of("in_data_loader")))
 
     assert (found.verdict.fault, found.verdict.culprits) == ("data_stall", (0,))
@@ -381,7 +381,7 @@ def test_a_rank_that_ended_stays_the_culprit() -> None:
 
 
 def test_without_any_evidence_the_heartbeats_speak() -> None:
-    """Nobody answered; who has not come is known all the same."""
+    """No rank answered; the absent one is found all the same."""
     found = judge_job([rank_view(rank, waits=rank != 1) for rank in range(4)], [])
 
     assert (found.verdict.fault, found.verdict.culprits) == ("not_joined", (1,))
@@ -411,7 +411,7 @@ def test_a_group_that_nccl_forms_in_its_first_collective_is_told_by_what_is_not_
 
 
 def test_a_rank_that_is_somewhere_else_at_each_look_works() -> None:
-    """An evaluation that nobody declared: its stack changes, so it gets 60 s, idle or busy."""
+    """An evaluation that was not declared: its stack changes, so it gets 60 s, idle or busy."""
     for busy in (0.0, 1.0):
         found = one_absent(ABSENT, stack_of(frames=LOOP), stack_of(frames=LAYER), busy=busy)
 
@@ -459,7 +459,7 @@ def test_a_rank_that_compiles_works_even_while_it_sleeps() -> None:
 
 
 def test_a_job_that_compiles_everywhere_gets_the_same_time() -> None:
-    """Nobody waits for anybody: three wait for their compilers, one for the lock of a neighbour's."""
+    """No rank waits for another: three wait for their compilers, one for the lock of a neighbour's."""
     locked = ("acquire (filelock/_api.py:1236)", "load (torch/_inductor/codecache.py:20)")
     evidence = [said_of(rank, stack_of(*SLEEPS, frames=locked if rank == 2 else COMPILING)) for rank in range(4)]
 
@@ -475,7 +475,7 @@ def test_a_job_that_compiles_everywhere_gets_the_same_time() -> None:
     st.integers(3, 12), st.randoms(use_true_random=False), st.sampled_from(["absent", "mismatch", "rendezvous", "both"])
 )
 def test_the_order_of_ranks_never_changes_who_is_named(size: int, chance: random.Random, kind: str) -> None:
-    """However ranks and their evidence are shuffled, the same are named, and nobody who waits where most wait."""
+    """However ranks and their evidence are shuffled, the same are named, and none that waits where most wait."""
     culprits = set(chance.sample(range(size), max(1, (size - 1) // 3)))
     views, evidence = [], []
     for rank in range(size):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A verdict quotes the hardware of whom it names, and of nobody else."""
+"""A verdict quotes the hardware of the ranks it names, and of no others."""
 
 import msgspec
 
@@ -29,7 +29,7 @@ def seen(*findings: HardwareFinding, rank: RankPlace = RANK) -> list[NodeHardwar
 
 
 def test_the_own_gpu_is_evidence_and_gets_into_the_sentence() -> None:
-    """Whoever reads the verdict sees at once that it is no bug."""
+    """The verdict shows at once that it is no bug."""
     quoted = quote(verdict("cuda_error"), seen(OTHER, XID))
 
     assert quoted.reason == "rank 5 failed; GPU 3: Xid 79, the GPU has fallen off the bus"
@@ -120,7 +120,7 @@ def test_a_node_where_everything_is_wrong_is_quoted_in_part() -> None:
 
 
 def test_a_line_that_names_the_process_is_the_ranks_own() -> None:
-    """Also when nobody knows on which GPU it computes."""
+    """Also when its GPU is unknown."""
     named = msgspec.structs.replace(NOTE, pids=(77,))
 
     quoted = quote(verdict("cuda_error"), seen(named, rank=RankPlace(5, 77, "")))

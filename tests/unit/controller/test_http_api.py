@@ -100,7 +100,7 @@ async def test_orders_are_waited_for(link: Link) -> None:
     second = await link.join(_join(node="b", runner_id="r2", max_nodes=2, min_nodes=2))
     first = await joining
     poll = asyncio.create_task(link.orders("job", "b", "r2", second.round))
-    # While this one is asked and answered, the poll has arrived and waits.
+    # During this request the poll has arrived and waits.
     assert (await link.orders("job", "a", "nobody", 1)).known is False
     was_waiting = not poll.done()
 
@@ -272,7 +272,7 @@ async def test_malformed_bodies_are_400(served: Served, link: Link, path: str) -
     async with aiohttp.ClientSession() as session:
         for body in BAD_BODIES:
             status, sentence = await _post(session, f"{served.url}/v1/{path}", body)
-            # To ask for a profile one need say nothing; it is the job that is not there.
+            # A request for a profile needs no body; it is the job that does not exist.
             assert status == (404 if (path, body) == ("jobs/job/profile", b"{}") else 400), body[:60]
             assert sentence
     assert (await link.status()).jobs == ()
@@ -328,7 +328,7 @@ async def test_the_address_and_the_body_must_agree(served: Served) -> None:
 
 async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110  nothing tells the test when the server has seen it
+        while not is_so():  # noqa: ASYNC110  the server signals no arrival to the test
             await asyncio.sleep(0)
 
 

@@ -259,7 +259,7 @@ def test_a_record_that_makes_no_sense_ends_nothing(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("content", [b"", b"notes about megascale-ops, and no database at all" * 100])
 def test_what_was_never_ours_is_not_touched(tmp_path: Path, content: bytes) -> None:
-    """The negative control: an empty file and somebody's notes are no damaged journals, and neither is a whole one."""
+    """The negative control: an empty file and a text file are no damaged journals, and neither is a whole one."""
     notes, whole = tmp_path / "notes.txt", tmp_path / "ops.db"
     notes.write_bytes(content)
     _journal(whole)

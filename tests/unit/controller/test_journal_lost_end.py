@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A journal that has lost its last commits (a power cut, a restored backup): no name comes twice, nobody is unseen."""
+"""A journal that has lost its last commits (a power cut, a restored backup): no name comes twice, no rank is unseen."""
 
 import asyncio
 import copy
@@ -117,7 +117,7 @@ async def test_what_the_journal_still_knows_of_a_job_is_kept() -> None:
 
 
 async def test_a_node_that_never_describes_the_round_is_lost() -> None:
-    """Those that have are restarted without it, instead of being watched by nobody for ever."""
+    """Those that have are restarted without it, instead of staying unwatched."""
     world = Lost(nproc=1, min_nodes=1, max_nodes=2)
     await world.up("a", "b")
     world.remember()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs the same kernel more slowly than its equals; noise, waiting and other work name nobody."""
+"""Which rank runs the same kernel more slowly than its equals; noise, waiting and other work name none."""
 
 import random
 import time
@@ -77,7 +77,7 @@ def test_equal_ranks_name_nobody(seed: int, device: str) -> None:
 
 
 def test_a_rank_that_lost_its_core_now_and_then_is_not_named() -> None:
-    """Its median is three times as high, but a quarter of its calls were as fast as anybody's."""
+    """Its median is three times as high, but a quarter of its calls were as fast as any other's."""
     ranks = {rank: of_rank(timed("aten::mm", 500.0), device="cpu") for rank in range(4)}
     ranks[1] = of_rank(timed("aten::mm", 1500.0, low=0.33), device="cpu")
 

@@ -100,7 +100,7 @@ def test_of_two_that_are_elsewhere_nobody_is_named() -> None:
 
 
 def test_each_group_has_its_own_majority() -> None:
-    """Twelve ranks in groups of three: whoever is odd in one of them is compared with its own group."""
+    """Twelve ranks in groups of three: a rank that differs in one of them is compared with its own group."""
     for odd in range(12):
         calls = [
             tuple(

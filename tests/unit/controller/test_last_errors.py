@@ -100,7 +100,7 @@ def test_victims_alone_accuse_nobody_before_the_grace_is_over() -> None:
 
 
 def test_victims_that_live_on_while_all_peers_live_are_stopped_without_a_culprit() -> None:
-    """Their connection broke, and by whose doing is not known: half as sure, and nobody is named."""
+    """Their connection broke, and the cause is unknown: half as sure, and no rank is named."""
     found = _judge(_rank(0, _error(GRACE_S + 1, "RuntimeError", GLOO), moved_ago_s=16.0), _rank(1))
 
     assert found is not None

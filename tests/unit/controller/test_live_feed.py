@@ -86,7 +86,7 @@ async def test_a_second_frame_tells_only_what_changed() -> None:
 
 
 async def test_changes_add_up_to_the_whole() -> None:
-    """Whoever lays each change over what it knows has the whole frame, whatever happens to the job."""
+    """Each change applied to the frame before gives the whole frame, whatever happens to the job."""
     world = World(nproc=2)
     await world.up("a", step=50)
     feed = Feed("job")
@@ -163,7 +163,7 @@ async def test_while_it_is_mended_the_headline_says_by_what() -> None:
 
 
 async def test_after_it_is_mended_the_last_incident_is_still_told() -> None:
-    """Whoever comes an hour later reads what happened and how long it took."""
+    """An hour later it still shows what happened and how long it took."""
     world = World(nproc=2)
     await world.up("a", step=50)
     exits = (world.exit(1, -signal.SIGKILL, step=50), world.exit(0, -15, by_us=True))
@@ -214,7 +214,7 @@ async def test_ranks_that_nobody_told_of_are_unheard() -> None:
 
 
 async def test_a_pause_without_steps_is_not_called_progress() -> None:
-    """When no step ends for long, the headline says so, before anybody is suspected."""
+    """When no step ends for long, the headline says so, before a rank is suspected."""
     world = World(nproc=1, policy=JobPolicy(silence_floor_s=600.0))
     await world.up("a", step=50)
     await world.wait(11.0)

@@ -34,7 +34,7 @@ async def test_a_job_that_lives_is_opened_before_one_that_is_over() -> None:
 
 
 async def test_a_failed_job_is_opened_before_a_finished_one() -> None:
-    """Whichever of them is newer, the one that failed is what somebody comes for; until it has left the list."""
+    """Whichever of them is newer, the one that failed comes first; until it has left the list."""
     finished, failed = await _job("finished"), await _job("failed")
     finished.change(job="finished", started_wall_s=NOW_S)
     failed.change(job="failed", started_wall_s=NOW_S - 9.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose requests are answered: those of people and programs here, not those of somebody else's web page."""
+"""Which requests are answered: those of users and programs here, not those of a foreign web page."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_those_of_here_are_answered(headers: dict[str, str]) -> None:
     ],
 )
 def test_those_of_another_site_are_not(headers: dict[str, str], why: str) -> None:
-    """A page that posts here, and a name that somebody made lead here."""
+    """A page that posts here, and a foreign name that resolves to this address."""
     assert why in why_foreign(headers, has_token=False)
 
 

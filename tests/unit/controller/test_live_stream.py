@@ -40,7 +40,7 @@ async def _join(served: Served, job: str, nproc: int = 2) -> None:
 
 
 def _is_gathered() -> bool:
-    """Say whether frames are being made for anybody."""
+    """Return whether frames are being made for a reader."""
     return any("_Channel.run" in str(task.get_coro()) for task in asyncio.all_tasks())
 
 
@@ -54,7 +54,7 @@ async def _frame(answer: aiohttp.ClientResponse) -> Frame:
 
 
 async def test_a_snapshot_is_one_whole_frame(served: Served, http: aiohttp.ClientSession) -> None:
-    """Whoever wants to look once asks once."""
+    """A single look takes a single request."""
     await _join(served, "one")
 
     async with http.get(f"{served.url}/v1/live/snapshot?job=one") as answer:
@@ -157,7 +157,7 @@ async def test_a_frame_that_is_there_needs_no_headline_before_it(served: Served,
 async def test_what_was_gathered_a_while_ago_is_not_told_as_if_it_were_now(
     served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream that begins when nobody has watched for a while begins with a frame of its own time."""
+    """A stream that begins after a while without readers begins with a frame of its own time."""
     monkeypatch.setattr(stream, "NEW_S", 0.05)
     await _join(served, "one")
     async with http.get(f"{served.url}/v1/live/snapshot?job=one") as answer:
@@ -261,7 +261,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(served: Served, monkeypatch
 async def test_with_a_token_data_is_for_those_who_know_it(
     tmp_path: Path, http: aiohttp.ClientSession, path: str
 ) -> None:
-    """The page itself is served to everybody, what it shows is not."""
+    """The page itself is served to all, what it shows is not."""
     async with serve_controller(tmp_path, "secret") as served:
         async with http.get(f"{served.url}{path}") as answer:
             without = answer.status

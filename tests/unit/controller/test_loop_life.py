@@ -167,7 +167,7 @@ async def test_a_frozen_rank_is_confirmed_stopped_and_named() -> None:
 
 
 async def test_agents_of_an_urgent_job_report_sooner() -> None:
-    """While somebody is suspected, heartbeats are asked for five times a second."""
+    """While a rank is suspected, heartbeats are requested five times a second."""
     world = World()
     await world.up("a")
     calm = world.beat("a").again_s
@@ -194,7 +194,7 @@ async def test_a_process_continued_in_time_costs_nothing() -> None:
 
 
 async def test_a_false_alarm_while_confirming_is_harmless() -> None:
-    """Whoever moves again before anything was stopped goes on; the incident says so."""
+    """A rank that moves again before a stop goes on; the incident records it."""
     world = World(policy=JobPolicy(silence_floor_s=5.0))
     await world.up("a")
     for number in (0, 1):

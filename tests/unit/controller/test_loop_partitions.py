@@ -169,7 +169,7 @@ async def test_a_node_whose_runner_and_agent_fall_silent_together_holds_nobody_u
 
 
 async def test_a_node_whose_agent_is_heard_after_its_runner_died_is_waited_for() -> None:
-    """The opposite: its ranks are there, so nobody starts without it before they have stopped."""
+    """The opposite: its ranks are there, so no node starts without it before they have stopped."""
     world = World(nproc=1, min_nodes=1, max_nodes=2)
     await world.up("a", "b")
     poll = world.poll("b")
@@ -213,7 +213,7 @@ async def test_a_controller_without_a_journal_takes_a_running_job_over() -> None
 
 
 async def test_a_description_changes_nothing_of_a_job_that_is_known() -> None:
-    """The negative control: whoever describes a round to a controller that knows the job is only answered."""
+    """The negative control: a runner that describes a round to a controller with the job only gets a reply."""
     world = World(nproc=1, min_nodes=2, max_nodes=2)
     await world.up("a", "b")
     before = world.loop.jobs["job"].record
@@ -294,7 +294,7 @@ async def test_a_job_unheard_for_too_long_is_lost() -> None:
 async def test_a_dead_runner_whose_agent_speaks_is_not_unheard(lived_s: int) -> None:
     """The opposite: the node's agent says that all its ranks are gone, so the runner is lost after its patience.
 
-    Also after all have lived for so long that nobody was looked at one by one any more.
+    Also after all have run for so long that no node is looked at one by one any more.
     """
     world = World(nproc=1, policy=JobPolicy(node_lost_s=5.0))
     await world.up("a")

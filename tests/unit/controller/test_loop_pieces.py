@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tick of a large job is long; whoever asks meanwhile is answered between two of its pieces."""
+"""A tick of a large job is long; requests are answered between two of its pieces."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def three(log: list[str]) -> Pieces[str]:
 
 
 def test_all_pieces_at_once() -> None:
-    """Whoever can't be interrupted gets the same."""
+    """Without interruptions the result is the same."""
     log: list[str] = []
 
     assert run_through(three(log)) == "found"
@@ -65,7 +65,7 @@ async def test_others_are_served_between_two_pieces(monkeypatch: pytest.MonkeyPa
 async def test_a_long_tick_is_no_absence_and_a_long_turn_is_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, turn_s: float, away: bool
 ) -> None:
-    """Whoever answered heartbeats meanwhile has missed none: patience begins anew only where nobody was answered."""
+    """A loop that answered heartbeats in between has missed none: only an unanswered time extends patience."""
     world = World()
     loop = world.loop
     ticks = 0

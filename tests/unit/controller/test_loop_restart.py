@@ -119,7 +119,7 @@ async def test_a_job_keeps_its_id_through_rounds_lives_and_controllers() -> None
 
 
 async def test_a_controller_that_lost_its_journal_is_told_the_id() -> None:
-    """By whoever asks it for the next round; else a recovery would wait for the lease of a checkpoint folder."""
+    """By the runner that requests the next round; else a recovery would wait for the lease of a checkpoint folder."""
     world = World(min_nodes=1, max_nodes=1)
 
     reply = await world.ask(msgspec.structs.replace(world.new_join("a", previous_round=4), job_id="as-it-was"))
@@ -129,7 +129,7 @@ async def test_a_controller_that_lost_its_journal_is_told_the_id() -> None:
 
 @pytest.mark.parametrize("state", TRAINING)
 async def test_training_does_not_notice(state: State) -> None:
-    """A round that lives goes on under the next controller; whoever moves again is not suspected any more."""
+    """A round that lives goes on under the next controller; a rank that moves again is not suspected any more."""
     world = World(min_nodes=2, max_nodes=2)
     await STATES[state](world)
     world.restart_controller()
@@ -258,7 +258,7 @@ async def test_budgets_survive() -> None:
 
 
 async def test_a_warning_of_the_controller_before_does_not_hold_for_ever() -> None:
-    """Nobody would take it back: it is closed, and what still holds is told anew."""
+    """No event would withdraw it: it is closed, and what still holds is reported anew."""
     world = World(min_nodes=2, max_nodes=2)
     await world.up("a", "b")
     job = world.loop.jobs["job"]

@@ -78,7 +78,7 @@ async def test_a_clock_stepped_while_a_job_recovers_leaves_its_incident_right(st
 
 
 async def test_heartbeats_in_any_weather_raise_no_suspicion() -> None:
-    """Late by up to 3 s, twice, in disorder, some lost: nobody is accused and nothing is ordered."""
+    """Late by up to 3 s, twice, in disorder, some lost: no rank is accused and nothing is ordered."""
     dice = random.Random(5)  # noqa: S311  the same weather in every run
     world = World()
     await world.up("a")

@@ -62,7 +62,7 @@ def test_a_jump_for_several_steps_is_a_spike_and_ends() -> None:
 
 
 def test_one_bad_batch_is_no_spike() -> None:
-    """It is told to nobody, however high."""
+    """It is not reported, however high."""
     watch = LossWatch()
     take(watch, 0, noisy(1, 300))
 

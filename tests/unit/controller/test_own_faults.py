@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fault of ours in judging one job costs that job its judge for a while, and nobody else anything."""
+"""An internal fault in judging one job suspends that job's judgement for a while, and no other's."""
 
 import msgspec
 import pytest

@@ -73,8 +73,8 @@ def test_a_card_is_sure_of_a_hang_only_where_waiting_mends_nothing(
     [
         IDLE,
         ProcessWork(100.0, 4.0, child_cpu_s=0.1),  # a data loader's worker that turns over in its sleep
-        ProcessWork(100.0, 4.0, io_bytes=40_000),  # the stacks that we ourselves had it write
-        ProcessWork(100.0, 60.0, socket_bytes=12_000),  # a process group's watchdog that asks its store
+        ProcessWork(100.0, 4.0, io_bytes=40_000),  # the stacks written on the agent's signal
+        ProcessWork(100.0, 60.0, socket_bytes=12_000),  # a process group's watchdog that reads its store
     ],
 )
 def test_what_an_idle_rank_does_anyway_is_no_work(work: ProcessWork) -> None:
@@ -232,7 +232,7 @@ def test_only_the_same_silence_at_the_same_place_is_not_cured(verdict: Verdict, 
 
 
 def test_an_absentee_is_granted_no_less_than_a_restart_costs() -> None:
-    """Ski rental: of a job that takes 20 minutes to come back nobody is killed after nine; 0 stays 0."""
+    """Ski rental: of a job that takes 20 minutes to come back no rank is killed after nine; 0 stays 0."""
     assert raised(JobPolicy(), (1200.0, 1000.0, 1300.0)).absent_patience_s == 1200.0
     assert raised(JobPolicy(), (30.0,)).absent_patience_s == ABSENT_S
     assert raised(JobPolicy(absent_patience_s=10.0), ()).absent_patience_s == JobPolicy().restart_price_s

@@ -174,7 +174,7 @@ async def test_one_profile_at_a_time() -> None:
     ],
 )
 async def test_what_cannot_be_asked_is_refused(ask: dict[str, object], sentence: str) -> None:
-    """In one sentence, and nobody is ordered anything."""
+    """In one sentence, and no order is given."""
     world = await two_nodes()
 
     with pytest.raises(UsageError, match=sentence):

@@ -27,7 +27,7 @@ BLOCK = re.compile(r"<!-- recovery -->\s*```mermaid\n(.*?)\n```\s*<!-- /recovery
 
 
 def test_every_state_and_event_is_a_row_or_illegal_with_a_reason() -> None:
-    """Nothing can happen to a job that nobody thought of."""
+    """The table covers every event in every state of a job."""
     for state in State:
         for event in EventKind:
             assert is_legal(state, event) or ILLEGAL[event]

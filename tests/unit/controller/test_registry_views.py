@@ -133,7 +133,7 @@ def test_a_stalled_agent_accuses_nobody() -> None:
 
 
 def test_clocks_begin_anew_when_the_controller_was_away() -> None:
-    """Nobody is to blame for what the controller did not hear."""
+    """No rank is to blame for what the controller did not receive."""
     registry = Registry()
     _send(registry, 1, _report(0, moved_s=50.0), full=True)
     _send(registry, 2, _report(0, moved_s=50.0))

@@ -113,7 +113,7 @@ def test_other_last_words_are_another_failure() -> None:
 
 
 def test_hours_without_a_step_that_is_seen_are_no_failed_start() -> None:
-    """A script whose steps nobody sees may fall over the same server twice, a day apart."""
+    """A script without visible steps may fail on the same server twice, a day apart."""
     same = failure_of(REFUSED, (_refused("the file server does not answer"),))
 
     assert _judge(REFUSED, failure=same, failure_before=same, progressed=True).action == "restart"
@@ -191,7 +191,7 @@ def test_before_the_first_step_counts_too() -> None:
 
 
 def test_every_action_of_the_table_is_a_word() -> None:
-    """The table says nothing that nobody can do."""
+    """The table has only actions that can be taken."""
     assert {row.action for row in FAULTS.values()} <= set(ACTION_WORDS)
 
 
@@ -260,7 +260,7 @@ def test_restarts_that_lead_nowhere_end() -> None:
 
 
 def test_one_new_step_begins_the_count_anew() -> None:
-    """Whoever makes progress between faults may go on as long as the budgets last."""
+    """A job that makes progress between faults may go on as long as the budgets last."""
     now = _judge(KILLED, history=_fruitless(8), progressed=True)
     between = (
         *_fruitless(4),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's runbooks: every alert's page, whole, for whoever has neither token nor checkout."""
+"""The controller's runbooks: every alert's page, whole, without a token or a checkout."""
 
 import html
 import re

@@ -29,7 +29,7 @@ def test_who_speaks_for_many_is_spread_evenly(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1_024, 2_048, 12_288])
 def test_nobody_speaks_for_a_node_alone(count: int) -> None:
-    """An even stride would ask local rank 0 of every node and nobody else."""
+    """An even stride would ask local rank 0 of every node and no other."""
     some = some_of(count, 64)
 
     assert len({place % 16 for place in some}) >= 12

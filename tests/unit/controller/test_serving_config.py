@@ -30,7 +30,7 @@ def test_what_is_no_address_is_refused(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:7070", "10.1.2.3:7070", "example.org:7070"])
 def test_beyond_loopback_a_token_is_needed(listen: str) -> None:
-    """Whoever reaches an open controller could stop jobs."""
+    """Any client that reaches an open controller could stop jobs."""
     with pytest.raises(UsageError, match="refusing to listen"):
         serve(ControllerConfig(listen=listen))
 
@@ -85,7 +85,7 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_host_is_refused() -> None:
-    """A name that nobody knows is a mistake of the user."""
+    """An unknown name is a mistake of the user."""
     config = ControllerConfig(listen="127.0.0.1:0")
 
     assert config.store == "sqlite:///ops.db"

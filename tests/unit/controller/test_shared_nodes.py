@@ -196,7 +196,7 @@ async def test_the_agent_of_one_job_is_not_believed_about_the_hardware_for_other
 
 
 async def test_a_node_has_room_for_so_many_agents_and_half_of_them_for_jobs_alone() -> None:
-    """Whoever has a token for one job can't fill a node with made-up agents, nor keep a node's own one out."""
+    """The holder of a token for one job can't fill a node with made-up agents, nor keep a node's own one out."""
     world, alice, _bob = await two()
     for number in range(MOST_AGENTS // 2):
         User(world, "alice", f"{number}-x", agent=str(number)).beat("alice")

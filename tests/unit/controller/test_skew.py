@@ -33,7 +33,7 @@ def until_named(passes: Passes, rank: int, since: int, most: int, **faults: obje
 
 @pytest.mark.parametrize("shape", [FLAT, MESH], ids=["data parallel", "three axes"])
 def test_5_percent_are_named_within_20_steps_in_every_run(shape: Shape) -> None:
-    """Of 20 (with three axes: 5) with pieces of work that vary by 3 % and steps by 1 %; nobody else is."""
+    """Of 20 (with three axes: 5) with pieces of work that vary by 3 % and steps by 1 %; no other is."""
     for seed in SEEDS if shape is FLAT else range(5):
         passes = Passes(Traffic(shape, seed, noise=0.03, step_noise=0.01))
 

@@ -248,7 +248,7 @@ def test_a_rate_that_changed_for_a_while_does_not_stick(for_a_while: int) -> Non
 
 
 def test_lines_that_come_and_go_are_forgotten() -> None:
-    """Rates that change all the time are one table; lines that nobody told again make room."""
+    """Rates that change all the time are one table; lines that were not sent again make room."""
     found = SkewWatch(4)
     for turn in range(500):
         lines = [SampledLine("0", "all_reduce", 12, turn % 5), SampledLine(f"{turn}", "all_reduce")]
@@ -417,7 +417,7 @@ def test_a_pass_in_pieces_finds_what_one_in_one_go_does() -> None:
 
 
 def test_a_pass_that_is_given_up_is_not_the_last() -> None:
-    """Whoever asked went away between two pieces: what it had taken is gone, and the next pass is made."""
+    """The client disconnected between two pieces: what it had taken is gone, and the next pass is made."""
     told, found = Told(), SkewWatch(4)
     for second in range(3):
         found.ingest_samples("a", told.steps(20))
@@ -430,7 +430,7 @@ def test_a_pass_that_is_given_up_is_not_the_last() -> None:
 
 
 def test_stages_of_unknown_place_are_compared_inside_their_groups_only() -> None:
-    """A mesh that nobody tells, sends and receives that show a pipeline: a stage with more work accuses nobody."""
+    """An unknown mesh, sends and receives that show a pipeline: a stage with more work is not accused."""
     shape = Shape(tp=2, pp=2, dp=2, layers=2)
     heavy = np.zeros(8)
     heavy[4:] = 0.5 * STEP_S
@@ -452,7 +452,7 @@ def test_stages_of_unknown_place_are_compared_inside_their_groups_only() -> None
 
 
 async def test_people_can_see_it_over_http(tmp_path: Path) -> None:
-    """A job without collectives says that it waits for them; one that nobody knows is a sentence."""
+    """A job without collectives says that it waits for them; an unknown one gets a sentence."""
     async with serve_controller(tmp_path) as served, Link(served.url) as link:
         with pytest.raises(RefusedError, match="there is no job 'nobody'"):
             await link.skew("nobody")

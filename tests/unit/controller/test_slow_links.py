@@ -25,12 +25,12 @@ def _ranks(sending: tuple[float, ...], waiting: float = 0.5) -> dict[int, Sender
     ],
 )
 def test_only_one_full_queue_among_empty_ones_names_its_rank(sending: tuple[float, ...], named: int | None) -> None:
-    """Whatever is common to several ranks accuses nobody."""
+    """Whatever is common to several ranks accuses no rank."""
     assert find(_ranks(sending), None, {}) == (Slow((named,), ("n",)) if named is not None else None)
 
 
 def test_a_full_queue_that_nobody_waits_for_is_nothing() -> None:
-    """A rank that copies a file over the network beside training holds nobody up."""
+    """A rank that copies a file over the network beside training holds no rank up."""
     assert find(_ranks((0.0, 0.9, 0.0, 0.0), waiting=0.05), None, {}) is None
 
 
@@ -71,7 +71,7 @@ def test_a_node_whose_link_is_slow_to_several_others_is_named_alone() -> None:
     "ring",
     [
         (("a", 0.7, "a"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one of them within its node
-        (("a", 0.7, "192.168.0.9"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one to nobody knows whom
+        (("a", 0.7, "192.168.0.9"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one to an unknown address
         (("a", 0.7, "b"), ("a", 0.7, "b"), ("b", 0.7, "a"), ("b", 0.0, "")),  # more than half: the network
         (("a", 0.7, "b"), ("a", 0.0, ""), ("c", 0.7, "d"), ("c", 0.0, "")),  # two links
     ],
@@ -100,7 +100,7 @@ def test_the_watch_says_since_when_and_what_it_costs() -> None:
 
 
 def test_the_warning_ends_with_the_queue() -> None:
-    """Empty again: nobody is named."""
+    """Empty again: no rank is named."""
     watch = LinkWatch()
     work = (StepWork(step=7, wall_s=0.2, waiting_s=0.12),)
     for rank in range(4):

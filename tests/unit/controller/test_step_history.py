@@ -132,7 +132,7 @@ def test_steps_that_a_report_has_no_room_for_are_counted() -> None:
     assert steps == [32 + 64 + 64, 2]
 
 
-Report = tuple[float, int, tuple[StepWork, ...]]  # when it was sent, whose, what
+Report = tuple[float, int, tuple[StepWork, ...]]  # time of sending, rank, steps
 
 
 def reports_of(ranks: int, chance: random.Random) -> list[Report]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is slow, on made-up jobs with seeded noise: the right rank, soon, with its cause; and never anybody else."""
+"""Who is slow, on made-up jobs with seeded noise: the right rank, soon, with its cause; and never another."""
 
 import random
 import re
@@ -81,7 +81,7 @@ def test_a_rank_that_is_suddenly_very_slow_costs_no_more_than_the_step_that_it_m
 
 
 def test_a_part_in_which_a_slow_rank_needs_less_is_told_as_less() -> None:
-    """Nobody reads "-18.7 ms more": the sign is in the word."""
+    """It never prints "-18.7 ms more": the sign is in the word."""
     job = PacedRanks(3)
     job.run(60)
     job.until_named(lambda _step, rank: {"forward_s": 0.03, "data_s": -0.01} if rank == 1 else {}, 20)
@@ -96,7 +96,7 @@ def test_a_part_in_which_a_slow_rank_needs_less_is_told_as_less() -> None:
 
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])
 def test_20_percent_are_named_within_20_steps(noise: float) -> None:
-    """In every run, whatever the noise of up to 5 % of a step; and nobody was named before."""
+    """In every run, whatever the noise of up to 5 % of a step; and none was named before."""
     for seed in SEEDS:
         job = PacedRanks(seed, noise=gaussian(noise * 0.05))
         assert job.run(60) == set()
@@ -235,7 +235,7 @@ def test_a_slowness_that_passed_by_itself_teaches() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 16])
 def test_any_number_of_equals_will_do(ranks: int) -> None:
-    """The right one of two is named, and of sixteen; and nobody where nobody is slow."""
+    """The right one of two is named, and of sixteen; and none where none is slow."""
     job = PacedRanks(3, ranks=ranks)
     assert job.run(500) == set()
 
@@ -419,7 +419,7 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(monke
                 pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
         for rank, work in rest:
             pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
-        # Before each of three pieces, and after the group; own work is told in pieces, too.
+        # Before each of three pieces, and after the group; own work comes in pieces, too.
         assert between >= (6 if step >= WARM_UP else 1)
         assert pieces.named() == found[step]
 

@@ -99,7 +99,7 @@ class Answers(BlockingLink):
     """A controller that knows two agents."""
 
     def __init__(self, *_: object) -> None:
-        """Connect to nobody."""
+        """Make no connection."""
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +134,7 @@ def test_the_file_is_changed_all_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("answering")
 def test_agents_are_chosen_by_job() -> None:
-    """Of a job that nobody runs there are none, which is said; the output stays a list."""
+    """Of a job that does not run there are none, which is said; the output stays a list."""
     chosen = CliRunner().invoke(verb.targets, ["--controller", "http://ops:7070", "--job", "gpt", "--agents-only"])
     nobody = CliRunner().invoke(verb.targets, ["--controller", "http://ops:7070", "--job", "x", "--agents-only"])
 

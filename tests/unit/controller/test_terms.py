@@ -60,7 +60,7 @@ async def test_a_node_with_another_policy_is_refused(policy: JobPolicy, words: t
     assert all(word in said for word in words)
     assert "node b wants" in said
     assert "give every node the same --policy" in said
-    assert said.count("=") == len(words) + 1  # NAME=VALUE in the advice: nothing else is said to differ
+    assert said.count("=") == len(words) + 1  # NAME=VALUE in the advice: nothing else is reported to differ
     assert world.loop.jobs["job"].record.policy == JobPolicy()
     assert changes(world) == []
 
@@ -190,7 +190,7 @@ async def test_a_new_life_with_the_same_policy_says_nothing() -> None:
 
 
 async def test_the_only_runner_is_started_again_with_another_policy_in_the_same_life() -> None:
-    """Nobody is left to disagree with, so it is not locked out until the job is given up."""
+    """No member is left to disagree with, so it is not locked out until the job is given up."""
     world = World()
     await world.up("a")
     first = (await in_touch(world, "a"))[0]

@@ -59,7 +59,7 @@ def test_a_wait_for_a_tile_is_a_wait() -> None:
 
 
 def test_silence_without_tiles_is_not_looked_at_so_soon() -> None:
-    """Control: the same job, and nobody tells of a tile."""
+    """Control: the same job, and no rank reports a tile."""
     assert watchdog.judge([view(rank) for rank in range(4)], POLICY, 1e6) is None
 
 
@@ -167,7 +167,7 @@ def test_a_circle_in_one_look_proves_nothing() -> None:
 
 
 def test_kernels_that_go_on_are_slow() -> None:
-    """A tile more between two looks: no hang, nobody is to blame."""
+    """A tile more between two looks: no hang, no rank is to blame."""
     views = [view(0, 1), view(1), view(2, 1), view(3, 1)]
     evidence = [
         item for rank in (0, 2, 3) for done in (3, 4) for item in said_of(rank, shows(peer=1, done=done), SPINS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arrival-skew engine can't see is told: collectives that a group counts and nobody times."""
+"""What the arrival-skew engine can't see is reported: collectives that a group counts and no record times."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def _heard(counted: int, told: int, *, host_timed: bool = True, ranks: int = 2, 
         (_heard(400, 300, lost=80), 0.05),  # what was lost on the way was seen
         (_heard(400, 4_000), 0.0),  # other groups' too
         (_heard(400, 0, host_timed=False), 0.0),  # NCCL's profiler sees all of them
-        (_heard(19, 0), 0.0),  # too few to tell
+        (_heard(19, 0), 0.0),  # too few to judge
         (Unseen(), 0.0),
     ],
 )

@@ -65,7 +65,7 @@ def _judge(*ranks: RankView, policy: JobPolicy = POLICY) -> Suspicion | None:
 
 
 def test_ranks_that_move_are_left_alone() -> None:
-    """Nobody silent, nobody suspected."""
+    """No rank silent, none suspected."""
     assert _judge(_rank(0, 0.1), _rank(1, 0.2)) is None
 
 
@@ -146,7 +146,7 @@ def test_before_five_steps_the_start_up_patience_counts() -> None:
 
 @pytest.mark.parametrize("phase", ["checkpoint", "eval", "export_to_onnx"])
 def test_a_declared_phase_excuses_the_whole_job(phase: str) -> None:
-    """While one rank saves, the others wait for it: nobody is suspected, up to phase_patience_s."""
+    """While one rank saves, the others wait for it: no rank is suspected, up to phase_patience_s."""
     others = _rank(0, 60.0, INSIDE)
 
     assert _judge(others, _rank(1, 60.0, phase=phase, phase_s=60.0)) is None
@@ -155,7 +155,7 @@ def test_a_declared_phase_excuses_the_whole_job(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", ["checkpoint", "eval"])
 def test_a_declared_phase_in_which_all_wait_is_looked_at(phase: str) -> None:
-    """Nobody is left to come out of it: worth a look, but not lost before the phase has used up its time."""
+    """No rank is left to come out of it: worth a look, but not lost before the phase has used up its time."""
     found = _judge(_rank(0, 6.0, INSIDE), _rank(1, 6.0, INSIDE, phase=phase, phase_s=6.0))
 
     assert found is not None
@@ -177,7 +177,7 @@ def test_a_busy_rank_outside_collectives_gets_more() -> None:
 
 
 def test_only_the_time_that_others_have_waited_counts() -> None:
-    """All compiled for half a minute; the first to end has waited for 2 s, whoever sleeps or computes meanwhile."""
+    """All compiled for half a minute; the first to end has waited for 2 s, whether the others sleep or compute."""
     for busy in (0.0, 1.0):
         assert _judge(_rank(0, 2.0, INSIDE), _rank(1, 30.0, busy=busy), _rank(2, 30.0, busy=busy)) is None
 
@@ -200,7 +200,7 @@ def test_a_rank_that_is_traced_is_not_frozen() -> None:
 
 
 def test_a_rendezvous_before_the_first_step_ends_with_the_patience_for_starting() -> None:
-    """Positions of -1 are no collectives: nobody is seen to be busy, so it is not stretched sixfold."""
+    """Positions of -1 are no collectives: no rank is seen to be busy, so it is not stretched sixfold."""
     nowhere = CollectivePosition()
     policy = JobPolicy(startup_patience_s=8.0)
 
@@ -225,7 +225,7 @@ def test_a_slow_rank_that_moves_is_not_silent() -> None:
 
 
 def test_when_nobody_waits_a_slow_save_is_no_hang() -> None:
-    """Where collectives are seen and nobody waits in one, nobody is held up: at least 60 s."""
+    """Where collectives are seen and no rank waits in one, none is held up: at least 60 s."""
     assert _judge(_rank(0, 20.0), _rank(1, 20.0)) is None
     assert _judge(_rank(0, 20.0, None)) is None
 
@@ -293,7 +293,7 @@ def test_what_was_waited_for_before_a_rank_left_is_no_fault_of_it(left_s: float,
 
 
 def test_ranks_that_end_seconds_apart_are_normal() -> None:
-    """When nobody waits in a collective, those that remain may take their time to end."""
+    """When no rank waits in a collective, those that remain may take their time to end."""
     assert _judge(_rank(0, 30.0), _rank(1, 40.0, state="", box="exited")) is None
 
 
@@ -346,7 +346,7 @@ def test_a_dead_runner_whose_ranks_are_gone_is_a_lost_node() -> None:
 
 
 def test_an_agent_whose_silence_is_excused_is_not_said_to_be_silent() -> None:
-    """For 18 s nobody of the job was heard; its agent has spoken since as soon as the others, its runner has not."""
+    """For 18 s no node of the job reported; its agent has sent since as soon as the others, its runner has not."""
     signs = NodeSigns("n", 20.0, 40.0, ranks_gone=True, polling=False, excused_s=18.0)
 
     found = judge_nodes([signs], POLICY, lag_s=0.0, round_=1, wall_s=1e6)
@@ -362,7 +362,7 @@ def test_a_lagging_controller_is_slower_to_accuse() -> None:
 
 
 def test_two_processes_that_claim_a_rank_are_told_at_once() -> None:
-    """Nobody is silent, and no patience is granted: both would write the same checkpoints."""
+    """No rank is silent, and no patience is granted: both would write the same checkpoints."""
     single = _rank(1, 0.1)
     doubled = single._replace(report=msgspec.structs.replace(single.report, rivals=(77,)))
 

@@ -111,7 +111,7 @@ def test_a_victim_made_faster_saves_nothing() -> None:
 
 
 def test_what_cannot_be_replayed_is_refused() -> None:
-    """Too few steps, a clock that was set back, ranks that nobody knows, contradicting orders: one sentence each."""
+    """Too few steps, a clock that was set back, unknown ranks, contradicting orders: one sentence each."""
     traffic = Traffic(Shape(dp=4), 1)
     known = operations(traffic)
     back = known.end_ns.copy()

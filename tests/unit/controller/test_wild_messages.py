@@ -60,7 +60,7 @@ class Sender:
         self._now_s = time.monotonic()
         self._steps = 0
         self.answers: Counter[int] = Counter()
-        self.by_path: Counter[tuple[str, int]] = Counter()  # what was asked, and how it was answered
+        self.by_path: Counter[tuple[str, int]] = Counter()  # the request, and its answer
         self.agent = 0
         self.job = ""
         self.judged = 0  # heartbeats that met a job that is judged

@@ -39,7 +39,7 @@ EVERYWHERE = {"instance", "job", "le"}
 
 
 def labels_of(name: str) -> set[str] | None:
-    """Return the labels of a series by its name, None where nobody exposes it."""
+    """Return the labels of a series by its name, None where no program exposes it."""
     if name in FOREIGN:
         return FOREIGN[name]
     parent = re.sub(r"_(bucket|sum|count)$", "", name)
@@ -65,7 +65,7 @@ def generate(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_files_are_what_the_generator_writes() -> None:
-    """Nobody edits the JSON by hand, and nobody forgets to write it anew."""
+    """The JSON is never edited by hand, and always up to date."""
     checked = generate("--check")
 
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -103,7 +103,7 @@ def test_every_dashboard_is_there() -> None:
 
 
 def problems(query: Query) -> list[str]:
-    """Return what a query asks for that nobody has."""
+    """Return the parts of a query that no series has."""
     known: set[str] = set(EVERYWHERE)
     found = []
     for name, matched in read_dashboards.metrics_and_matchers(query.expr):
@@ -238,7 +238,7 @@ def test_links_lead_to_dashboards_that_exist(uid: str) -> None:
 
 
 def test_ranks_and_nodes_in_tables_can_be_followed() -> None:
-    """Whoever sees a rank in a table is one click from its history, whoever sees a node from its hardware."""
+    """From a rank in a table one click leads to its history, from a node to its hardware."""
     for dashboard in DASHBOARDS.values():
         for panel in read_dashboards.panels(dashboard):
             if panel["type"] != "table":

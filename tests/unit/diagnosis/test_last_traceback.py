@@ -23,7 +23,7 @@ def _printed(script: str) -> str:
     """Return what Python prints of a script that fails."""
     try:
         exec(compile(script, "train.py", "exec"), {"__name__": "__main__"})  # noqa: S102  scripts of this file
-    except Exception as error:  # noqa: BLE001  whatever it raises is what is wanted
+    except Exception as error:  # noqa: BLE001  any exception is the expected one
         trace = error.__traceback__
         return "".join(traceback.format_exception(error.with_traceback(trace.tb_next if trace is not None else None)))
     raise AssertionError(script)

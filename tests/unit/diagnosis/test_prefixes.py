@@ -94,7 +94,7 @@ def test_an_ordinary_line_keeps_what_it_has() -> None:
 
 
 def test_a_list_in_a_message_hides_no_exception() -> None:
-    """load_state_dict writes a line for each parameter; lines of somebody who went on still end the look."""
+    """load_state_dict writes a line for each parameter; lines of a rank that went on still end the look."""
     traceback = "\n".join(LINES[:3]) + "\nRuntimeError: Error(s) in loading state_dict for Net:\n"
 
     assert read(traceback + "\tsize mismatch for a.weight\n" * 40) is not None

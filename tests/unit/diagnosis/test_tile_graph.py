@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for tiles are followed to who waits for nobody, and to a circle where there is no such rank."""
+"""Waits for tiles are followed to the rank that waits for none, and to a circle where there is no such rank."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def test_a_chain_is_followed_to_its_end(waits: dict[int, list[int]], ends: Ends)
 
 @given(st.dictionaries(st.integers(0, 7), st.lists(st.integers(0, 7), max_size=4), max_size=8))
 def test_an_end_waits_for_nobody_and_a_circle_for_itself(waits: dict[int, list[int]]) -> None:
-    """Whatever the waits are: somebody is named, by one of the two, where anybody waits."""
+    """Whatever the waits are: a rank is named, by one of the two, where one waits."""
     waits = {rank: [peer for peer in peers if peer != rank] for rank, peers in waits.items()}
 
     ends = follow(waits, lambda rank: waits.get(rank, ()))
@@ -47,7 +47,7 @@ def test_an_end_waits_for_nobody_and_a_circle_for_itself(waits: dict[int, list[i
 
 
 def test_whom_most_thread_blocks_wait_for_comes_first() -> None:
-    """A rank that is not known by its number, and the rank itself, are nobody to accuse."""
+    """A rank that is not known by its number, and the rank itself, are not accused."""
     waits = (TileWait(2, 5, 1), TileWait(3, 6, 9), TileWait(-1, 7, 20), TileWait(0, 8, 30))
 
     found = edges_of(0, [fact(waits=waits)])

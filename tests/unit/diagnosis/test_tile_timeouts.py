@@ -72,7 +72,7 @@ def gave_up_on(peer: int, *, operator: str = "ag_gemm") -> tuple[TileFact, ...]:
         (stopped(0, 2, 0, 2), [Missed(2, 0, "ag_gemm launch 7"), Missed(0, 2, "ag_gemm launch 7")]),
         (on_host(0, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0)]),
         (on_host(2, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0), Missed(2, 1, "ag_gemm", -1, 2.0)]),
-        (on_host(1, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0)]),  # it came late: it waited for nobody
+        (on_host(1, 0, 1), [Missed(0, 1, "ag_gemm", -1, 2.0)]),  # it came late: it waited for no peer
         (on_host(0, 0, 1, "Workspace(max_rows=8, dtype=torch.bfloat16) on cuda"), [Missed(0, 1, "Workspace", -1, 2.0)]),
         ("rank 7, something else entirely", []),
         ("", []),
@@ -167,7 +167,7 @@ def test_a_peer_that_waits_in_a_collective_is_a_victim() -> None:
 
 
 def test_ranks_that_wait_for_each_other_are_not_told_apart() -> None:
-    """A circle names nobody."""
+    """A circle names no rank."""
     verdict = judged(failed(0, waited(0, 1)), failed(1, waited(1, 0, operator="gemm_rs")))
 
     assert (verdict.fault, verdict.culprits, verdict.confidence) == ("tile_timeout", (), 0.5)
@@ -206,7 +206,7 @@ def test_a_peer_whose_end_is_not_known_is_named_with_less_certainty() -> None:
 
 
 def test_a_wait_on_a_board_alone_is_no_time_out() -> None:
-    """A rank stopped in a healthy launch waited for somebody, as all do; its round ended for another reason."""
+    """A rank stopped in a healthy launch waited for a peer, as all do; its round ended for another reason."""
     verdict = judged(ended(0, tiles=gave_up_on(1)), ended(1), failed(2, "bad row", kind="ValueError"))
 
     assert (verdict.fault, verdict.culprits) == ("exception", (2,))
@@ -225,7 +225,7 @@ RUNS = "rank 0 runs ag_gemm(M 8, N 8, K 8); rank {} runs ag_gemm(M 8, N 9, K 8):
 
 @pytest.mark.parametrize(("others", "culprits"), [((0, 1, 3), (2,)), ((0,), ())])
 def test_ranks_that_run_different_kernels_are_quoted(others: tuple[int, ...], culprits: tuple[int, ...]) -> None:
-    """The majority is right; of two nobody is, and all are victims of the exception that all raise."""
+    """The majority is right; of two none is, and all are victims of the exception that all raise."""
     kind = "megascale_kernels.errors.RankMismatch"
     ends = [failed(rank, RUNS.format(2).replace("rank 0", f"rank {rank}"), kind=kind) for rank in others]
 

@@ -309,7 +309,7 @@ SAMPLES = (
 
 
 def test_every_pattern_has_a_sample() -> None:
-    """A pattern nobody has seen match is a guess."""
+    """A pattern without a match in a real log is a guess."""
     assert {sample.name for sample in SAMPLES} == {pattern.name for pattern in PATTERNS}
 
 

@@ -84,7 +84,7 @@ def test_only_what_differs_is_saved(grafana: FakeGrafana, server: Server) -> Non
 
 
 def test_a_change_by_hand_is_replaced(grafana: FakeGrafana, server: Server) -> None:
-    """A panel that somebody added in Grafana is a difference; its history there keeps it."""
+    """A panel that a user added in Grafana is a difference; its history there keeps it."""
     list(push.push(server, [model()], datasource_url=PROMETHEUS))
     grafana.dashboards["megascale-a"]["dashboard"]["panels"].append({"id": 9})
 
@@ -122,7 +122,7 @@ def test_a_save_by_somebody_else_in_between_is_not_lost(grafana: FakeGrafana, se
 
 
 def test_folders_are_found_by_title_and_ours_by_uid(grafana: FakeGrafana, server: Server) -> None:
-    """A folder made by hand is used, and so is ours when somebody has renamed it; also behind a thousand others."""
+    """A folder made by hand is used, and so is a pushed one that was renamed; also behind a thousand others."""
     grafana.datasources.append({"name": "P", "type": "prometheus", "url": PROMETHEUS, "uid": "p"})
     grafana.folders += [{"id": n, "uid": f"u{n}", "title": f"Team {n}"} for n in range(1001)]
     grafana.folders.append({"id": 5000, "uid": "megascale-ops", "title": "Renamed"})
@@ -256,7 +256,7 @@ def test_grafana_may_be_served_below_a_path() -> None:
     "url", ["grafana", "ftp://grafana", "http://", "http://h:port", "http://[x", "http://h/?a=b", "http://u:p@h"]
 )
 def test_an_address_that_can_be_none_is_refused(url: str) -> None:
-    """Before anything is sent; a password in it would stand in everybody's process list."""
+    """Before anything is sent; a password in it would stand in a process list that every user can read."""
     with pytest.raises(UsageError, match="address"):
         Server(url, None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the wall time of a job went: every microsecond in one row, and what nobody knows in its own."""
+"""Where the wall time of a job went: every microsecond in one row, and unknown time in its own."""
 
 import pytest
 from hypothesis import given
@@ -82,7 +82,7 @@ def test_what_stopped_nothing_costs_nothing_of_its_own(state: str) -> None:
 
 
 def test_an_incident_that_goes_on_costs_until_now() -> None:
-    """Nobody steps while it is judged."""
+    """No rank steps while it is judged."""
     incident = Incident("gpt-1", "gpt", 1, marks=Marks(T0 + 12, T0 + 13))
 
     ledger = keep_ledger(

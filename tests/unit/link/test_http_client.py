@@ -152,7 +152,7 @@ def test_requests_say_what_they_are_given_and_use_a_connection_again() -> None:
     ],
 )
 def test_the_deadline_is_for_the_whole_answer(start: bytes) -> None:
-    """A server that says a byte every now and then is not waited for, and nobody waits behind the scenes."""
+    """A server that sends a byte now and then is not waited for, and no thread keeps waiting."""
     with serving(trickles(start)) as server, asking(server.url) as client:
         with pytest.raises(TimeoutError):
             client.ask("GET", "/", patience_s=0.2)

@@ -99,7 +99,7 @@ async def test_a_frame_of_12288_ranks_comes_whole(served: tuple[Streaming, Link]
 
 async def test_nobody_there_is_said_alike_by_what_asks_and_by_what_follows() -> None:
     """In the kernel's words: a library's own name its classes and the addresses that it tried."""
-    with socket.socket() as bound:  # nothing listens on it, and nobody else gets it
+    with socket.socket() as bound:  # nothing listens on it, and no other program gets it
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         async with Link(url, None) as link:

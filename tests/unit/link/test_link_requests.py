@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client against a real controller, against nobody, and against servers that are none of ours."""
+"""The client against a real controller, against a closed port, and against foreign servers."""
 
 import asyncio
 import socket
@@ -232,7 +232,7 @@ async def test_threads_share_one_blocking_link(tmp_path: Path) -> None:
         poller = threading.Thread(target=_poll)
         poller.start()
         status = await asyncio.to_thread(link.status)
-        while not served.loop.jobs["job"].runners["a"].open_requests:  # noqa: ASYNC110  nothing tells when the poll is open
+        while not served.loop.jobs["job"].runners["a"].open_requests:  # noqa: ASYNC110  nothing signals an open poll
             await asyncio.sleep(0)
         await asyncio.to_thread(link.close)
         await asyncio.to_thread(poller.join, 10)

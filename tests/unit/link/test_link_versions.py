@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbouring versions understand each other over real HTTP; whoever is further away is refused, with both named."""
+"""Neighbouring versions understand each other over real HTTP; versions further apart are refused, with both named."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -56,7 +56,7 @@ async def test_two_versions_apart_is_refused_with_both_named(served: Served, wha
 
 
 async def test_a_leave_two_versions_apart_ends_no_job(served: Served) -> None:
-    """It is refused like any other message, and the job goes on as if nobody had left."""
+    """It is refused like any other message, and the job goes on as if none had left."""
     async with Link(served.url) as link:
         await link.join(_join(MESSAGE_VERSION), wait_s=5.0)
         with pytest.raises(RefusedError, match=f"version {MESSAGE_VERSION + 2}"):

@@ -118,7 +118,7 @@ def test_a_link_to_a_secret_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a device"])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    """A FIFO that nobody writes to would hold the program for ever, and a device never ends."""
+    """A FIFO without a writer would block the program for ever, and a device never ends."""
     path = {"a FIFO": tmp_path / "fifo", "a folder": tmp_path, "a device": Path("/dev/zero")}[kind]
     if kind == "a FIFO":
         os.mkfifo(path, 0o600)

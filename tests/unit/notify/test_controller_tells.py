@@ -88,7 +88,7 @@ async def test_a_target_that_never_answers_delays_no_look(world: Training) -> No
 
 
 async def test_without_a_target_nothing_is_started(world: Training) -> None:
-    """No thread, no count: most controllers tell nobody."""
+    """No thread, no count: most controllers have no targets."""
     notifying = Notifying(ControllerConfig(), world.loop)
 
     notifying.begin("")
@@ -100,7 +100,7 @@ async def test_without_a_target_nothing_is_started(world: Training) -> None:
 
 
 async def test_a_secret_that_can_t_be_read_is_said_before_anything_is_served(world: Training, tmp_path: Path) -> None:
-    """As with a token: at the start, when somebody looks, and not when it would have been needed."""
+    """As with a token: at the start, when a user looks, and not when it would have been needed."""
     target = Target(kind="slack", url_file=tmp_path / "nowhere")
 
     with pytest.raises(UsageError, match=r"address file .*nowhere can't be read"):

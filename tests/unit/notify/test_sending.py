@@ -213,7 +213,7 @@ def test_a_queue_has_an_end(silent: str) -> None:
 
 
 def test_an_outbox_that_has_ended_refuses() -> None:
-    """Nothing is taken that nobody would send."""
+    """Only messages that will be sent are accepted."""
     outbox = Outbox({"a": Target(kind="command", command=("true",))})
     before = outbox.put("a", message())
     outbox.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions that nobody caught: whose they were, when, and what they came from."""
+"""Uncaught exceptions: their rank and thread, when, and what they came from."""
 
 import sys
 import threading
@@ -89,7 +89,7 @@ def test_leaving_a_thread_by_sys_exit_is_no_failure(recording: _Recording) -> No
 
 
 def test_what_a_console_in_the_script_caught_is_no_end(recording: _Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``sys.last_exc`` counts only where somebody has taken our hook's place, so that we may have missed one."""
+    """``sys.last_exc`` counts only where another hook has replaced the recorder's, so that one may be missed."""
     monkeypatch.setattr(sys, "last_value", ZeroDivisionError("caught"), raising=False)
     monkeypatch.setattr(sys, "last_exc", None, raising=False)
 

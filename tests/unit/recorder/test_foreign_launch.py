@@ -38,7 +38,7 @@ NOBODY = 2**22 + 7  # above the kernel's largest pid
 def test_a_process_says_its_rank_to_the_process_group(
     given: dict[str, object], environ: dict[str, str], expected: FoundRank | None
 ) -> None:
-    """In each of torch's ways; what will fail, or what only the backend knows, names nobody."""
+    """In each of torch's ways; what will fail, or what only the backend knows, names no rank."""
     assert by_process_group(given, environ) == expected
 
 
@@ -95,7 +95,7 @@ FOUND = FoundRank(1, 1, 2, "a:1")
     ],
 )
 def test_one_world_is_watched_and_each_rank_of_it_once(known: World | None, refused: str) -> None:
-    """As long as one of its ranks lives; what is left of another round or of the dead stands in nobody's way."""
+    """As long as one of its ranks lives; what is left of another round or of ended runs blocks none."""
     world, said = join(known, 1, FOUND, me(1))
 
     assert (refused in said) if refused else said == ""

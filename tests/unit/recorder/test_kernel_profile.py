@@ -100,7 +100,7 @@ def test_the_same_request_is_obeyed_once(rank: Rank) -> None:
 
 
 def test_a_request_whose_time_is_over_is_not_obeyed(rank: Rank) -> None:
-    """Nobody waits for it any more."""
+    """No order waits for it any more."""
     rank.ask("a", 2, patience_s=-1.0)
     rank.step()
     rank.step()
@@ -139,7 +139,7 @@ def test_an_impossible_number_of_steps_is_refused(rank: Rank, steps: int) -> Non
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"id": "a"}', b"\xff\xfe", b'{"id":1,"steps":"x","until_mono_s":0}'])
 def test_a_file_that_is_no_request_changes_nothing(rank: Rank, content: bytes) -> None:
-    """Whoever wrote it."""
+    """Whichever user wrote it."""
     (rank.folder / "3.profile.json").write_bytes(content)
 
     rank.profile.poll_request()
@@ -168,7 +168,7 @@ def test_a_script_that_profiles_itself_is_left_alone(rank: Rank) -> None:
 
 
 def test_it_is_never_left_on_when_the_script_ends_or_forks(rank: Rank) -> None:
-    """An interpreter that ends with the profiler on crashes; whoever asked is told."""
+    """An interpreter that ends with the profiler on crashes; the order gets a reply."""
     rank.ask("a", 2)
     rank.step()
 
@@ -219,7 +219,7 @@ def test_one_step_in_so_many_is_sampled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "every"), [("", 0), ("0", 0), ("1000", 1000), ("-3", 0), ("often", 0), ("²", 0)])
 def test_how_often_is_read_from_the_environment(said: str, every: int) -> None:
-    """What is no number of steps switches sampling off and costs nobody a black box."""
+    """What is no number of steps switches sampling off and costs no rank its black box."""
     environ = {"RANK": "0", "MEGASCALE_BOX_DIR": "/b", "MEGASCALE_PROFILE_EVERY": said}
 
     settings = read_settings(environ, 1)

@@ -68,7 +68,7 @@ def test_it_is_built_once(tmp_path: Path) -> None:
 
 
 def test_builders_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
-    """Each writes beside and renames: whoever comes second replaces a whole file by its like."""
+    """Each writes beside and renames: the second replaces a whole file by an equal one."""
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(build.build(environ(tmp_path)))) for _ in range(3)]
 
@@ -107,7 +107,7 @@ def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path, whole: Pa
 
 @pytest.mark.parametrize("harm", ["empty", "cut", "zeroed", "flipped", "theirs"])
 def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, whole: Path, harm: str) -> None:
-    """A disk that was full, a machine that lost its power: NCCL would pass over it in every run, and tell nobody."""
+    """A disk that was full, a machine that lost its power: NCCL would silently skip it in every run."""
     path = built(tmp_path, whole)
     good = path.read_bytes()
     flipped = bytes([*good[:5000], good[5000] ^ 4, *good[5001:]])

@@ -228,7 +228,7 @@ def test_an_evaluation_that_nobody_declares_is_no_part_of_the_next_step() -> Non
     story = Story()
 
     shown = [story.fetch() for _ in range(10)]
-    story.anatomy.observe_quietly(story.now_s)  # asked for one more: there is none
+    story.anatomy.observe_quietly(story.now_s)  # one more requested: there is none
     story.see("other")
     after = story.anatomy.phase
     record = story.train()

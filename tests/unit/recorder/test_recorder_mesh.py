@@ -27,7 +27,7 @@ from megascale_ops.schema.identity import Mesh
 def test_names_of_the_field_are_understood(
     names: tuple[str, ...], place: tuple[int, ...], sizes: tuple[int, ...], found: dict[str, int]
 ) -> None:
-    """Hybrid sharding's two dimensions are one place; a name that nobody uses says nothing."""
+    """Hybrid sharding's two dimensions are one place; an unused name means nothing."""
     assert coordinates(names, place, sizes) == found
 
 

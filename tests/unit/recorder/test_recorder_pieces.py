@@ -202,7 +202,7 @@ def test_nobody_looks_for_garbage_during_the_import(make_module: Callable[[str, 
 
     assert not module.was_on
     assert gc.isenabled()
-    assert gc.get_freeze_count() == frozen  # this test is a function, in whose midst garbage of its own may be
+    assert gc.get_freeze_count() == frozen  # this test is a function, during which garbage of its own may exist
 
 
 def test_a_module_that_does_not_exist_is_not_found(make_module: Callable[[str, str], str]) -> None:

@@ -239,7 +239,7 @@ def test_the_scripts_own_number_beats_the_checkpoints(box: tuple[Recording, BoxR
 
 
 def test_other_threads_are_not_the_rank(box: tuple[Recording, BoxReader]) -> None:
-    """Once the training thread steps, nobody else's events are written."""
+    """Once the training thread steps, no other thread's events are written."""
     recording, reader = box
     train_step(recording, Optimizer())
 

@@ -79,7 +79,7 @@ def test_a_parameter_can_be_a_root(recording: Marks) -> None:
 
 
 def test_alone_nothing_is_marked(recording: Marks) -> None:
-    """Without a process group nobody is waited for."""
+    """Without a process group there is no waiting."""
     root = torch.ones((), requires_grad=True)
 
     backward(recording, root, group=None)
@@ -89,7 +89,7 @@ def test_alone_nothing_is_marked(recording: Marks) -> None:
 
 
 def test_without_a_ddp_model_nothing_is_marked(recording: Marks) -> None:
-    """Whoever else waits for others does so in Python, where it is seen for less; the loss is read all the same."""
+    """Any other optimizer waits in Python, where it is seen for less; the loss is read all the same."""
     root = torch.ones((), requires_grad=True)
 
     backward(recording, root, ddp=False)

@@ -43,7 +43,7 @@ def test_an_agent_that_goes_down_with_its_run_is_not_taken_for_one_that_stays() 
 
 
 def test_a_daemon_that_dies_is_given_time_to_come_back() -> None:
-    """Whoever keeps it starts it again; only when nobody does, the run starts its own, and says after how long."""
+    """Its supervisor starts it again; only when that fails, the run starts its own, and says after how long."""
     assert not why_start([], OURS, DAEMON, DAEMON_AWAY_S - 0.1)
 
     reason = why_start([DYING], OURS, DAEMON, DAEMON_AWAY_S + 1.0)
@@ -65,7 +65,7 @@ def _lock(root: Path, name: str, text: str) -> int:
 
 
 def test_agents_are_found_by_the_locks_they_hold(tmp_path: Path) -> None:
-    """Daemon and runs' agents of this node; what nobody holds is no agent, and a run's is removed."""
+    """Daemon and runs' agents of this node; a file without a lock is no agent, and a run's is removed."""
     gone = 2**22 + 1  # above the largest pid that the kernel gives
     me = os.getpid()
     held = [
@@ -133,7 +133,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_with_a_controller_of_its_own_brings_its_own_agent() -> None:
-    """Whoever else is there reports elsewhere."""
+    """Other agents there report elsewhere."""
     node = Node(DAEMON, STRANGER)
 
     attending = node.attend(alone=True)

@@ -24,7 +24,7 @@ from megascale_ops.runner.services.own_controller import wait_for_controller
 def test_who_has_no_time_is_asked_three_times(
     monkeypatch: pytest.MonkeyPatch, cause: OSError, answers_at: int, asked: int, *, fails: bool
 ) -> None:
-    """Thousands of runners start at once; where nobody listens the user hears it at once."""
+    """Thousands of runners start at once; where no program listens the user sees it at once."""
     count = 0
 
     def status(_link: BlockingLink) -> None:
@@ -45,7 +45,7 @@ def test_who_has_no_time_is_asked_three_times(
 
 
 class Clock:
-    """Time that passes while somebody sleeps."""
+    """Time that passes during sleeps."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

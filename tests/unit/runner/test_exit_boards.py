@@ -12,7 +12,7 @@ from megascale_ops.schema.tiles import TileWait
 from tests.fakes.boards import FakeBoard
 from tests.fakes.boxes import box
 
-PID = 101  # what the fake box of rank 1 says
+PID = 101  # content of the fake box of rank 1
 
 
 def put_board(folder: Path, pid: int) -> None:

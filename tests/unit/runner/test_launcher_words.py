@@ -89,7 +89,7 @@ HYDRA = """\
         ("srun: error: gpu-a: task 7: Exited with exit code 137\n", [(-9, 7, -1, -1)]),
         ("srun: error: gpu-a: tasks [4-5,7]: Killed\n", [(-9, 4, -1, -1), (-9, 5, -1, -1), (-9, 7, -1, -1)]),
         ("srun: error: gpu-a: task 0: Segmentation fault (core dumped)\n", [(-11, 0, -1, -1)]),
-        # Nothing of the kind: what ended well, what a script says of its own children, another program's words.
+        # Nothing of the kind: what ended well, a script's lines about its own children, another program's words.
         ("srun: error: gpu-a: task 0: Exited with exit code 0\n", []),
         ("process 3 of the pipeline terminated with a warning\nexit code: 0, rank 2, killed 3 stragglers\n", []),
         ("srun: job 4711 queued and waiting for resources\n", []),
@@ -97,7 +97,7 @@ HYDRA = """\
     ],
 )
 def test_the_rank_and_its_status_are_read(text: str, expected: list[tuple[int, int, int, int]]) -> None:
-    """Rank or local rank, process and status as far as each launcher tells; other words name nobody."""
+    """Rank or local rank, process and status as far as each launcher prints them; other words name no rank."""
     assert [(one.code, one.rank, one.local_rank, one.pid) for one in read_words(text)] == expected
 
 

@@ -88,7 +88,7 @@ def test_an_endpoint_where_nobody_can_meet_is_refused(endpoint: str) -> None:
 
 
 def test_a_meeting_point_that_others_reach_asks_for_a_secret() -> None:
-    """Whoever reaches a controller could stop jobs; torchrun's store has the same trouble and does not say so."""
+    """Any client that reaches a controller could stop jobs; torchrun's store has the same gap without a warning."""
     with pytest.raises(UsageError, match="--token-file"):
         met(nnodes="2", rdzv_backend="c10d", rdzv_endpoint="head:29400")
 
@@ -111,7 +111,7 @@ def test_a_controller_that_is_given_is_the_meeting_point() -> None:
 
 
 def test_a_range_from_one_starts_with_one_node() -> None:
-    """Without a place to meet, nobody else can come; it is said."""
+    """Without a place to meet, no other node can join; a message says so."""
     found = met(nnodes="1:2")
 
     assert (found.controller, found.max_nodes) == ("", 1)
@@ -133,7 +133,7 @@ def test_several_nodes_without_a_place_to_meet_are_refused(nnodes: str) -> None:
         ({"master_addr": "localhost", "master_port": 29501}, ("localhost", 29501)),
         ({"nnodes": "1:2", "master_addr": "localhost", "master_port": 29501}, ("localhost", 29501)),
         ({"master_addr": "localhost"}, ("", 0)),
-        # The controller says which node has rank 0, so the address on the line may be another one's.
+        # The controller decides which node has rank 0, so the address on the line may be another one's.
         ({"nnodes": "2", "controller": "http://h:1", "master_addr": "a", "master_port": 29501}, ("", 29501)),
         ({"nnodes": "2", "master_addr": "localhost", "master_port": 29501}, ("", 29501)),
         ({"nnodes": "2", "master_addr": "localhost"}, ("", 29500)),  # torchrun's

@@ -92,7 +92,7 @@ async def test_a_wrong_token_is_said_at_once(served: Served, tmp_path: Path, mon
 async def test_of_two_that_start_at_once_the_second_goes_to_the_first(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
-    """Both saw a free port and one got it. Where nobody has it, its own trouble is told."""
+    """Both saw a free port and one got it. Where neither has it, its own error is shown."""
     address = served.url.removeprefix("http://")
     looks = iter([True, not is_taken])
     monkeypatch.setattr(own_controller, "is_free", lambda _port: next(looks))

@@ -236,7 +236,7 @@ def test_a_program_that_cannot_be_started_is_said_with_the_way_out(
 
 
 def test_a_folder_that_was_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody stands in it all the same, and no path is relative to it any more."""
+    """It stays the working folder of the process, and no path is relative to it any more."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -50,15 +50,15 @@ KNOWN = {rank: identity(rank) for rank in range(3)}
 @pytest.mark.parametrize(
     ("deaths", "said", "expected"),
     [
-        # torchrun: the status is seen, the others are asked to go.
+        # torchrun: the status is seen, the others get SIGTERM.
         ([death(1, KILL, 90.0), death(0, TERM, 90.2)], [], [(1, KILL, False, False), (0, TERM, True, False)]),
-        # spawn has fetched the statuses before anybody could look, and tells the first one's.
+        # spawn has fetched the statuses before the runner could look, and prints the first one's.
         (
             [death(1, None, 90.0), death(0, None, 90.01)],
             [Said(KILL, local_rank=1)],
             [(1, KILL, False, False), (0, 1, True, True)],
         ),
-        # Nobody tells anything: the first to go is the cause.
+        # No source has a status: the first to end is the cause.
         ([death(2, None, 90.0), death(0, None, 90.5)], [], [(2, 1, False, True), (0, 1, True, True)]),
         # The kernel kills two in one moment, and the launcher the third.
         (

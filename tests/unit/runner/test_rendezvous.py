@@ -15,7 +15,7 @@ TERMS = Terms(1, 1, "127.0.0.1", JobPolicy())
 
 
 def test_a_rendezvous_that_is_shut_down_closes_its_connections() -> None:
-    """Used as a library, nobody else knows of its HTTP session: torch shuts the rendezvous down, and that is all."""
+    """Used as a library, no other part closes its HTTP session: torch shuts the rendezvous down, and that is all."""
     link = BlockingLink("http://127.0.0.1:9")
     rendezvous = MegascaleRendezvous(link, LocalWorkers(PLACE), TERMS)
 
@@ -28,7 +28,7 @@ def test_a_rendezvous_that_is_shut_down_closes_its_connections() -> None:
 
 @pytest.mark.parametrize(("port", "shared"), [(0, True), (29501, False)])
 def test_ranks_share_the_store_of_the_round_unless_rank_0_has_a_port_of_its_own(port: int, *, shared: bool) -> None:
-    """Torch makes every rank a client where the store is shared, also of an address at which nobody serves."""
+    """Torch makes every rank a client where the store is shared, also of an address at which no program serves."""
     link = BlockingLink("http://127.0.0.1:9")
     rendezvous = MegascaleRendezvous(link, LocalWorkers(PLACE), TERMS, master=("localhost", port))
 
@@ -38,7 +38,7 @@ def test_ranks_share_the_store_of_the_round_unless_rank_0_has_a_port_of_its_own(
 
 
 def test_restarts_are_counted_from_the_first_round_of_this_runner() -> None:
-    """Whoever ordered them; a job that begins a new life counts its rounds on, and its restarts anew."""
+    """By any cause; a job that begins a new life counts its rounds on, and its restarts anew."""
     local_workers = LocalWorkers(PLACE)
 
     counts = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run folder is its owner's, whoever made it, and nothing of the user's own in it is touched."""
+"""The run folder is its owner's, whichever user made it, and nothing of the user's own in it is touched."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from megascale_ops.runner.run_folder import narrow_umask, prepare_run_folder
 
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
-    """The umask of most accounts, under which everybody reads what is written."""
+    """The umask of most accounts, under which all users read what is written."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -53,7 +53,7 @@ def test_a_users_folder_keeps_its_mode_and_that_is_said(tmp_path: Path, caplog: 
 
 
 def test_a_folder_that_we_chose_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A version before has left it open; nobody asked for that."""
+    """A version before has left it open; which was never intended."""
     caplog.set_level(logging.INFO)
     tmp_path.chmod(0o755)
 

@@ -63,7 +63,7 @@ def test_a_bar_on_a_terminal_makes_room_for_a_line() -> None:
 
 
 def test_a_prompt_on_a_terminal_is_not_wiped_away() -> None:
-    """What somebody is asked stays readable when another rank prints."""
+    """A prompt stays readable when another rank prints."""
     assert shown(ScreenLine(80), (0, b"(Pdb) "), (1, b"hello\n")) == b"[0] (Pdb) \n[1] hello\n"
 
 

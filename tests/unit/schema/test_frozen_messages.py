@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as a version once sent them, every field set: whoever comes later must read them with nothing lost.
+"""Messages as a version once sent them, every field set: later versions must read them with nothing lost.
 
 ``tests/golden/messages/VERSION`` is never written anew. Fields are only ever added, so today's types read every frozen
 message; a field that was renamed, removed or given another type is caught here, before an agent of the week before
@@ -80,5 +80,5 @@ def test_what_is_sent_says_its_version(message: msgspec.Struct) -> None:
 
 
 def test_every_kind_of_message_is_frozen() -> None:
-    """And nothing lies there that nobody reads."""
+    """And no file there is unread."""
     assert {path.stem for path in (FROZEN / str(MESSAGE_VERSION)).iterdir()} == {kind.__name__ for kind in TYPES}

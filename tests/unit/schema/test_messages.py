@@ -85,7 +85,7 @@ def test_an_idle_heartbeat_is_small() -> None:
 
 
 def test_fields_of_a_newer_neighbour_are_passed_over() -> None:
-    """A field that this version does not know harms nobody."""
+    """An unknown field does no harm."""
     reply = msgspec.json.decode(b'{"send_full": true, "invented_later": [1, 2]}', type=HeartbeatReply)
 
     assert reply == HeartbeatReply(send_full=True)

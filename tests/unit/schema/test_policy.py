@@ -17,7 +17,7 @@ from megascale_ops.schema.policy import ACTION_WORDS, SETTINGS, JobPolicy, value
 from megascale_ops.schema.policy_settings import check_policy, check_settings, read_settings, show_settings
 
 NUMBERS = sorted(name for name, default in SETTINGS.items() if not isinstance(default, bool))
-# Name, the value as TOML writes it, and the clause that says what is wrong with it.
+# Name, the value as TOML writes it, and the clause on what is wrong with it.
 WRONG = [
     ("silence_floor_s", "-5", "it must be 0 or more"),
     ("silence_floor_s", "-1e-9", "it must be 0 or more"),
@@ -163,13 +163,13 @@ def test_a_policy_that_can_be_is_taken_as_a_whole(policy: JobPolicy) -> None:
     ],
 )
 def test_a_policy_that_can_not_be_is_refused_as_a_whole(policy: JobPolicy, sentence: str) -> None:
-    """Whoever made it, without the reader of ours."""
+    """However it was made, without the product's reader."""
     with pytest.raises(UsageError, match=sentence):
         check_policy(policy)
 
 
 def test_every_number_has_its_range_in_its_type() -> None:
-    """A setting without one would be taken from a person and end somebody's arithmetic."""
+    """A setting without one would be accepted from a user and break a computation."""
     for name in NUMBERS:
         with pytest.raises(ValueError, match="it is too large"):
             value_of(name, 1e300)

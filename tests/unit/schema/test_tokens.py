@@ -21,7 +21,7 @@ GRANTS = [
 
 @pytest.mark.parametrize("grant", GRANTS)
 def test_a_derived_token_says_what_it_was_issued_for(grant: Grant) -> None:
-    """Whoever knows the own token reads the grant back; a controller with another one reads nothing."""
+    """A holder of the own token reads the grant back; a controller with another one reads nothing."""
     token = issue(OWN, grant)
 
     assert read_grant(OWN, token) == grant
@@ -71,6 +71,6 @@ def test_a_changed_token_allows_nothing(grant: Grant) -> None:
     ids=["everything", "read-node", "no-job-name", "no-node-name", "derived"],  # the tokens are new in each process
 )
 def test_what_makes_no_sense_is_not_issued(own: str, grant: Grant, sentence: str) -> None:
-    """One sentence; above all, nobody hands on what was lent to them."""
+    """One sentence; above all, no grant can be passed on."""
     with pytest.raises(UsageError, match=sentence):
         issue(own, grant)

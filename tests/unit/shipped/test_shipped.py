@@ -28,7 +28,7 @@ def test_an_installation_has_the_package_s(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation that somebody has thinned out says what to do."""
+    """An incomplete installation gets a message with what to do."""
     monkeypatch.setattr(shipped, "__file__", str(tmp_path / "megascale_ops" / "shipped.py"))
 
     with pytest.raises(MegascaleError, match="the folder 'deploy' is missing from this installation"):

@@ -75,7 +75,7 @@ def test_thousands_of_ranks_are_folded_and_the_worst_stay_alone() -> None:
 
 
 def test_a_folded_row_shows_the_latest_of_its_ranks() -> None:
-    """Folding must not hide whom nobody named."""
+    """Folding must not hide a rank that was not named."""
     history = history_of(40, 3, slow=(7, 8, 9), slow_steps=range(3))
     times = lay_out(history)
     assert times is not None

@@ -127,7 +127,7 @@ def test_groups_stand_in_the_order_of_ranks_and_tracks_in_ours(tmp_path: Path) -
 
 
 def test_clocks_and_choice_are_in_the_file(tmp_path: Path) -> None:
-    """Whoever opens the file later reads how good the clocks were, and can place it in the day."""
+    """The file has the accuracy of its clocks and the time of day."""
     _, trace = written(tmp_path, recorded_job("ab", steps=5, ahead_s={"b": 9.0}))
 
     assert trace.attributes["megascale: clock residual p99, ns"] == 0

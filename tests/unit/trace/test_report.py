@@ -132,7 +132,7 @@ def test_without_a_history_there_is_a_small_page() -> None:
 
 
 def test_a_clean_run_says_so() -> None:
-    """No incident, and nobody late."""
+    """No incident, and no rank late."""
     assert "No incident was noticed" in render(reckon(gathered(history_of(2, 10))))
 
 
@@ -194,7 +194,7 @@ def _with_places(history: History, places: tuple[Place, ...]):  # type: ignore[n
 
 
 def test_a_clean_run_looks_clean() -> None:
-    """Nobody is called a suspect, and a lateness of noise is pale; who is late by a tenth of a step is not."""
+    """No rank is called a suspect, and a lateness of noise is pale; one of a tenth of a step is not."""
     clean = without_plotly(render(reckon(gathered(history_of(4, 40)))))
     slow = without_plotly(render(reckon(gathered(history_of(4, 40, slow=(2,), slow_steps=range(40))))))
 

@@ -94,7 +94,7 @@ def test_a_page_that_can_not_be_written(folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_device_is_not_replaced_by_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """-o /dev/null, say, of somebody who only wants to know whether it can be made."""
+    """-o /dev/null, say, to test whether it can be made."""
     os.mkfifo(folder / "pipe")
 
     code = main(["report", "gpt", "-o", str(folder / "pipe")])

@@ -115,6 +115,6 @@ def test_one_node_has_one_clock() -> None:
 
 
 def test_without_a_rank_there_is_no_clock() -> None:
-    """Asking for the clocks of nobody is a mistake of the caller."""
+    """Fitting the clocks of no rank is a mistake of the caller."""
     with pytest.raises(ValueError, match="no rank, no clock"):
         align([])

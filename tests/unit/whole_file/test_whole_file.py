@@ -63,7 +63,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_name_of_our_own_is_replaced_whatever_stands_there(tmp_path: Path) -> None:
-    """A link that somebody has put in a folder of ours leads nobody's write elsewhere."""
+    """A link placed in a folder of the product redirects no write."""
     (tmp_path / "elsewhere").write_bytes(b"kept")
     (tmp_path / "port").symlink_to(tmp_path / "elsewhere")
 
