@@ -168,7 +168,6 @@ def answer(scene: Scene, query: Query, values: dict[str, str]) -> tuple[int, str
     return len(found), ""
 
 
-@pytest.mark.alone  # a slow rank is to be seen, and a freeze of a second or two by one scrape a second
 def test_every_query_has_data(scene: Scene) -> None:
     """Panels, annotations and the choices of variables; whoever has none is named with its query."""
     asked = [*queries(), *annotations(), *variable_queries()]
@@ -181,7 +180,6 @@ def test_every_query_has_data(scene: Scene) -> None:
     assert set(EMPTY) <= set(without), "these have data now: no excuse is needed"
 
 
-@pytest.mark.alone  # the same run
 def test_only_what_needs_nccl_or_a_gpu_kernel_is_made_up(scene: Scene) -> None:
     """A metric that this machine's own programs expose is taken from them."""
     real = scene.prometheus.query(f'group by (__name__) ({{__name__=~"megascale_.*", instance!="{scene.made}"}})')

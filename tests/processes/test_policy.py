@@ -66,7 +66,6 @@ def _told(launch: Launch) -> Incident | None:
     return found[0] if found else None
 
 
-@pytest.mark.calm  # a patience of one second: a machine that is busy with other tests would look like silence
 def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     """A hang that would be borne for 5 minutes is judged within seconds after ``policy set``, and the run recovers."""
     patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")
@@ -75,10 +74,10 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
     before = [incident.id for incident in launch.incidents()]
 
-    eager = ("absent_patience_s=0", "silence_floor_s=1", "busy_floor_s=1", "busy_factor=1")
+    eager = ("absent_patience_s=0", "silence_floor_s=5", "busy_floor_s=5", "busy_factor=1")
     done = launch.command("policy", "set", "toy", *eager)
     until(lambda: "restarting as round 2" in launch.output(), "the verdict")
-    # A second would be too little for the ranks' start and end on a busy machine.
+    # Five seconds would be too little for the ranks' start and end on a busy machine.
     back = launch.command("policy", "set", "toy", "silence_floor_s=300", "busy_floor_s=300", "busy_factor=6")
     code = launch.finish(run)
 
