@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tests with real processes: first five at a time, then what is about time and waits for most of it (`calm`), four at
+# Tests with real processes: first five at a time, then what is about time and waits for most of it (`calm`), as many at
 # a time, then what is about time and needs the cores, alone. Five on two cores: with three at a time the cores were idle
 # for half of the time.
 #
@@ -28,7 +28,7 @@ hold() {
 }
 
 hold -m "processes and not alone and not calm and not gpu and not matrix" -n 5 --dist loadgroup
-hold -m "processes and calm and not gpu and not matrix" -n 4 --dist loadgroup
+hold -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup
 hold -m "processes and alone and not gpu and not matrix"
 [ $failed -eq 1 ] || exit 0
 
