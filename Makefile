@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
-	@echo "make demo            train on this machine, break it, and watch it recover (about 60 s)"
+	@echo "make demo            train on this machine, break it, and watch it recover (about 30 s)"
 	@echo "make test            lint, types, floors and all tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
