@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
-	@echo "make demo            train on this machine, break it, and watch it recover (about 60 s)"
+	@echo "make demo            train on this machine, break it, and watch it recover (about 30 s)"
 	@echo "make test            lint, types, floors and all tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
@@ -48,11 +48,11 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/licences.py
 
-# Processes last: two cores are soon full.
+# mypy uses one core, the unit tests what is left. Processes last: two cores are soon full.
 test: setup
 	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-unit
+	@echo "lint and unit tests side by side, a few minutes: each prints what it has to say at its end"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-unit
 	@$(MAKE) --no-print-directory test-processes
 
 test-unit: setup

@@ -25,6 +25,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the longest tests where there are workers, all of which put theirs into one order, once shuffled."""
+    if hasattr(config, "workerinput"):
+        from tests.processes.groups import place
+
+        items.sort(key=lambda item: place(item.nodeid))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let one worker hold what belongs together, where ``--dist loadgroup`` asks for it."""

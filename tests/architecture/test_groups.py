@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from xdist.remote import Producer
 
-from tests.processes.groups import GROUPS, ByGroup
+from tests.processes.groups import FIRST, GROUPS, ByGroup, place
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,8 +22,18 @@ class Config(SimpleNamespace):
 
 
 def test_a_group_is_of_files_that_there_are() -> None:
-    """A file that was moved would fall out of its group without a word."""
-    assert [path for path in GROUPS if not (ROOT / path).is_file()] == []
+    """A file that was moved would fall out of its group, or of its place, without a word."""
+    assert [path for path in (*GROUPS, *FIRST) if not (ROOT / path).is_file()] == []
+
+
+def test_the_longest_tests_are_handed_out_first() -> None:
+    """In the order in which their files are named; all others keep theirs."""
+    last, first, other = (f"{path}::test_a" for path in (FIRST[-1], FIRST[0], "tests/processes/test_top.py"))
+
+    assert sorted([other, last, "tests/unit/test_a.py::test_b", first], key=place) == [
+        *(first, last),
+        *(other, "tests/unit/test_a.py::test_b"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tests that share what the machine has once, or what is dear to make: one worker holds all of a group.
+"""Files of tests that one worker holds, and files that are begun with.
+
+A group of files shares what the machine has once, or what is dear to make.
 
 pytest-xdist's own groups (``--dist loadgroup``) keep nobody together with pytest 9.2: the plugin writes a group into
 ``_nodeid``, which is no longer read. Workers then waited for each other's locks, and each made the fixtures anew
 (kernels for four ranks, a C library under three sanitizers). The scheduler knows nothing of a test but its node ID, so
 groups are of files.
+
+A test that waits for most of a minute is begun with: at the end all other workers would wait for it.
 """
 
 from collections.abc import Mapping
@@ -14,17 +18,28 @@ from xdist.scheduler import LoadScopeScheduling
 
 GROUPS: Mapping[str, str] = {
     "tests/processes/test_chaos.py": "chaos",
+    "tests/processes/test_checkpoint_examples.py": "examples",
+    "tests/processes/test_checkpoint_ranks.py": "ranks that save",
+    "tests/processes/test_dashboards.py": "dashboards",
     "tests/processes/test_dashboard_schema.py": "grafana schema",
     "tests/processes/test_foreign_users.py": "users",
     "tests/processes/test_kernels_cpu.py": "kernels",
     "tests/processes/test_nccl_drawn.py": "NCCL's profiler",
     "tests/processes/test_nccl_profiler.py": "NCCL's profiler",
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",
-    "tests/processes/test_partitions.py": "networks",
+    "tests/processes/test_page.py": "page",
     "tests/processes/test_shared_memory.py": "users",
-    "tests/processes/test_slow_links.py": "networks",
     "tests/processes/test_stranger.py": "users",
 }
+# Those with tests of 20 s and more, the longest first.
+FIRST = tuple(
+    f"tests/processes/test_{name}.py"
+    for name in (
+        "report", "stragglers", "negative_controls", "partitions", "ski_rental", "legitimate_waits", "silent_endings",
+        "installed", "own_parts", "wrapped_launchers", "eviction", "debugger_session", "frameworks", "next_steps",
+        "run_has_agent", "profile", "cli_programs", "launches", "nodes", "recovery", "own_faults",
+    )
+)  # fmt: skip
 
 
 class ByGroup(LoadScopeScheduling):
@@ -37,3 +52,9 @@ class ByGroup(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         """Return the name of the unit of work that a test belongs to."""
         return GROUPS.get(nodeid.partition("::")[0], nodeid)
+
+
+def place(nodeid: str) -> int:
+    """Return where a test stands in the order of handing out; those without a place of their own come last."""
+    path = nodeid.partition("::")[0]
+    return FIRST.index(path) if path in FIRST else len(FIRST)

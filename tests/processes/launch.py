@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,9 +30,13 @@ TOY = SCRIPTS / "toy.py"
 # Without torch, which costs a rank 2 s of CPU in every round: ranks in lockstep, and independent ranks.
 LOCKSTEP = SCRIPTS / "lockstep.py"
 PLAIN = SCRIPTS / "plain.py"
+# For PYTHONPATH: ranks of a script that is run as it is start without torch's compiler.
+SOON = SCRIPTS.with_name("soon")
 # For a script that shall train until the test has seen what it needs: `Launch.enough` ends it.
 ENDLESS = ("--steps=1000000", "--until-enough")
 T = TypeVar("T")
+# States of incidents that nothing was done about: a suspicion that came to nothing, a warning, a warning that is over.
+PASSING = ("harmless", "watching", "over")
 # Deadlines of waits, here and in the tests: several times what a machine needs that is three times slower than a desk.
 # A wait ends as soon as what it waits for is there, so a generous one costs nothing when all is well.
 PATIENCE_S = 90.0
@@ -59,6 +63,14 @@ def all_have_made(step: int, status: JobStatus) -> bool:
     """Whether every rank of the job's round has finished ``step``: `JobStatus.step` speaks of those that have begun."""
     made = [one.report.progress.step for one in status.ranks if one.report.progress is not None]
     return len(made) == status.world_size and min(made, default=-1) >= step
+
+
+def acted_upon(incidents: Sequence[Incident]) -> list[Incident]:
+    """Return those that something was done about.
+
+    On a busy machine there may be warnings beside them, and suspicions that came to nothing.
+    """
+    return [one for one in incidents if one.state not in PASSING]
 
 
 class Launch:
@@ -189,6 +201,13 @@ class Launch:
                 return None
 
         return until(told, f"somebody to tell of incidents; output so far:\n{self.output()}")[0]
+
+    def the_incident(self, job: str = "toy", where: str = "") -> Incident:
+        """Return the only incident that was acted upon."""
+        found = self.incidents(job, where)
+        told = "\n".join(f"{one.id} {one.state}: {one.verdict and one.verdict.reason}" for one in found)
+        assert len(acted_upon(found)) == 1, f"one incident to be acted upon:\n{told}\n{self.output()}"
+        return acted_upon(found)[0]
 
     def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 180.0) -> int:
         """Wait for a run to end and return its exit code."""

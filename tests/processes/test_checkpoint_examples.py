@@ -2,9 +2,13 @@
 """The examples learn, and a run that was stopped and resumed ends exactly like one that was not."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -29,9 +33,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def run(script: str, folder: Path, steps: int, *, rendezvous_port: int = 0) -> dict[int, float]:
     """Train in one process, or on two ranks when a port is given; the loss of each step that was printed."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(rendezvous_port)]
+    soon = folder.with_name("soon.py")
+    soon.write_text(SOON)
     options = ["--steps", str(steps), "--checkpoint-every", "6", *SMALL]
     done = subprocess.run(
-        [sys.executable, *(launcher if rendezvous_port else ["-c", SOON]), str(EXAMPLES / script), *options],
+        [sys.executable, *(launcher if rendezvous_port else []), str(soon), str(EXAMPLES / script), *options],
         env=os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -43,29 +49,53 @@ def run(script: str, folder: Path, steps: int, *, rendezvous_port: int = 0) -> d
     return {int(line[1]): float(line[3]) for line in words if line[:1] == ["step"] and line[2] == "loss"}
 
 
-@pytest.mark.parametrize("script", ["train_gpt.py", "train_gpt_plain.py"])
-def test_a_resumed_run_ends_like_one_that_was_never_stopped(script: str, tmp_path: Path) -> None:
-    """Weights, moments and the stream of text continue where they were: every loss is the same."""
-    whole = run(script, tmp_path / "whole", 12)
-    first = run(script, tmp_path / "halves", 6)
+class Trained(NamedTuple):
+    """The losses of 12 steps, and of the first 6 with the folder of their checkpoints."""
 
-    second = run(script, tmp_path / "halves", 12)
+    whole: dict[int, float]
+    first: dict[int, float]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """Train a script on one rank, once for all tests."""
+
+    @cache
+    def train(script: str) -> Trained:
+        folder = tmp_path_factory.mktemp("trained")
+        return Trained(run(script, folder / "whole", 12), run(script, folder / "half", 6), folder / "half")
+
+    return train
+
+
+@pytest.mark.parametrize("script", ["train_gpt.py", "train_gpt_plain.py"])
+def test_a_resumed_run_ends_like_one_that_was_never_stopped(
+    trained: Callable[[str], Trained], script: str, tmp_path: Path
+) -> None:
+    """Weights, moments and the stream of text continue where they were: every loss is the same."""
+    before = trained(script)
+    halves = shutil.copytree(before.folder, tmp_path / "halves")
+
+    second = run(script, halves, 12)
 
     assert sorted(second) == list(range(7, 13))
-    assert first | second == whole
-    assert whole[12] < whole[1]
+    assert before.first | second == before.whole
+    assert before.whole[12] < before.whole[1]
 
 
-def test_two_ranks_share_the_stream_that_one_reads_alone(tmp_path: Path, unused_tcp_port: int) -> None:
+def test_two_ranks_share_the_stream_that_one_reads_alone(
+    trained: Callable[[str], Trained], tmp_path: Path, unused_tcp_port: int
+) -> None:
     """A run resumed with more ranks goes on in the same text, so its mean loss goes on too."""
-    alone = run("train_gpt.py", tmp_path / "alone", 12)
-    run("train_gpt.py", tmp_path / "shared", 6)
+    before = trained("train_gpt.py")
+    shared = shutil.copytree(before.folder, tmp_path / "shared")
 
-    together = run("train_gpt.py", tmp_path / "shared", 12, rendezvous_port=unused_tcp_port)
+    together = run("train_gpt.py", shared, 12, rendezvous_port=unused_tcp_port)
 
     assert sorted(together) == list(range(7, 13))
-    assert all(abs(together[step] - alone[step]) < 0.01 for step in together)
-    choice = newest(tmp_path / "shared")
+    assert all(abs(together[step] - before.whole[step]) < 0.01 for step in together)
+    choice = newest(shared)
     assert choice.newest is not None
     assert choice.newest.manifest is not None
     assert choice.newest.manifest.world_size == 2

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real ranks save and restore together, and fail together."""
+"""Two real ranks save and restore together, and fail together.
+
+One pair of processes plays all that needs no new ones: a rank is two seconds of CPU time before its first tensor.
+"""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,12 +24,20 @@ pytestmark = pytest.mark.processes
 RANK_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_rank.py"
 
 
-def play(scenario: str, folder: Path, scratch: Path, world_size: int = 2) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run a scenario on real ranks; their reports and their stderr."""
-    rendezvous = scratch / f"rendezvous-{scenario}-{world_size}".replace(" ", "-")
+class Played(NamedTuple):
+    """What the ranks reported of each scenario, in its order, and what each of them wrote to stderr."""
+
+    reports: list[list[dict[str, Any]]]
+    stderr: list[str]
+
+
+def play(scratch: Path, *scenarios: tuple[str, Path], world_size: int = 2) -> Played:
+    """Run scenarios, each in its folder, on real ranks."""
+    rendezvous = scratch / f"rendezvous-{len(list(scratch.glob('rendezvous-*')))}"
+    told = [f"{name}={folder}" for name, folder in scenarios]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(RANK_SCRIPT), scenario, str(folder), str(rendezvous), str(rank), str(world_size)],
+            [sys.executable, str(RANK_SCRIPT), str(rendezvous), str(rank), str(world_size), *told],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -39,37 +53,57 @@ def play(scenario: str, folder: Path, scratch: Path, world_size: int = 2) -> tup
             rank.wait(timeout=10)
     for rank, (_, stderr) in zip(ranks, outputs, strict=True):
         assert rank.returncode == 0, stderr
-    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs], [stderr for _, stderr in outputs]
+    by_rank = [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+    return Played([list(reports) for reports in zip(*by_rank, strict=True)], [stderr for _, stderr in outputs])
 
 
-def test_what_two_ranks_saved_comes_back_bit_for_bit_also_on_another_number_of_ranks(tmp_path: Path) -> None:
-    """Weights, moments and numbers return exactly, into an optimizer that has never stepped."""
-    folder = tmp_path / "checkpoints"
-    play("save", folder, tmp_path)
-
-    on_two, _ = play("restore", folder, tmp_path)
-    on_one, _ = play("restore", folder, tmp_path, world_size=1)
-
-    assert [report["step"] for report in on_two + on_one] == [4, 4, 4]
-    assert all(report["same"] for report in on_two + on_one)
-    assert not any(report["skipped"] for report in on_two + on_one)
-
-
-def test_sharded_tensors_come_back_on_another_number_of_ranks(tmp_path: Path) -> None:
-    """FSDP on two ranks, restored on three, moments included: each tensor is cut anew."""
-    folder = tmp_path / "checkpoints"
-    play("save sharded", folder, tmp_path)
-
-    reports, _ = play("restore sharded", folder, tmp_path, world_size=3)
-
-    # 4 tensors of the model; for each of them 2 moments and a counter
-    assert reports == [{"step": 3, "close": True, "compared": 16}] * 3
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Let a folder be a file system of one megabyte; false where we may not mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    is_mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", str(folder)], check=True, timeout=30)
 
 
-def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(tmp_path: Path) -> None:
-    """A flipped byte, a missing shard and a torn write: each is named once, and all ranks load the same older step."""
-    folder = tmp_path / "checkpoints"
-    play("save", folder, tmp_path)
+class Saved(NamedTuple):
+    """What two ranks left in `folder`, one folder each scenario, and what they reported where saving has to fail."""
+
+    folder: Path
+    reports: dict[str, list[dict[str, Any]]]
+    left: dict[str, list[str]]  # names of files
+    newest: dict[str, int]  # steps
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Save, and fail to save: for want of agreement, by a limit of one rank, on a full disk."""
+    folder = tmp_path_factory.mktemp("saved")
+    names = ["save", "disagree", "limited"]
+    with small_disk(folder / "disk full") as is_small:
+        names += ["disk full"] if is_small else []
+        played = play(folder, *((name, folder / name) for name in names))
+        left = {name: sorted(path.name for path in (folder / name).iterdir()) for name in names[2:]}
+        chosen = {name: choice.step for name in names[2:] if (choice := newest(folder / name).newest) is not None}
+    return Saved(folder, dict(zip(names, played.reports, strict=True)), left, chosen)
+
+
+class Restored(NamedTuple):
+    """What two ranks reported of a sound folder and of a damaged one."""
+
+    sound: list[dict[str, Any]]
+    damaged: list[dict[str, Any]]
+    stderr: list[str]
+
+
+@pytest.fixture(scope="module")
+def restored(saved: Saved) -> Restored:
+    """Restore from what was saved, and from a copy with a flipped byte, a missing shard and a torn write."""
+    folder = shutil.copytree(saved.folder / "save", saved.folder / "damaged")
     flipped = folder / "step-00000004" / "__0_0.distcp"
     data = bytearray(flipped.read_bytes())
     data[len(data) // 2] ^= 0x10
@@ -77,47 +111,58 @@ def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(tmp_path: Path) 
     (folder / "step-00000003" / "__1_0.distcp").unlink()
     torn = folder / "step-00000002" / "__1_0.distcp"
     torn.write_bytes(torn.read_bytes()[:-4096])
+    (sound, damaged), stderr = play(saved.folder, ("restore", saved.folder / "save"), ("restore", folder))
+    return Restored(sound, damaged, stderr)
 
-    reports, stderr = play("restore", folder, tmp_path)
 
-    for report in reports:
+def test_what_two_ranks_saved_comes_back_bit_for_bit_also_on_another_number_of_ranks(
+    saved: Saved, restored: Restored
+) -> None:
+    """Weights, moments and numbers return exactly, into an optimizer that has never stepped."""
+    (on_one,), _ = play(saved.folder, ("restore", saved.folder / "save"), world_size=1)
+
+    reports = restored.sound + on_one
+    assert [report["step"] for report in reports] == [4, 4, 4]
+    assert all(report["same"] for report in reports)
+    assert not any(report["skipped"] for report in reports)
+
+
+def test_sharded_tensors_come_back_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """FSDP on two ranks, restored on three, moments included: each tensor is cut anew."""
+    folder = tmp_path / "checkpoints"
+    play(tmp_path, ("save sharded", folder))
+
+    (reports,), _ = play(tmp_path, ("restore sharded", folder), world_size=3)
+
+    # 4 tensors of the model; for each of them 2 moments and a counter
+    assert reports == [{"step": 3, "close": True, "compared": 16}] * 3
+
+
+def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(restored: Restored) -> None:
+    """A flipped byte, a missing shard and a torn write: each is named once, and all ranks load the same older step."""
+    for report in restored.damaged:
         assert (report["step"], report["same"], report["skipped"]) == (1, True, [4, 3, 2])
         assert report["reasons"] == ["digest differs", "missing", "size differs"]
-    assert stderr[0].count("skipped: checkpoint of step") == 3
-    assert "skipped" not in stderr[1]
+    assert restored.stderr[0].count("skipped: checkpoint of step") == 3
+    assert "skipped" not in restored.stderr[1]
 
 
 @pytest.mark.parametrize(("scenario", "cause"), [("limited", "on rank 1: File too large"), ("disk full", "No space")])
-def test_a_rank_that_cannot_write_fails_every_rank_in_one_sentence(tmp_path: Path, scenario: str, cause: str) -> None:
+def test_a_rank_that_cannot_write_fails_every_rank_in_one_sentence(saved: Saved, scenario: str, cause: str) -> None:
     """Nobody hangs, all say the same, the checkpoint before stays valid, and nothing of the new one remains."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    if scenario == "disk full":
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True
-        )
-        if mounted.returncode:
-            pytest.skip("mounting a small file system needs root")
+    if scenario not in saved.reports:
+        pytest.skip("mounting a small file system needs root")
 
-    try:
-        reports, _ = play(scenario, folder, tmp_path)
-        left, before = sorted(path.name for path in folder.iterdir()), newest(folder)
-    finally:
-        if scenario == "disk full":
-            subprocess.run(["umount", str(folder)], check=True, timeout=30)
-
-    assert reports[0]["error"] == reports[1]["error"]
-    assert reports[0]["error"].startswith(f"saving step 2 to {folder} failed")
-    assert cause in reports[0]["error"]
-    assert "\n" not in reports[0]["error"]
-    assert left == [".writer-00000001.json", "step-00000001"]
-    assert before.newest is not None
-    assert before.newest.step == 1
+    errors = [report["error"] for report in saved.reports[scenario]]
+    assert errors[0] == errors[1]
+    assert errors[0].startswith(f"saving step 2 to {saved.folder / scenario} failed")
+    assert cause in errors[0]
+    assert "\n" not in errors[0]
+    assert saved.left[scenario] == [".writer-00000001.json", "step-00000001"]
+    assert saved.newest[scenario] == 1
 
 
-def test_ranks_that_disagree_about_the_step_save_nothing(tmp_path: Path) -> None:
+def test_ranks_that_disagree_about_the_step_save_nothing(saved: Saved) -> None:
     """Shards of different steps never become one checkpoint."""
-    reports, _ = play("disagree", tmp_path / "checkpoints", tmp_path)
-
-    assert all("the ranks are at different steps, [5, 6]" in report["error"] for report in reports)
-    assert candidates(tmp_path / "checkpoints") == []
+    assert all("the ranks are at different steps, [5, 6]" in one["error"] for one in saved.reports["disagree"])
+    assert candidates(saved.folder / "disagree") == []

@@ -36,6 +36,6 @@ def test_a_framework_says_its_phases_and_steps(
     assert "steps (6, 6) (12, 12) True 7" in said
     assert "steps aside" not in said
     assert said.count("checking=") == said.count("checking=eval") == checks
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert (incident.step_before, incident.step_after) == (8, 6)
     launch.assert_nothing_left()

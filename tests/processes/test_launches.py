@@ -70,7 +70,7 @@ def test_a_wrapped_launcher_is_one_unit(launch: Launch) -> None:
 
     assert launch.finish(run) == 0, launch.output()
     assert "begins at step 20 in round 2" in launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert incident.state == "recovered"
     launch.assert_nothing_left()
@@ -84,7 +84,7 @@ def test_a_frozen_rank_of_a_wrapped_launcher_is_named(launch: Launch) -> None:
     )
 
     assert launch.finish(run) == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("frozen", (1,))
     assert incident.state == "recovered"
@@ -104,7 +104,7 @@ def test_a_wrapped_shell_script_is_one_unit(launch: Launch) -> None:
     run = launch.spawn("run", "--job=toy", "--wrap", "--", "sh", str(script))
 
     assert launch.finish(run) == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("exit_code", (0,))
     assert "exit code 3" in incident.verdict.reason
@@ -147,7 +147,7 @@ def test_what_is_no_torch_script_is_supervised_too(launch: Launch, language: str
 
     assert launch.finish(run) == 0, launch.output()
     assert "round 2" in launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (0,))
     launch.assert_nothing_left()

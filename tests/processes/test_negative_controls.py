@@ -7,19 +7,19 @@ from tests.processes.launch import LOCKSTEP, TOY, Launch
 
 pytestmark = pytest.mark.processes
 
-# Patience cut to a fraction of the pause, so that a verdict would come if the pause were not excused.
+# Patience at its floor of 5 s, a fraction of the pause: a verdict would come if the pause were not excused. Less would
+# take a machine that is busy with other tests for silence.
 # Nothing is granted to absentees: what is held here is that evidence excuses, not that patience is long.
-IMPATIENT = ("--policy", "absent_patience_s=0", "--policy", "silence_floor_s=3", "--policy", "silence_factor=2")
+IMPATIENT = ("--policy", "absent_patience_s=0", "--policy", "silence_factor=2")
 
 
-@pytest.mark.calm  # patience is cut to seconds here: a machine that is busy with other tests would look like silence
 @pytest.mark.parametrize(
     ("toy", "options"),
     [
         (("--fault=slow_step", "--at=0", "--seconds=12", "--steps=20"), IMPATIENT),
-        (("--fault=slow_checkpoint", "--at=29", "--seconds=8"), IMPATIENT),
-        (("--fault=idle", "--seconds=10", "--steps=20"), IMPATIENT),
-        (("--fault=end_apart", "--seconds=8", "--steps=30"), IMPATIENT),
+        (("--fault=slow_checkpoint", "--at=29", "--seconds=12"), IMPATIENT),
+        (("--fault=idle", "--seconds=12", "--steps=20"), IMPATIENT),
+        (("--fault=end_apart", "--seconds=12", "--steps=30"), IMPATIENT),
     ],
     ids=["first step of many seconds", "slow checkpoint", "idle before stepping", "ends seconds apart"],
 )
@@ -36,7 +36,6 @@ def test_slow_is_not_broken(launch: Launch, toy: tuple[str, ...], options: tuple
     launch.assert_nothing_left()
 
 
-@pytest.mark.calm  # a minute of waiting
 def test_a_first_step_of_a_minute_is_not_broken(launch: Launch) -> None:
     """As long as compilation takes, with the policy that users have; one of two ranks waits for the other."""
     run = launch.run("--fault=slow_step", "--at=0", "--seconds=60", "--steps=20", script=LOCKSTEP)

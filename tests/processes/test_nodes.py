@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.processes.launch import until
+from tests.processes.launch import acted_upon, until
 from tests.processes.nodes import Clusters
 
 pytestmark = pytest.mark.processes
@@ -25,7 +25,7 @@ def test_a_node_dies_whole_and_is_taken_back(clusters: Clusters, dead: str) -> N
 
     cluster[dead].kill_whole()
     alone = cluster.until_status("degraded", round_=2)
-    (lost,) = cluster.incidents()
+    (lost,) = acted_upon(cluster.incidents())
     cluster[dead].start()
     together = cluster.until_status("running", round_=3)
     cluster.finish()
@@ -60,7 +60,7 @@ def test_a_spare_node_steps_in_and_the_dead_one_becomes_the_spare(clusters: Clus
     assert {node.node for node in replaced.nodes if node.node != "a"} == {"b", "c"}
     assert replaced.world_size == 2
     assert cluster.faults() == ["node_lost"]
-    (lost,) = [one.verdict for one in cluster.incidents()]
+    (lost,) = [one.verdict for one in acted_upon(cluster.incidents())]
     assert lost is not None
     assert lost.nodes == ("a",)
     assert "in round 3" not in cluster["b"].output()

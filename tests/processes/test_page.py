@@ -23,8 +23,6 @@ PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
 # 30 columns of ten seconds: longer than the run lives.
 MOST_COLUMNS = 30
 pytestmark = pytest.mark.processes
-# Where there is a run: a rank that is slower than its equals is to be seen, and one run serves all of these tests.
-alone = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +45,6 @@ def _url(run: Launch) -> str:
     return done.stdout.strip()
 
 
-@alone
 async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
     """The headline names rank 2, its node and what it costs; the map marks it; nothing is asked of anybody else."""
     url = _url(run)
@@ -93,7 +90,6 @@ COLOURS = """() => {
 }"""
 
 
-@alone
 async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
     """The strip and the heat map are drawn; by keyboard they say how long a step took and that rank 2 worked longer."""
     async with opened(_url(run)) as seen:
@@ -134,7 +130,6 @@ LISTEN = """() => {
 }"""
 
 
-@alone
 async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -> None:
     """The map has the numbers of all ranks, also of the one that is not well; host, date and ledger, too."""
     async with opened(_url(run)) as seen:
@@ -189,7 +184,6 @@ def _own(facts: str) -> int:
     return int(found[1]) if found else 0
 
 
-@alone
 async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Launch) -> None:
     """From the kill to the recovery the open page follows; the incident's page shows evidence and how to undo."""
     async with opened(_url(run)) as seen:
@@ -215,7 +209,6 @@ async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Lau
         assert seen.wrong == []
 
 
-@alone
 async def test_a_controller_that_falls_silent_is_said_and_comes_back_by_itself(run: Launch) -> None:
     """The page says for how long the controller was not heard; when it speaks again, the page lives again."""
     controller = run.controller()
@@ -236,7 +229,6 @@ async def test_a_controller_that_falls_silent_is_said_and_comes_back_by_itself(r
         assert not await seen.page.locator("#trouble").is_visible()
 
 
-@alone
 async def test_the_map_is_walked_by_keyboard(run: Launch) -> None:
     """Tab reaches the map; arrows move from rank to rank, n finds the one that is not well, Escape lets go."""
     async with opened(_url(run)) as seen:
@@ -261,7 +253,6 @@ async def test_the_map_is_walked_by_keyboard(run: Launch) -> None:
         assert "arrow keys" in after
 
 
-@alone
 @pytest.mark.parametrize("dark", [False, True])
 async def test_a_phone_has_room_for_all_of_it(run: Launch, *, dark: bool) -> None:
     """At 390 pixels nothing is wider than the screen, a tap shows a rank, and the night is dark."""
@@ -363,7 +354,6 @@ async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path) ->
             await other.locator("#door").wait_for(timeout=PATIENCE_S * MS)
 
 
-@alone
 async def test_an_incident_is_a_link_that_can_be_sent(run: Launch) -> None:
     """An address with an incident opens on it, and one that does not exist is said in a sentence."""
     until(lambda: (run.status() or None) and run.incidents(), "a first incident")
@@ -394,13 +384,15 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
             assert "Ran for" in await seen.text("#pace")
 
 
-@alone
 async def test_a_runs_own_controller_reads_its_ranks_logs(run: Launch) -> None:
     """From the map to the log of a rank by the address that a run prints, and no 409 of a shared controller."""
     async with opened(_url(run)) as seen:
         await seen.says("#legend", "make progress")
         await seen.page.locator("#map-over").focus()
-        await seen.page.get_by_text("what it printed").click()
+        end_s = time.monotonic() + PATIENCE_S
+        while not await seen.page.locator("#log-stream").is_visible() and time.monotonic() < end_s:
+            await seen.page.get_by_text("what it printed").click()  # lost where the page draws itself anew beneath it
+            await asyncio.sleep(0.2)
         await seen.page.select_option("#log-stream", "stdout")
 
         await seen.says("#log-state", re.compile(r"^\d+ lines?\b"))

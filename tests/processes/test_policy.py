@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import ENDLESS, LOCKSTEP, PLAIN, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PLAIN, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +66,6 @@ def _told(launch: Launch) -> Incident | None:
     return found[0] if found else None
 
 
-@pytest.mark.calm  # a patience of one second: a machine that is busy with other tests would look like silence
 def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     """A hang that would be borne for 5 minutes is judged within seconds after ``policy set``, and the run recovers."""
     patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")
@@ -75,10 +74,10 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
     before = [incident.id for incident in launch.incidents()]
 
-    eager = ("absent_patience_s=0", "silence_floor_s=1", "busy_floor_s=1", "busy_factor=1")
+    eager = ("absent_patience_s=0", "silence_floor_s=5", "busy_floor_s=5", "busy_factor=1")
     done = launch.command("policy", "set", "toy", *eager)
     until(lambda: "restarting as round 2" in launch.output(), "the verdict")
-    # A second would be too little for the ranks' start and end on a busy machine.
+    # Five seconds would be too little for the ranks' start and end on a busy machine.
     back = launch.command("policy", "set", "toy", "silence_floor_s=300", "busy_floor_s=300", "busy_factor=6")
     code = launch.finish(run)
 
@@ -90,7 +89,7 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     assert before == []
     assert code == 0, launch.output()
     assert "in round 2" in launch.output()
-    assert [incident.state for incident in launch.incidents()] == ["recovered"]
+    assert [incident.state for incident in acted_upon(launch.incidents())] == ["recovered"]
     launch.assert_nothing_left()
 
 
@@ -113,7 +112,7 @@ def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, re
     assert code != 0
     assert f"in round {restarts + 1}" in launch.output()
     assert f"in round {restarts + 2}" not in launch.output()
-    actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
+    actions = [one.verdict.action for one in acted_upon(launch.incidents()) if one.verdict is not None]
     assert actions == ["restart"] * restarts + ["stop"]
     assert why in launch.output()
     launch.assert_nothing_left()
@@ -127,7 +126,7 @@ def test_restarts_that_lead_further_are_no_loop(launch: Launch) -> None:
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
+    actions = [one.verdict.action for one in acted_upon(launch.incidents()) if one.verdict is not None]
     assert actions == ["restart"] * 3
     assert "in round 4" in launch.output()
     launch.assert_nothing_left()

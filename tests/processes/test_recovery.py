@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.processes.launch import ENDLESS, LOCKSTEP, TOY, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, TOY, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
 # Silence is acted upon as soon as evidence is clear; by default an absentee would be given nine minutes.
@@ -38,7 +38,7 @@ def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: s
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == (named, (1,)), incident.verdict
     assert incident.state == "recovered"
@@ -56,7 +56,7 @@ def test_a_rank_that_left_is_named_where_no_connection_breaks(launch: Launch) ->
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("exited_early", (1,)), incident.verdict
     assert "ended while the others wait for it" in incident.verdict.reason
@@ -70,7 +70,7 @@ def test_the_same_exception_on_all_ranks_twice_is_a_bug_in_the_script(launch: La
     code = launch.finish(run)
 
     assert code == 1
-    first, second = launch.incidents()
+    first, second = acted_upon(launch.incidents())
     assert first.verdict is not None
     assert second.verdict is not None
     assert (first.verdict.fault, set(first.verdict.culprits)) == ("exception_everywhere", {0, 1})
@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("sleeping", (1,))
     assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
@@ -133,23 +133,22 @@ def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("sleeping", (1, 2))
     assert "where 2 ranks wait" in incident.verdict.reason
     launch.assert_nothing_left()
 
 
-@pytest.mark.calm  # a patience of seconds: a machine that is busy with other tests would look like silence
 def test_a_job_in_which_all_ranks_sleep_is_idle_and_nobody_is_named(launch: Launch) -> None:
     """None waits for another, so none is to blame more than the others; it is started again all the same."""
-    patience = (*EAGER, "--policy=silence_floor_s=4", "--policy=busy_floor_s=6", "--policy=busy_factor=1")
+    patience = (*EAGER, "--policy=busy_floor_s=6", "--policy=busy_factor=1")
     run = launch.run("--fault=hang", "--rank=0", "--also=1", "--steps=60", options=patience, script=LOCKSTEP)
 
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    incident = launch.incidents()[0]
+    incident = acted_upon(launch.incidents())[0]
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits, incident.state) == ("idle", (), "recovered")
     assert "all 2 ranks sleep" in incident.verdict.reason
@@ -192,7 +191,7 @@ def test_warm_workers_take_the_place_of_the_dead(launch: Launch) -> None:
 
     assert launch.finish(run) == 0
     assert ranks == spares
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (0,))
     assert "in round 2" in launch.output()

@@ -69,7 +69,7 @@ def test_the_tests_own_eyes_see_errors_and_requests(browser: str, tmp_path: Path
     assert any(f"127.0.0.1:{server}" in one for one in seen.asked)
 
 
-@pytest.mark.alone  # a rank that is 20 % slower is to be seen
+@pytest.mark.calm  # a rank that is 20 % slower is to be seen
 def test_a_run_with_a_slow_rank(launch: Launch, browser: str, tmp_path: Path) -> None:
     """While it runs and after its end: every rank has its row, the ledger adds up, the picture is a picture."""
     started = launch.spawn("run", "--nproc-per-node=4", "--job=toy", "--", str(PACED), "--slow=forward", "--steps=250")

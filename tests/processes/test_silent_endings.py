@@ -7,7 +7,7 @@ Every run holds its own negative control: the same error where it does end the r
 import pytest
 
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import SCRIPTS, Launch
+from tests.processes.launch import SCRIPTS, Launch, acted_upon
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +19,7 @@ def told(launch: Launch, *ways: str) -> list[Incident]:
     """Run two ranks that end in these ways, one a round, and return what was told of them, oldest first."""
     run = launch.run(*ways, options=("--policy", "absent_patience_s=0"), script=ENDINGS)
     assert launch.finish(run) == 0, launch.output()
-    return sorted(launch.incidents(), key=lambda incident: incident.round)
+    return sorted(acted_upon(launch.incidents()), key=lambda incident: incident.round)
 
 
 def test_a_failed_script_whose_process_lives_on_is_told_by_its_error_and_not_as_asleep(launch: Launch) -> None:

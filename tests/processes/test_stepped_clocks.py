@@ -85,7 +85,7 @@ def test_all_clocks_of_a_run_are_stepped_forth_and_back(clock: SteppedClock, lau
     launch.enough()
 
     assert launch.finish(run) == 0, launch.output()
-    (incident,) = launch.incidents()
+    incident = launch.the_incident()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (1,))
     assert 0 <= incident.marks.stepped - incident.marks.began < 60

@@ -14,8 +14,9 @@ from megascale_ops.chaos.outside import starve
 from megascale_ops.schema.events import Incident
 from tests.processes.launch import Launch, until
 
-# Alone: what one rank does 20 % slower than its equals must not drown in what others do on these cores.
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+pytestmark = pytest.mark.processes
+# What one rank does 20 % slower than its equals must not drown in what many others do on these cores.
+calm = pytest.mark.calm
 
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
 SLOW_FROM = 60
@@ -32,6 +33,7 @@ def run(launch: Launch, *options: str) -> list[Incident]:
     ]
 
 
+@pytest.mark.alone  # where others want these cores, a slow rank may be told as starved
 @pytest.mark.parametrize(
     ("part", "cause"),
     [
@@ -58,11 +60,13 @@ def test_a_rank_that_is_20_percent_slower_is_named(launch: Launch, part: str, ca
     assert first.state == "over"  # the job's end ends it
 
 
+@calm
 def test_a_clean_run_names_nobody(launch: Launch) -> None:
     """400 steps of four equal ranks."""
     assert run(launch, "--steps=400") == []
 
 
+@pytest.mark.alone  # one of equals starves for what the test itself does on its core
 def test_a_rank_whose_core_others_use_is_told_as_starved_with_the_load_of_its_node(launch: Launch) -> None:
     """Never as a straggler of its own making, which a rank that is slow by itself is (the rows above).
 
@@ -113,6 +117,7 @@ def set_share(launch: Launch, share: float) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@calm
 def test_what_a_slow_rank_is_worth_can_be_changed_while_the_run_lives(launch: Launch) -> None:
     """10 % slow for good: nobody is named at 20 %, it is at 2 %, its name ends at 40 %; nothing is ever stopped."""
     slow = ("--slow=forward", "--share=0.1", f"--at={SLOW_FROM}", "--steps=1000000")

@@ -21,7 +21,7 @@ import pytest
 
 from megascale_ops.schema.messages import Heartbeat, JobReport, PolicyChange
 from megascale_ops.schema.progress import ProcessReading, RankReport
-from tests.processes.launch import ENDLESS, PLAIN, Launch, until
+from tests.processes.launch import ENDLESS, PLAIN, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
 NOBODY = 65534
@@ -131,7 +131,7 @@ def test_another_user_ends_no_job(launch: Launch, open_place: Path) -> None:
     until(lambda: any(one.marks.stepped for one in launch.incidents()), "the recovery under a new controller")
     told_later = as_nobody(run_dir, reads[:1], url)
     status = launch.until_more_steps(15)
-    incidents = [one.verdict.fault for one in launch.incidents() if one.verdict is not None]
+    incidents = [one.verdict.fault for one in acted_upon(launch.incidents()) if one.verdict is not None]
     policy = launch.command("policy", "show", "toy", "--json", f"--run-dir={run_dir}")
 
     refused = [401, json.dumps({"error": SENTENCE}, separators=(",", ":"))]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.schema.version import MESSAGE_VERSION
-from tests.processes.launch import until
+from tests.processes.launch import acted_upon, until
 from tests.processes.nodes import Cluster, Clusters, Controller, Node
 
 pytestmark = pytest.mark.processes
@@ -57,7 +57,7 @@ def test_neighbouring_versions_train_together_and_judge_a_fault(clusters: Cluste
     os.kill(pid, signal.SIGSTOP)
     after = cluster.until_status("running", round_=2)
     cluster.until_more_steps()
-    (incident,) = cluster.incidents()
+    (incident,) = acted_upon(cluster.incidents())
     cluster.finish()
 
     assert stated == MESSAGE_VERSION + distance

@@ -107,7 +107,7 @@ ACTS = (
 @click.option("--keep", is_flag=True, help="Keep the run folder and say where it is.")
 @log_options
 def demo(*, keep: bool) -> int:
-    """Train on this machine, break it in four ways, and see it recover (a minute on a quiet machine)."""
+    """Train on this machine, break it in four ways, and see it recover (half a minute on a quiet machine)."""
     from megascale_ops.cli.demo.report import Report
     from megascale_ops.cli.terminal.needs import need
 

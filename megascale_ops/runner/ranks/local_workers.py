@@ -45,7 +45,7 @@ from megascale_ops.runner.processes import (
 from megascale_ops.runner.ranks.leftovers import describe
 from megascale_ops.runner.ranks.warm import WarmPool
 from megascale_ops.runner.ranks.worker import Worker
-from megascale_ops.runner.wrapped.child_watch import STRANDED_S, ChildWatch, Death
+from megascale_ops.runner.wrapped.child_watch import SLOW_S, ChildWatch, Death
 from megascale_ops.runner.wrapped.launcher_words import read_words
 from megascale_ops.runner.wrapped.rank_ends import rank_ends
 from megascale_ops.schema import environment
@@ -138,16 +138,24 @@ class LocalWorkers:
         self.look_away()
         self._stranded = False
         if self.place.wrap:
-            self._children = ChildWatch(Path(self.place.box_dir), self.place.node, number, self._give_up_launcher)
+            watched = Path(self.place.box_dir), self.place.node, number
+            self._children = ChildWatch(*watched, self._give_up_launcher, self._stranded_s())
             self._children.start()
         threading.Thread(target=self._sweep, args=(number, sessions), name="sweep", daemon=True).start()
+
+    def _stranded_s(self) -> float:
+        """Return what a launcher gets that does not react: time to look, and its ranks' to save what they have.
+
+        36 s unless told otherwise: deepspeed, ``spawn`` and torchrun grant their other ranks up to 30 s.
+        """
+        return SLOW_S + self.place.stop_grace_s
 
     def _give_up_launcher(self, death: Death) -> None:
         """Stop a launcher that does not react to the end of a rank, as torch's engine would stop the other ranks."""
         log.warning(
             "rank %d (process %d) ended (%s), its launcher goes on, and no other rank has moved for %.0f s: "
             "the launcher is stopped",
-            *(death.identity.rank, death.identity.pid, status_in_words(death.code), STRANDED_S),
+            *(death.identity.rank, death.identity.pid, status_in_words(death.code), self._stranded_s()),
         )
         self._stranded = True
         for worker in self.workers:

@@ -13,6 +13,7 @@ for the dead one. torch's engine stops all ranks when one has failed; here that 
 
 import fcntl
 import logging
+import math
 import os
 import select
 import struct
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 # 0.2 s: how late a new box is found; a rank that dies sooner after its first collective is known by words only.
 _LOOK_S = 0.2
-# 35 s: launchers give the other ranks up to 30 s to save what they have (deepspeed, ``spawn``, torchrun).
-STRANDED_S = 35.0
 _JUDGE_S = 1.0
 # PIDFD_GET_INFO of the structure's first version, and its bit for the exit status.
 _INFO_BYTES = 64
@@ -43,7 +42,7 @@ _GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11
 _INFO_EXIT = 8
 _MASK, _STATUS = struct.Struct("=Q"), struct.Struct("=i")
 # 6 s: Lightning's launcher looks at its ranks every 5 s, all others sooner.
-_SLOW_S = 6.0
+SLOW_S = 6.0
 
 
 class Death(NamedTuple):
@@ -62,13 +61,20 @@ class ChildWatch:
         node: Name of this node.
         round_: Number of the round.
         give_up: Called once with a failed rank whose launcher goes on while the other ranks do not.
+        stranded_s: For how long they don't move until then, at least `SLOW_S`.
     """
 
     def __init__(
-        self, folder: Path, node: str, round_: int, give_up: Callable[[Death], None] = lambda _death: None
+        self,
+        folder: Path,
+        node: str,
+        round_: int,
+        give_up: Callable[[Death], None] = lambda _death: None,
+        stranded_s: float = math.inf,
     ) -> None:
         self._folder = folder
         self._give_up = give_up
+        self._stranded_s = stranded_s
         self._gave_up = False
         self._node = node
         self._round = round_
@@ -162,7 +168,7 @@ class ChildWatch:
 
     def _judge(self, now_s: float) -> None:
         """Give the launcher up when a rank of it has failed and the others have not moved since."""
-        old = [death for death in self.deaths() if now_s - death.seen_mono_s >= _SLOW_S]
+        old = [death for death in self.deaths() if now_s - death.seen_mono_s >= SLOW_S]
         if self._gave_up or not old:
             return
         failed = [death for death in old if has_failed(death, self._progress(death.identity))]
@@ -175,7 +181,7 @@ class ChildWatch:
                     exits.status_in_words(death.code),
                 )
         moved_s = [one.moved_mono_s for identity in self._living.values() if (one := self._progress(identity))]
-        if failed and is_stranded(failed[0].seen_mono_s, moved_s, now_s):
+        if failed and is_stranded(failed[0].seen_mono_s, moved_s, now_s, self._stranded_s):
             self._gave_up = True
             self._give_up(failed[0])
 
@@ -198,13 +204,13 @@ def has_failed(death: Death, progress: Progress | None) -> bool:
     return progress is None or progress.state != "exited"
 
 
-def is_stranded(failed_mono_s: float, moved_mono_s: Sequence[float], now_s: float) -> bool:
-    """Return whether ranks still live and none has moved for ``STRANDED_S``, since another failed.
+def is_stranded(failed_mono_s: float, moved_mono_s: Sequence[float], now_s: float, stranded_s: float) -> bool:
+    """Return whether ranks still live and none has moved for ``stranded_s``, since another failed.
 
     Without living ranks the launcher is at something of its own; where they go on they do without the dead one.
     """
     since_s = max([failed_mono_s, *moved_mono_s])
-    return bool(moved_mono_s) and now_s - since_s >= STRANDED_S
+    return bool(moved_mono_s) and now_s - since_s >= stranded_s
 
 
 def _of_zombie(identity: BoxIdentity) -> int | None:
