@@ -243,13 +243,16 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     shards = 1 if operator == "gemm_ar" else world_size
     carriers = config.comm_ctas if operator == "ag_gemm" and config.carrier == "sm" and world_size > 1 else 0
     ctas = max(1, machine.processors - carriers)
-    tiles = blocks(shard_m, config.block_m) * blocks(n, config.block_n) * shards
-    tile_s = tile_time(config, k, machine)
+    tall = blocks(shard_m, config.block_m) * shards
     height = min(config.group_m, blocks(shard_m, config.block_m))
-    if operator == "gemm_rs" and config.kernel == "hopper":
-        from megascale_kernels.planning.tile_order import scatter_height
+    if operator == "gemm_rs":
+        from megascale_kernels.planning.tile_order import all_blocks, scatter_height
 
-        height = scatter_height(blocks(shard_m, config.block_m), world_size, config.group_m, config.mixed)
+        tall = all_blocks(shard_m, config.block_m, shards)
+        if config.kernel == "hopper":
+            height = scatter_height(blocks(shard_m, config.block_m), tall, config.group_m, config.mixed)
+    tiles = tall * blocks(n, config.block_n)
+    tile_s = tile_time(config, k, machine)
     waves = wave_count(config, tiles, k, ctas, height, world_size - 1 if operator == "gemm_rs" else 0)
     hot = heat(waves * tile_s, machine)
     gemm_s = max(waves * tile_s * hot, bytes_bound(m, n, k, machine)) + machine.launch_s

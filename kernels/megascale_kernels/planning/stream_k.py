@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     """How the tiles of one launch become units of work (see `hopper_gemm.Work`).
 
     Attributes:
-        blocks_m: row blocks of a shard.
+        blocks_m: row blocks of a shard; of all rows where tiles straddle shards.
         blocks_n: column blocks.
         blocks_k: K blocks of a tile.
         tiles: tiles of all shards.
@@ -140,20 +140,23 @@ class Walk(NamedTuple):
         shards: that many stand on top of each other.
         height: row blocks walked together, where it ends.
         peers: whose partials its last tiles add up.
+        straddles: tiles are laid over all rows (`tile_order.straddles`).
     """
 
     shards: int
     height: int
     peers: int = 0
+    straddles: bool = False
 
 
 @lru_cache(maxsize=4096)  # a server whose M takes every value must not grow for ever
 def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, walk: Walk, programs: int, split: int | None) -> Cut:
     """Blocks, and how the last wave is filled: a function of the shape alone."""
-    blocks_m = -(-m_shard // tiling.block_m)
+    rows, shards = (m_shard * walk.shards, 1) if walk.straddles else (m_shard, walk.shards)
+    blocks_m = -(-rows // tiling.block_m)
     blocks_n = -(-n_size // tiling.block_n)
     blocks_k = -(-k_size // tiling.block_k)
-    tiles = blocks_m * blocks_n * walk.shards
+    tiles = blocks_m * blocks_n * shards
     more = {"columns": tiling.columns, "height": walk.height, "peers": walk.peers}
     whole, split = cut_last_wave(tiles, programs, blocks_k, split, **more)
     return Cut(blocks_m, blocks_n, blocks_k, tiles, whole, split, programs, walk.height)
