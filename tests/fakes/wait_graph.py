@@ -31,8 +31,12 @@ gather_stretch = tile_order.python(tile_order.gather_stretch)
 scatter_owner = tile_order.python(tile_order.scatter_owner)
 channel_of_tile = tile_order.python(tile_order.channel_of_tile)
 unit_of_row = tile_order.python(tile_order.unit_of_row)
+blocks_of_shard = tile_order.python(tile_order.blocks_of_shard)
+shards_of_block = tile_order.python(tile_order.shards_of_block)
+straddling_scatter = tile_order.python(tile_order.straddling_scatter)
 
 CONSUMERS = 2
+ROWS = 4  # of a tile, where rows are counted
 
 
 # Units of work come from device functions. Their code is plain arithmetic but for a few names of Triton's language:
@@ -85,6 +89,7 @@ class Shape(NamedTuple):
         whole: tiles in one piece, when more than the last wave is cut into `split` parts ("hopper" all-gather only).
         mixed: our own rows are walked among the peers' (reduce-scatter only).
         scatters: it is a reduce-scatter, which says how its last tiles are walked.
+        m_shard: rows of a shard, in tiles of `ROWS`; 0 where tiles fill the shards. See `ragged`.
     """
 
     ranks: int
@@ -100,6 +105,7 @@ class Shape(NamedTuple):
     whole: int | None = None
     mixed: bool | None = None
     scatters: bool = False
+    m_shard: int = 0
 
     @property
     def per_shard(self) -> int:
@@ -107,9 +113,19 @@ class Shape(NamedTuple):
         return self.blocks_m * self.blocks_n
 
     @property
+    def straddles(self) -> bool:
+        """Whether tiles are laid over all rows."""
+        return tile_order.straddles(self.m_shard, ROWS, self.ranks)
+
+    @property
+    def tall(self) -> int:
+        """Row blocks of all shards."""
+        return tile_order.all_blocks(self.m_shard or self.blocks_m * ROWS, ROWS, self.ranks)
+
+    @property
     def tiles(self) -> int:
         """Tiles of one rank."""
-        return self.per_shard * self.ranks
+        return self.tall * self.blocks_n
 
     def block(self, tile: int) -> tuple[int, int]:
         """Where in its shard a tile lies."""
@@ -125,12 +141,30 @@ class Shape(NamedTuple):
         return gather_source(step, rank, self.ranks), block_m, left + block_n
 
     def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
-        """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
-        group_m = tile_order.scatter_group(self.blocks_m, self.ranks, self.group_m, self.mixed)
-        above, height, inner = scatter_stretch(tile, self.blocks_m, self.blocks_n, group_m, self.ranks)
+        """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies.
+
+        Where tiles straddle shards: the first of its owners, and where in the matrix of all rows it lies.
+        """
+        group_m = tile_order.scatter_group(self.blocks_m, self.tall, self.group_m, self.mixed)
+        first, own = blocks_of_shard(rank, self.m_shard, ROWS) if self.straddles else (0, self.blocks_m)
+        above, height, inner = scatter_stretch(tile, self.tall, own, self.blocks_n, group_m)
         block, block_n = grouped(inner, height, self.blocks_n, group_m)
         block += above
+        if self.straddles:
+            block = straddling_scatter(block, first, own, self.tall)
+            return shards_of_block(block, self.m_shard, ROWS, self.ranks)[0], block, block_n
         return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
+
+    def owners(self, tile: int, rank: int) -> dict[int, int]:
+        """Whose rows a tile of a reduce-scatter holds, and its flag among those of each."""
+        owner, block, block_n = self.scattered(tile, rank)
+        if not self.straddles:
+            return {owner: channel_of_tile(block, block_n, self.blocks_n)}
+        last = shards_of_block(block, self.m_shard, ROWS, self.ranks)[1]
+        return {
+            one: channel_of_tile(block - blocks_of_shard(one, self.m_shard, ROWS)[0], block_n, self.blocks_n)
+            for one in range(owner, last + 1)
+        }
 
     def cut(self) -> Cut:
         """Whole tiles, parts of each of the others, units of work."""
@@ -139,8 +173,13 @@ class Shape(NamedTuple):
             whole, split = min(self.whole, self.tiles), min(self.split, self.blocks_k)
         height = min(self.group_m, self.blocks_m)
         if self.scatters:
-            height = tile_order.scatter_height(self.blocks_m, self.ranks, self.group_m, self.mixed)
+            height = tile_order.scatter_height(self.blocks_m, self.tall, self.group_m, self.mixed)
         return Cut(self.blocks_m, self.blocks_n, self.blocks_k, self.tiles, whole, split, self.ctas, height)
+
+
+def ragged(ranks: int, m_shard: int, **more: Any) -> Shape:  # noqa: ANN401 (those of a shape)
+    """A launch whose shards have so many rows, in tiles of `ROWS`."""
+    return Shape(ranks, -(-m_shard // ROWS), m_shard=m_shard, **more)
 
 
 def units_of(shape: Shape, cta: int) -> range:
@@ -295,21 +334,22 @@ def gemm_rs(graph: Graph, shape: Shape, *, waits_before_announcing: bool = False
     graph.begin()
     for rank, cta in _programs(shape):
         role = graph.role(rank)
-        pending_notify: Event | None = None
+        pending_notify: list[Event] = []
         for tile in range(cta, shape.tiles, shape.ctas):
-            owner, *block = shape.scattered(tile, rank)
-            index = channel_of_tile(*block, shape.blocks_n)
-            if owned := owner == rank and waits_before_announcing:
-                role.wait(*partials_of(shape, rank, index))
-            if pending_notify is not None:
-                role.do(pending_notify)
-                pending_notify = None
-            if owner != rank:
-                pending_notify = flag(owner, rank, index)
-            elif not owned:
-                role.wait(*partials_of(shape, rank, index))
-        if pending_notify is not None:
-            role.do(pending_notify)
+            owners = shape.owners(tile, rank)
+            partials = partials_of(shape, rank, owners[rank]) if rank in owners else []
+            if waits_before_announcing:
+                role.wait(*partials)
+            for notify in pending_notify:
+                role.do(notify)
+            pending_notify = [flag(owner, rank, index) for owner, index in owners.items() if owner != rank]
+            if rank in owners:
+                for notify in pending_notify:
+                    role.do(notify)
+                pending_notify = []
+                role.wait(*partials)
+        for notify in pending_notify:
+            role.do(notify)
         role.end()
 
 
@@ -402,7 +442,9 @@ def hopper_ag(graph: Graph, shape: Shape) -> None:
             role.end()
 
 
-def hopper_rs(graph: Graph, shape: Shape, *, waits_early: bool = False, announces_late: bool = False) -> None:
+def hopper_rs(
+    graph: Graph, shape: Shape, *, waits_early: bool = False, announces_late: bool = False, adds_first: bool = False
+) -> None:
     """One launch of the warp-specialised GEMM + reduce-scatter.
 
     Args:
@@ -410,6 +452,7 @@ def hopper_rs(graph: Graph, shape: Shape, *, waits_early: bool = False, announce
         shape: of the launch.
         waits_early: a fault: the producer waits for the peers before it fetches the last K block of a tile.
         announces_late: a fault in company: the sender announces a tile when the next one has been multiplied.
+        adds_first: a fault where tiles straddle: one of ours is added up before it goes to the sender.
     """
     graph.begin()
     shape = shape._replace(scatters=True)
@@ -417,16 +460,16 @@ def hopper_rs(graph: Graph, shape: Shape, *, waits_early: bool = False, announce
         _produce(graph, shape, rank, cta, waits_early=waits_early)
         _send(graph, shape, rank, cta, announces_late=announces_late)
         for me in range(CONSUMERS):
-            _consume(graph, shape, rank, cta, me)
+            _consume(graph, shape, rank, cta, me, adds_first=adds_first)
 
 
 def _produce(graph: Graph, shape: Shape, rank: int, cta: int, *, waits_early: bool) -> None:
     producer = graph.role(rank)
     ring = _Ring(producer, (rank, cta), shape.slots)
     for unit in (unit_of_work(shape, unit) for unit in units_of(shape, cta)):
-        owner, *block = shape.scattered(unit.tile, rank)
-        adds = owner == rank and unit.last == shape.blocks_k
-        flags = partials_of(shape, rank, channel_of_tile(*block, shape.blocks_n))
+        owners = shape.owners(unit.tile, rank)
+        adds = rank in owners and unit.last == shape.blocks_k
+        flags = partials_of(shape, rank, owners[rank]) if adds else []
         for k in range(unit.first, unit.last):
             if adds and waits_early and k == unit.last - 1:
                 producer.wait(*flags)
@@ -444,18 +487,19 @@ def _send(graph: Graph, shape: Shape, rank: int, cta: int, *, announces_late: bo
     units = units_of(shape, cta)
     for unit in units:
         tile, _, last, _, _ = unit_of_work(shape, unit)
-        owner, *block = shape.scattered(tile, rank)
-        if owner == rank or last < shape.blocks_k:
+        theirs = {owner: index for owner, index in shape.owners(tile, rank).items() if owner != rank}
+        if not theirs or last < shape.blocks_k:
             continue
         sender.wait(*(("kept", rank, cta, me, unit) for me in range(CONSUMERS)))
         sender.do(("sent", rank, cta, unit))
         if announces_late and unit + shape.ctas in units:
             sender.wait(*(("multiplied", rank, cta, me, unit + shape.ctas) for me in range(CONSUMERS)))
-        sender.do(flag(owner, rank, channel_of_tile(*block, shape.blocks_n)))
+        for owner, index in theirs.items():
+            sender.do(flag(owner, rank, index))
     sender.end()
 
 
-def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
+def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int, *, adds_first: bool) -> None:
     role = graph.role(rank)
     ring = _Ring(role, (rank, cta), shape.slots)
     at_sender: int | None = None
@@ -465,14 +509,20 @@ def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
         role.do(("multiplied", rank, cta, me, unit))
         if not _lend_or_add(role, ring, shape, rank, me, work):
             continue
+        owners = shape.owners(work.tile, rank)
         if at_sender is not None:
             role.wait(("sent", rank, cta, at_sender))
             at_sender = None
-        if shape.scattered(work.tile, rank)[0] != rank:
+        uses = _partial_uses(shape) if rank in owners else 0
+        for _ in range(uses if adds_first else 0):
+            ring.take(me)
+        if owners.keys() != {rank}:
             role.do(("kept", rank, cta, me, unit))
             at_sender = unit
-            continue
-        for _ in range(_partial_uses(shape)):
+        if at_sender is not None and rank in owners:
+            role.wait(("sent", rank, cta, at_sender))
+            at_sender = None
+        for _ in range(0 if adds_first else uses):
             ring.take(me)
     role.end()
 

@@ -43,6 +43,20 @@ shapes = st.builds(
     lead=st.one_of(st.none(), st.integers(1, 3)),
     whole=st.none(),
     mixed=st.sampled_from((None, False, True)),
+    m_shard=st.just(0),
+)
+# Rows that don't fill tiles of four: of less than one, of a little more than one, and of several.
+ragged_shapes = st.builds(
+    wait_graph.ragged,
+    ranks=st.integers(1, 4),
+    m_shard=st.integers(1, 14),
+    blocks_n=st.integers(1, 3),
+    ctas=st.integers(1, 7),
+    blocks_k=st.integers(1, 6),
+    split=st.one_of(st.none(), st.integers(0, 4)),
+    group_m=st.integers(1, 4),
+    slots=st.integers(2, 4),
+    mixed=st.sampled_from((None, False, True)),
 )
 OPERATORS: dict[str, Callable[..., None]] = {
     name: getattr(wait_graph, name) for name in ("ag_gemm", "gemm_rs", "gemm_ar", "hopper_ag", "hopper_rs")
@@ -109,10 +123,63 @@ def test_a_mixed_scatter_reads_each_column_once_and_its_own_rows_last_there(
         assert owned == sorted(owned)
 
 
+@given(ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.data())
+def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_tiles_last(
+    world_size: int, m_shard: int, blocks_n: int, group_m: int, data: st.DataObject
+) -> None:
+    """Every tile once; each goes to whom its rows belong to, with a flag of its own there; ours come last."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = wait_graph.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, mixed=False)
+    if not shape.straddles:
+        return
+
+    order = [shape.scattered(tile, rank) for tile in range(shape.tiles)]
+
+    assert sorted(place for _, *place in order) == [
+        [block, block_n] for block in range(shape.tall) for block_n in range(blocks_n)
+    ]
+    flags = Counter()
+    ours = []
+    for tile, (_, block, _) in enumerate(order):
+        rows = range(block * wait_graph.ROWS, min((block + 1) * wait_graph.ROWS, world_size * m_shard))
+        owners = shape.owners(tile, rank)
+        assert owners.keys() == {row // m_shard for row in rows}
+        assert len(owners) <= 2
+        flags.update(owners.items())
+        ours.append(rank in owners)
+    assert ours == sorted(ours)
+    assert set(flags.values()) == {1}
+    assert max(index for _, index in flags) < tile_order.most_blocks(m_shard, wait_graph.ROWS, world_size) * blocks_n
+
+
+@given(ranks, st.integers(1, 2000), st.integers(1, 256))
+def test_tiles_straddle_only_where_that_makes_fewer_of_them(world_size: int, m_shard: int, block_m: int) -> None:
+    """Shards that tiles fill, and those of less than a tile, keep tiles of their own."""
+    by_shard, over_all = world_size * blocks(m_shard, block_m), blocks(world_size * m_shard, block_m)
+
+    straddling = tile_order.straddles(m_shard, block_m, world_size)
+
+    assert straddling == (m_shard >= block_m and over_all < by_shard)
+    assert tile_order.all_blocks(m_shard, block_m, world_size) == (over_all if straddling else by_shard)
+    if straddling:
+        assert world_size > 1
+        assert m_shard % block_m
+
+
+def test_tiles_of_1040_rows_straddle_two_ranks() -> None:
+    """The case that they are for: nine row blocks and not ten. Of each rank's five the middle one is in both."""
+    assert tile_order.all_blocks(520, 128, 2) == 9
+    found = [tile_order.python(tile_order.blocks_of_shard)(rank, 520, 128) for rank in range(2)]
+    assert found == [(0, 5), (4, 5)]
+    order = tile_order.python(tile_order.straddling_scatter)
+    assert [order(position, *found[0], 9) for position in range(9)] == [5, 6, 7, 8, 4, 0, 1, 2, 3]
+    assert [order(position, *found[1], 9) for position in range(9)] == [0, 1, 2, 3, 8, 4, 5, 6, 7]
+
+
 def test_few_rows_are_mixed_and_more_are_not() -> None:
     """Two ranks with two row blocks each, M 512, are; with four each, M 1024, not."""
-    assert tile_order.scatter_group(2, 2, 16) == 4
-    assert tile_order.scatter_group(4, 2, 16) == 4
+    assert tile_order.scatter_group(2, 4, 16) == 4
+    assert tile_order.scatter_group(4, 8, 16) == 4
     assert Shape(2, 4, 2, ctas=1).scattered(0, 0)[0] == 1
     assert {Shape(2, 4, 2, ctas=1, group_m=16).scattered(tile, 0)[0] for tile in range(8)} == {1}
 
@@ -216,6 +283,8 @@ def test_a_workspace_made_for_a_size_serves_it_with_every_configuration(
 
     tiles = -(-m_shard // config.block_m) * -(-cols // config.block_n)
     assert tiles * 2 <= made.channels
+    flags = tile_order.most_blocks(m_shard, config.block_m, world_size) * -(-cols // config.block_n)
+    assert flags <= made.channels
     padded = -(-m_shard // config.block_m) * config.block_m
     assert world_size * padded * cols * 2 <= made.data_bytes
 
@@ -361,6 +430,42 @@ def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None
 
     assert graph.never() == set()
     assert graph.circle() == []
+
+
+@given(ragged_shapes, st.sampled_from(list(OPERATORS)))
+@settings(max_examples=120)
+def test_every_wait_ends_where_tiles_straddle_shards(shape: Shape, operator: str) -> None:
+    """The same with rows that don't fill tiles: ranks wait for each other's parts of tiles, and send them before."""
+    graph = Graph(shape.ranks)
+
+    OPERATORS[operator](graph, shape)
+
+    assert graph.never() == set()
+    assert graph.circle() == []
+
+
+@pytest.mark.parametrize("operator", ["gemm_rs", "hopper_rs"])
+def test_every_wait_ends_in_every_small_launch_of_straddling_tiles(operator: str) -> None:
+    """Two to four ranks, one program or several, few tiles and cuts."""
+    for ranks_, m_shard, ctas in itertools.product((2, 3, 4), (5, 6, 9), (1, 2, 3)):
+        for group_m, split, mixed in ((1, 1, False), (2, 1, True), (3, 2, False), (2, EVEN, False)):
+            shape = wait_graph.ragged(
+                ranks_, m_shard, blocks_n=2, ctas=ctas, group_m=group_m, split=split, mixed=mixed
+            )
+            graph = Graph(ranks_)
+            OPERATORS[operator](graph, shape)
+            assert graph.never() == set(), shape
+            assert graph.circle() == [], shape
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_adding_up_a_straddling_tile_before_sending_it_would_be_a_deadlock(world_size: int) -> None:
+    """The control: each of its two owners needs the other's part, so each sends before it waits."""
+    graph = Graph(world_size)
+
+    wait_graph.hopper_rs(graph, wait_graph.ragged(world_size, 5), adds_first=True)
+
+    assert graph.circle()
 
 
 @given(shapes, st.integers(0, 30), st.integers(2, 4))
