@@ -34,6 +34,7 @@ unit_of_row = tile_order.python(tile_order.unit_of_row)
 blocks_of_shard = tile_order.python(tile_order.blocks_of_shard)
 shards_of_block = tile_order.python(tile_order.shards_of_block)
 straddling_scatter = tile_order.python(tile_order.straddling_scatter)
+straddling_gather = tile_order.python(tile_order.straddling_gather)
 
 CONSUMERS = 2
 ROWS = 4  # of a tile, where rows are counted
@@ -58,7 +59,10 @@ def _device(function: JITFunction[Any], language: SimpleNamespace) -> FunctionTy
 
 
 # Likewise where the warp-specialised all-gather says what a tile reads; its mappings are Triton's functions there.
-_MAPPINGS = {"gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped}
+_MAPPINGS = {
+    "gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped,
+    "straddling_gather": straddling_gather, "shards_of_block": shards_of_block,
+}  # fmt: skip
 _place_of = FunctionType(hopper.place_of.fn.__code__, _MAPPINGS, "place_of")
 
 
@@ -133,12 +137,31 @@ class Shape(NamedTuple):
         return place
 
     def gathered(self, tile: int, rank: int) -> tuple[int, int, int]:
-        """Whose rows a tile of an all-gather reads, and where in that shard it lies."""
+        """Whose rows a tile of an all-gather reads, and where in that shard it lies.
+
+        Where tiles straddle shards: the first of those that it reads, and where in the matrix of all rows it lies.
+        """
         lead = tile_order.lead_columns(self.blocks_n, self.lead)
+        if self.straddles:
+            first, above, height, left, width, inner = straddling_gather(
+                tile, rank, self.m_shard, ROWS, self.tall, self.blocks_n, lead, self.ranks
+            )
+            block, block_n = grouped(inner, height, width, self.group_m)
+            block = (first + above + block) % self.tall
+            return shards_of_block(block, self.m_shard, ROWS, self.ranks)[0], block, left + block_n
         above, height, left, width, inner = gather_stretch(tile, self.blocks_m, self.blocks_n, lead, self.ranks)
         block, block_n = grouped(inner, height, width, self.group_m)
         step, block_m = divmod(above + block, self.blocks_m)
         return gather_source(step, rank, self.ranks), block_m, left + block_n
+
+    def read(self, tile: int, rank: int) -> list[tuple[int, int]]:
+        """The (source, unit) that a tile of an all-gather reads, our own rows' too."""
+        source, block, _ = self.gathered(tile, rank)
+        if not self.straddles:
+            return [(source, unit_of_row(block, self.unit_blocks))]
+        rows = range(block * ROWS, min((block + 1) * ROWS, self.ranks * self.m_shard))
+        unit_rows = self.unit_blocks * ROWS
+        return sorted({(row // self.m_shard, unit_of_row(row % self.m_shard, unit_rows)) for row in rows})
 
     def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
         """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies.
@@ -200,12 +223,14 @@ def _work(cut: Cut) -> SimpleNamespace:
 
 
 def place_of(shape: Shape, tile: int, rank: int, *, tall: bool) -> tuple[int, int, int]:
-    """`hopper_ag.place_of` itself, on integers."""
-    work = SimpleNamespace(blocks_m=shape.blocks_m, blocks_n=shape.blocks_n, group_m=shape.group_m)
+    """`ag_gemm.hopper.place_of` itself, on integers."""
+    blocks_m = shape.tall if shape.straddles else shape.blocks_m
+    work = SimpleNamespace(blocks_m=blocks_m, blocks_n=shape.blocks_n, group_m=shape.group_m)
     channel = SimpleNamespace(rank=rank, world_size=shape.ranks)
     lead = tile_order.lead_columns(shape.blocks_n, shape.lead)
-    place: tuple[int, int, int] = _place_of(work, channel, lead, tile, tall)
-    return place
+    tiling = SimpleNamespace(block_m=ROWS)
+    source, _, *block = _place_of(work, channel, lead, tile, shape.m_shard, tiling, tall, shape.straddles)
+    return source, block[0], block[1]
 
 
 class Graph:
@@ -307,10 +332,7 @@ def push(graph: Graph, shape: Shape) -> None:
 
 def rows_of(shape: Shape, rank: int, tile: int) -> list[Event]:
     """What a tile of all-gather + GEMM waits for."""
-    source, block_m, _ = shape.gathered(tile, rank)
-    if source == rank:
-        return []
-    return [flag(rank, source, unit_of_row(block_m, shape.unit_blocks))]
+    return [flag(rank, source, unit) for source, unit in shape.read(tile, rank) if source != rank]
 
 
 def partials_of(shape: Shape, rank: int, index: int) -> list[Event]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
+from megascale_kernels.ag_gemm.launch import ends_of_shard  # noqa: E402
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
 from megascale_kernels.memory.symmetric_memory import MOST_CUT_PARTS, layout_for  # noqa: E402
 from megascale_kernels.planning import tile_order  # noqa: E402
@@ -56,6 +57,8 @@ ragged_shapes = st.builds(
     split=st.one_of(st.none(), st.integers(0, 4)),
     group_m=st.integers(1, 4),
     slots=st.integers(2, 4),
+    unit_blocks=st.integers(1, 3),
+    lead=st.one_of(st.none(), st.integers(1, 3)),
     mixed=st.sampled_from((None, False, True)),
 )
 OPERATORS: dict[str, Callable[..., None]] = {
@@ -150,6 +153,44 @@ def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_ti
     assert ours == sorted(ours)
     assert set(flags.values()) == {1}
     assert max(index for _, index in flags) < tile_order.most_blocks(m_shard, wait_graph.ROWS, world_size) * blocks_n
+
+
+@given(ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.integers(1, 6), st.data())
+def test_a_gather_of_straddling_tiles_visits_every_block_once_and_as_its_rows_arrive(
+    world_size: int, m_shard: int, blocks_n: int, group_m: int, lead: int, data: st.DataObject
+) -> None:
+    """First `lead` columns stretch by stretch, each with what one more shard makes whole; both kernels alike."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = wait_graph.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, lead=lead)
+    if not shape.straddles:
+        return
+
+    order = [shape.gathered(tile, rank) for tile in range(shape.tiles)]
+
+    assert sorted(place for _, *place in order) == [
+        [block, block_n] for block in range(shape.tall) for block_n in range(blocks_n)
+    ]
+    needed = [max((source - rank) % world_size for source, _ in shape.read(tile, rank)) for tile in range(shape.tiles)]
+    early = shape.tall * min(lead, blocks_n)
+    assert needed[:early] == sorted(needed[:early])
+    assert all(block_n < lead for *_, block_n in order[:early])
+    assert [wait_graph.place_of(shape, tile, rank, tall=True) for tile in range(shape.tiles)] == order
+
+
+@given(ranks, st.integers(1, 400), st.integers(1, 128))
+def test_what_straddling_tiles_read_of_our_own_rows_is_copied(world_size: int, m_shard: int, block_m: int) -> None:
+    """The rows of ours that lie in tiles with rows of others, and no more."""
+    if not tile_order.straddles(m_shard, block_m, world_size):
+        return
+    for rank in range(world_size):
+        copied = {row for ends in ends_of_shard(rank, m_shard, block_m, world_size) for row in range(*ends)}
+        shards = tile_order.python(tile_order.shards_of_block)
+        mixed = {
+            row
+            for row in range(m_shard)
+            if set(shards((rank * m_shard + row) // block_m, m_shard, block_m, world_size)) != {rank}
+        }
+        assert copied == mixed
 
 
 @given(ranks, st.integers(1, 2000), st.integers(1, 256))
@@ -320,7 +361,8 @@ def test_parts_of_a_planned_gather_have_flags(
     assert work.partial_places * CONSUMERS <= MOST_CUT_PARTS
     assert work.split <= work.blocks_k
     assert 1 <= lead <= work.blocks_n
-    assert work.tiles == work.blocks_m * work.blocks_n * world_size
+    row_blocks = tile_order.all_blocks(m_shard, config.block_m, world_size)
+    assert work.tiles == row_blocks * work.blocks_n
     if work.split != EVEN:
         assert work.units == work.whole_tiles + (work.tiles - work.whole_tiles) * work.split
 

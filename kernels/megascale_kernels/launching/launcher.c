@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BEFORE = 1 };  // in place of a flag: the copy is made on the kernel's own stream, before it
 enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 4, MAP_BYTES = 128, ALIGNMENT = 128 };
 
 typedef struct {
@@ -175,7 +176,7 @@ static bool encode_maps(Launch *launch, PyObject *maps, size_t size) {
   return true;
 }
 
-// copies: (bytes into the first source, bytes, target, flag)
+// copies: (bytes into the first source, bytes, target, flag, 0 for none, or BEFORE)
 static bool read_copies(Launch *launch, PyObject *copies) {
   launch->copies = (int)PyTuple_GET_SIZE(copies);
   launch->copy = calloc((size_t)launch->copies + 1, sizeof(Copy));
@@ -243,11 +244,12 @@ static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream,
     return result;
   for (int i = 0; i < launch->copies; i++) {
     const Copy *copy = &launch->copy[i];
+    CUstream on = copy->flag == BEFORE ? stream : side;
     *what = "cuMemcpyDtoDAsync";
-    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
+    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, on)) != CUDA_SUCCESS)
       return result;
     *what = "cuStreamWriteValue32";
-    if (copy->flag != 0 &&
+    if (copy->flag > BEFORE &&
         (result = p_cuStreamWriteValue32_v2(side, copy->flag, stamp, CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
       return result;
   }

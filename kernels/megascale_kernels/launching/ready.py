@@ -17,6 +17,8 @@ X, W, OUT, BIAS = range(4)
 
 # (bytes into x, bytes, target address, address of the flag that announces it; 0: none)
 Copy = tuple[int, int, int, int]
+# In place of a flag: the copy is made on the kernel's own stream, before it (`launcher.c`).
+BEFORE = 1
 
 
 def ready(

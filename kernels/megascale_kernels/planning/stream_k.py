@@ -13,7 +13,7 @@ from megascale_kernels.errors import Unsupported
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.cost_model import H200, gather_launch
 from megascale_kernels.planning.gather_schedule import plan
-from megascale_kernels.planning.tile_order import lead_columns
+from megascale_kernels.planning.tile_order import lead_columns, straddles
 from megascale_kernels.planning.tiling import (
     EVEN,
     SPLIT_K,
@@ -170,9 +170,14 @@ def cut_gather(
     launch = gather_launch(m_shard, n_size, k_size, world_size, config, H200._replace(processors=programs))
     planned = plan(launch, config.tail_split, config.lead) if config.planned else None
     lead = planned.lead if planned else lead_columns(launch.blocks_n, config.lead)
-    walk = Walk(world_size, launch.height(lead))
+    walk = Walk(world_size, launch.height(lead), straddles=straddles(m_shard, tiling.block_m, world_size))
     work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
     return (work._replace(whole_tiles=planned.whole, split=planned.split) if planned else work), lead
+
+
+def lies_over_all_rows(config: Config, m_shard: int, world_size: int) -> bool:
+    """Whether the tiles of an all-gather straddle shards: where rows are carried by the copy engine."""
+    return config.carrier == "copy_engine" and straddles(m_shard, config.block_m, world_size)
 
 
 def pairs_quarters(world_size: int) -> bool:

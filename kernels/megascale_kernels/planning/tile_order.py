@@ -226,6 +226,45 @@ def gather_stretch(tile, blocks_m, blocks_n, lead, world_size):
 
 
 @triton.jit
+def straddling_gather(tile, rank, m_shard, block_m, tall, blocks_n, lead, world_size):
+    """`gather_stretch` where tiles are laid over all rows: a stretch ends with what a shard's arrival makes whole.
+
+    Row blocks are walked in a circle from the first that lies in our rows; those wholly in our rows come first, and a
+    block that straddles comes with the later of its shards.
+
+    Returns:
+        (first, above, height, left, width, inner): the circle begins at row block `first`; the stretch covers its
+        positions [above, above + height) and column blocks [left, left + width); `inner` numbers its tiles.
+    """
+    first = (rank * m_shard + block_m - 1) // block_m
+    early = tall * lead
+    above = tile * 0
+    height = tall + above
+    left = lead + above
+    width = blocks_n - lead
+    inner = tile - early
+    if tile < early:
+        left = above
+        width = lead + above
+        end = above
+        for step in range(world_size):
+            begin = end
+            shard = (rank + step) % world_size
+            end = (shard + 1) * m_shard // block_m - first
+            if shard == world_size - 1:
+                end = tall - first
+            if shard < rank:
+                end += tall
+            if step == world_size - 1:
+                end = tall + tile * 0
+            if tile >= begin * lead:
+                above = begin
+                height = end - begin
+        inner = tile - above * lead
+    return first, above, height, left, width, inner
+
+
+@triton.jit
 def gather_source(step, rank, world_size):
     """f_R of all-gather + GEMM: own shard first (it is there), then in the order in which the others arrive."""
     return (rank + step) % world_size
