@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings and schedules of the overlap kernels: nothing twice, nothing left out, nobody waits in a circle.
+"""Mappings and schedules of the overlap kernels: nothing twice, nothing left out.
 
-The functions are the kernels' own, called with integers. The wait-for graph is that of `tests/fakes/wait_graph.py`.
+The functions are the kernels' own, called with integers (`tests/fakes/walks.py`).
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -23,47 +22,14 @@ from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.stream_k import Walk, cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
 
-from tests.fakes import wait_graph  # noqa: E402
-from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work, units_of  # noqa: E402
+from tests.fakes import walks  # noqa: E402
+from tests.fakes.wait_graph import CONSUMERS  # noqa: E402
+from tests.fakes.walks import Shape, grouped, unit_of_work, units_of  # noqa: E402
 
 blocks = tile_order.python(tile_order.blocks)
 PROCESSORS = 148  # of the largest chip known here
 sizes = st.integers(1, 40)
 ranks = st.integers(1, 8)
-shapes = st.builds(
-    Shape,
-    ranks=st.integers(1, 4),
-    blocks_m=st.integers(1, 3),
-    blocks_n=st.integers(1, 3),
-    ctas=st.integers(1, 7),
-    blocks_k=st.integers(1, 6),
-    split=st.one_of(st.none(), st.integers(0, 4)),
-    group_m=st.integers(1, 4),
-    slots=st.integers(2, 4),
-    unit_blocks=st.integers(1, 3),
-    lead=st.one_of(st.none(), st.integers(1, 3)),
-    whole=st.none(),
-    mixed=st.sampled_from((None, False, True)),
-    m_shard=st.just(0),
-)
-# Rows that don't fill tiles of four: of less than one, of a little more than one, and of several.
-ragged_shapes = st.builds(
-    wait_graph.ragged,
-    ranks=st.integers(1, 4),
-    m_shard=st.integers(1, 14),
-    blocks_n=st.integers(1, 3),
-    ctas=st.integers(1, 7),
-    blocks_k=st.integers(1, 6),
-    split=st.one_of(st.none(), st.integers(0, 4)),
-    group_m=st.integers(1, 4),
-    slots=st.integers(2, 4),
-    unit_blocks=st.integers(1, 3),
-    lead=st.one_of(st.none(), st.integers(1, 3)),
-    mixed=st.sampled_from((None, False, True)),
-)
-OPERATORS: dict[str, Callable[..., None]] = {
-    name: getattr(wait_graph, name) for name in ("ag_gemm", "gemm_rs", "gemm_ar", "hopper_ag", "hopper_rs")
-}
 
 
 @given(sizes, sizes, st.integers(1, 50))
@@ -81,14 +47,14 @@ def test_own_rows_come_first_in_a_gather_and_last_in_a_scatter(world_size: int, 
     """Both orders are permutations of the ranks; at each step no two ranks serve the same one."""
     rank = data.draw(st.integers(0, world_size - 1))
 
-    gather = [wait_graph.gather_source(step, rank, world_size) for step in range(world_size)]
-    scatter = [wait_graph.scatter_owner(step, rank, world_size) for step in range(world_size)]
+    gather = [walks.gather_source(step, rank, world_size) for step in range(world_size)]
+    scatter = [walks.scatter_owner(step, rank, world_size) for step in range(world_size)]
 
     everybody = set(range(world_size))
     assert set(gather) == set(scatter) == everybody
     assert gather[0] == scatter[-1] == rank
     for step in range(world_size):
-        assert {wait_graph.scatter_owner(step, other, world_size) for other in everybody} == everybody
+        assert {walks.scatter_owner(step, other, world_size) for other in everybody} == everybody
 
 
 @given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.data())
@@ -132,7 +98,7 @@ def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_ti
 ) -> None:
     """Every tile once; each goes to whom its rows belong to, with a flag of its own there; ours come last."""
     rank = data.draw(st.integers(0, world_size - 1))
-    shape = wait_graph.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, mixed=False)
+    shape = walks.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, mixed=False)
     if not shape.straddles:
         return
 
@@ -144,7 +110,7 @@ def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_ti
     flags = Counter()
     ours = []
     for tile, (_, block, _) in enumerate(order):
-        rows = range(block * wait_graph.ROWS, min((block + 1) * wait_graph.ROWS, world_size * m_shard))
+        rows = range(block * walks.ROWS, min((block + 1) * walks.ROWS, world_size * m_shard))
         owners = shape.owners(tile, rank)
         assert owners.keys() == {row // m_shard for row in rows}
         assert len(owners) <= 2
@@ -152,7 +118,7 @@ def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_ti
         ours.append(rank in owners)
     assert ours == sorted(ours)
     assert set(flags.values()) == {1}
-    assert max(index for _, index in flags) < tile_order.most_blocks(m_shard, wait_graph.ROWS, world_size) * blocks_n
+    assert max(index for _, index in flags) < tile_order.most_blocks(m_shard, walks.ROWS, world_size) * blocks_n
 
 
 @given(ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.integers(1, 6), st.data())
@@ -161,7 +127,7 @@ def test_a_gather_of_straddling_tiles_visits_every_block_once_and_as_its_rows_ar
 ) -> None:
     """First `lead` columns stretch by stretch, each with what one more shard makes whole; both kernels alike."""
     rank = data.draw(st.integers(0, world_size - 1))
-    shape = wait_graph.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, lead=lead)
+    shape = walks.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, lead=lead)
     if not shape.straddles:
         return
 
@@ -174,7 +140,7 @@ def test_a_gather_of_straddling_tiles_visits_every_block_once_and_as_its_rows_ar
     early = shape.tall * min(lead, blocks_n)
     assert needed[:early] == sorted(needed[:early])
     assert all(block_n < lead for *_, block_n in order[:early])
-    assert [wait_graph.place_of(shape, tile, rank, tall=True) for tile in range(shape.tiles)] == order
+    assert [walks.place_of(shape, tile, rank, tall=True) for tile in range(shape.tiles)] == order
 
 
 @given(ranks, st.integers(1, 400), st.integers(1, 128))
@@ -253,9 +219,9 @@ def test_both_all_gathers_take_their_tiles_in_the_same_order(
     shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m, lead=lead)
 
     for tile in range(shape.tiles):
-        assert wait_graph.place_of(shape, tile, rank, tall=True) == shape.gathered(tile, rank)
+        assert walks.place_of(shape, tile, rank, tall=True) == shape.gathered(tile, rank)
         if lead >= blocks_n:
-            assert wait_graph.place_of(shape, tile, rank, tall=False) == shape.gathered(tile, rank)
+            assert walks.place_of(shape, tile, rank, tall=False) == shape.gathered(tile, rank)
 
 
 def test_each_column_of_the_rest_is_walked_with_all_shards() -> None:
@@ -291,7 +257,7 @@ def test_every_tile_has_a_flag_of_its_own(blocks_m: int, blocks_n: int) -> None:
     """Flags of a shard's tiles are 0 to blocks_m * blocks_n - 1, each once."""
     blocks = itertools.product(range(blocks_m), range(blocks_n))
 
-    flags = [wait_graph.channel_of_tile(block_m, block_n, blocks_n) for block_m, block_n in blocks]
+    flags = [walks.channel_of_tile(block_m, block_n, blocks_n) for block_m, block_n in blocks]
 
     assert flags == list(range(blocks_m * blocks_n))
 
@@ -303,7 +269,7 @@ def test_a_tile_waits_for_the_units_that_hold_its_rows_and_no_others(m_shard: in
 
     for row in range(0, m_shard, block_m):
         end = min(row + block_m, m_shard)
-        waited = range(wait_graph.unit_of_row(row, unit_rows), wait_graph.unit_of_row(end - 1, unit_rows) + 1)
+        waited = range(walks.unit_of_row(row, unit_rows), walks.unit_of_row(end - 1, unit_rows) + 1)
         assert len(waited) == 1
         assert waited[0] * unit_rows <= row
         assert end <= (waited[0] + 1) * unit_rows
@@ -433,152 +399,6 @@ def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int, hei
         wave = LastWave(tiles % programs, programs, blocks_k, height=height, peers=peers)
         assert wave.cost(split) < WORTH_CUTTING
         assert split != EVEN or wave.is_worth_sharing()
-
-
-# --- nobody waits in a circle ----------------------------------------------------------------------------------
-
-
-def small_shapes() -> list[Shape]:
-    """All of four ranks and fewer with a few tiles, multiprocessors and parts."""
-    return [
-        Shape(ranks, blocks_m, blocks_n, ctas, blocks_k, split, mixed=mixed)
-        for ranks, blocks_m, blocks_n, ctas in itertools.product((1, 2, 3, 4), (1, 2), (1, 2), (1, 2, 3, 5))
-        for blocks_k, split in ((1, 1), (3, 1), (3, 2), (3, 3), (3, EVEN))
-        for mixed in (False, True)
-    ]
-
-
-@pytest.mark.parametrize("operator", list(OPERATORS))
-def test_every_wait_ends_in_every_small_launch(operator: str) -> None:
-    """Each wait is for an event that happens, and whose own needs lead back to the beginning and never in a circle."""
-    hopper = operator.startswith("hopper")
-
-    for shape in small_shapes():
-        if not hopper and (shape.blocks_k, shape.split) != (1, 1):
-            continue
-        graph = Graph(shape.ranks)
-        OPERATORS[operator](graph, shape)
-        assert graph.never() == set(), shape
-        assert graph.circle() == [], shape
-
-
-@given(shapes, st.sampled_from(list(OPERATORS)))
-@settings(max_examples=60)
-def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None:
-    """The same with other groups, rings, units and cuts."""
-    graph = Graph(shape.ranks)
-
-    OPERATORS[operator](graph, shape)
-
-    assert graph.never() == set()
-    assert graph.circle() == []
-
-
-@given(ragged_shapes, st.sampled_from(list(OPERATORS)))
-@settings(max_examples=120)
-def test_every_wait_ends_where_tiles_straddle_shards(shape: Shape, operator: str) -> None:
-    """The same with rows that don't fill tiles: ranks wait for each other's parts of tiles, and send them before."""
-    graph = Graph(shape.ranks)
-
-    OPERATORS[operator](graph, shape)
-
-    assert graph.never() == set()
-    assert graph.circle() == []
-
-
-@pytest.mark.parametrize("operator", ["gemm_rs", "hopper_rs"])
-def test_every_wait_ends_in_every_small_launch_of_straddling_tiles(operator: str) -> None:
-    """Two to four ranks, one program or several, few tiles and cuts."""
-    for ranks_, m_shard, ctas in itertools.product((2, 3, 4), (5, 6, 9), (1, 2, 3)):
-        for group_m, split, mixed in ((1, 1, False), (2, 1, True), (3, 2, False), (2, EVEN, False)):
-            shape = wait_graph.ragged(
-                ranks_, m_shard, blocks_n=2, ctas=ctas, group_m=group_m, split=split, mixed=mixed
-            )
-            graph = Graph(ranks_)
-            OPERATORS[operator](graph, shape)
-            assert graph.never() == set(), shape
-            assert graph.circle() == [], shape
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_adding_up_a_straddling_tile_before_sending_it_would_be_a_deadlock(world_size: int) -> None:
-    """The control: each of its two owners needs the other's part, so each sends before it waits."""
-    graph = Graph(world_size)
-
-    wait_graph.hopper_rs(graph, wait_graph.ragged(world_size, 5), adds_first=True)
-
-    assert graph.circle()
-
-
-@given(shapes, st.integers(0, 30), st.integers(2, 4))
-@settings(max_examples=60)
-def test_every_wait_ends_however_much_of_a_gather_is_cut(shape: Shape, whole: int, split: int) -> None:
-    """Cutting more than the last wave, or everything, makes nobody wait in a circle."""
-    graph = Graph(shape.ranks)
-
-    wait_graph.hopper_ag(graph, shape._replace(whole=whole, split=split))
-
-    assert graph.never() == set()
-    assert graph.circle() == []
-
-
-@given(shapes, st.lists(st.sampled_from(list(OPERATORS)), min_size=3, max_size=3))
-@settings(max_examples=30)
-def test_two_slots_are_enough(shape: Shape, operators: list[str]) -> None:
-    """When a rank begins launch L, every rank has ended launch L - 2, whatever ran: its slot is free."""
-    graph = Graph(shape.ranks)
-    for operator in operators:
-        OPERATORS[operator](graph, shape)
-
-    assert graph.circle() == []
-    for rank in range(shape.ranks):
-        known = graph.before(("begin", 3, rank))
-        assert {("end", 1, other) for other in range(shape.ranks)} <= known
-
-
-def test_one_slot_would_not_be_enough() -> None:
-    """When a rank begins launch L, a peer may still be in launch L - 1."""
-    for build in OPERATORS.values():
-        graph = Graph(2)
-        for _ in range(2):
-            build(graph, Shape(2))
-
-        assert ("end", 1, 1) not in graph.before(("begin", 2, 0))
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_waiting_before_the_last_k_block_of_a_tile_would_be_a_deadlock(world_size: int) -> None:
-    """The control: if a tile were announced only after the next, that one must not wait before it is multiplied.
-
-    Either of the two alone is harmless; together, and the model sees it, ranks wait for each other.
-    """
-    circles = {}
-    for early, late in itertools.product((False, True), repeat=2):
-        graph = Graph(world_size)
-        wait_graph.hopper_rs(graph, Shape(world_size), waits_early=early, announces_late=late)
-        assert graph.never() == set()
-        circles[early, late] = graph.circle()
-
-    assert {key for key, circle in circles.items() if circle} == {(True, True)}
-    assert len({event[1] for event in circles[True, True] if event[0] == "flag"}) >= 2
-
-
-def test_waiting_before_announcing_would_be_a_deadlock() -> None:
-    """The same control for the plain kernel: own tiles must not wait while a peer's tile is owed."""
-    graph = Graph(2)
-
-    wait_graph.gemm_rs(graph, Shape(2), waits_before_announcing=True)
-
-    assert graph.circle()
-
-
-def test_a_ring_of_one_slot_would_be_a_deadlock() -> None:
-    """A consumer hands back a slot when it has begun with the next, so one slot is never handed back."""
-    graph = Graph(1)
-
-    wait_graph.hopper_ag(graph, Shape(1, slots=1))
-
-    assert graph.circle()
 
 
 def test_more_parts_than_flags_are_refused() -> None:

@@ -66,7 +66,7 @@ BY_THREADS, BY_MATRIX, BY_SHARD = map(gl.constexpr, range(3))
 
 @gluon.jit
 def place_of(work, channel, lead, tile, m_shard, CFG: gl.constexpr, TALL: gl.constexpr, STRADDLES: gl.constexpr):
-    """Whose rows a tile has, the first shard and the last; its block within that shard, or of all rows if it straddles."""
+    """The first and the last shard of which a tile has rows, and its block there, or among all where it straddles."""
     if STRADDLES:
         first, above, height, left, width, inner = straddling_gather(
             tile, channel.rank, m_shard, CFG.block_m, work.blocks_m, work.blocks_n, lead, channel.world_size
@@ -75,12 +75,12 @@ def place_of(work, channel, lead, tile, m_shard, CFG: gl.constexpr, TALL: gl.con
         block = (first + above + block) % work.blocks_m
         source, last_source = shards_of_block(block, m_shard, CFG.block_m, channel.world_size)
         return source, last_source, block, left + block_n
-    elif not TALL:
+    elif not TALL:  # noqa: RET505 - Triton decides at compile time which branch exists
         per_shard = work.blocks_m * work.blocks_n
         source = gather_source(tile // per_shard, channel.rank, channel.world_size)
         block_m, block_n = grouped(tile % per_shard, work.blocks_m, work.blocks_n, work.group_m)
         return source, source, block_m, block_n
-    else:  # noqa: RET505 - Triton decides at compile time which branch exists
+    else:
         above, height, left, width, inner = gather_stretch(tile, work.blocks_m, work.blocks_n, lead, channel.world_size)
         block, block_n = grouped(inner, height, width, work.group_m)
         block += above
@@ -236,8 +236,8 @@ def hopper_ag_gemm_kernel(
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 
     TALL: columns from `lead` on are walked with all shards as one matrix; else `lead` is not looked at.
-    STRADDLES: tiles are laid over the matrix of all rows (`tile_order.straddles`). One with rows of two shards waits for
-    both and reads the gather buffer, also what of it is ours: the host has copied that there before the launch.
+    STRADDLES: tiles are laid over the matrix of all rows (`tile_order.straddles`). One with rows of two shards waits
+    for both and reads the gather buffer, also what of it is ours: the host has copied that there before the launch.
     """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,

@@ -43,9 +43,9 @@ def prepare_ag_gemm(
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
     partials = partials_of(workspace, tiling, work)
     constants = {
-        "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "STRADDLES": straddling, "HAS_BIAS": bias is not None,
-        "STORE": store, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
-        "enable_fp_fusion": True, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+        "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "STRADDLES": straddling,
+        "HAS_BIAS": bias is not None, "STORE": store, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress,
+        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
 
     def output(out: Tensor) -> Any:  # noqa: ANN401 - a descriptor of Triton's, which have no types, or the tensor

@@ -98,7 +98,10 @@ class GatherLaunch:
         workspace, row_bytes = self.workspace, self.k_size * element_bytes
         own = workspace.data_address(workspace.rank, slot) + workspace.rank * self.m_shard * row_bytes
         return [
-            *((first * row_bytes, (last - first) * row_bytes, own + first * row_bytes, BEFORE) for first, last in self.ends),
+            *(
+                (first * row_bytes, (last - first) * row_bytes, own + first * row_bytes, BEFORE)
+                for first, last in self.ends
+            ),
             *copies_of(workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes),
         ]
 
@@ -219,8 +222,8 @@ def prepare(
 def ends_of_shard(rank: int, m_shard: int, block_m: int, world_size: int) -> list[tuple[int, int]]:
     """The rows of our shard, [first, last), that lie in straddling tiles: none, those at one end, or at both.
 
-    These tiles read the gather buffer, so our rows must be there too. They are copied on the kernel's own stream, before
-    it: a copy within a GPU may need a multiprocessor, and the kernel that would wait for it holds them all.
+    These tiles read the gather buffer, so our rows must be there too. They are copied on the kernel's own stream,
+    before it: a copy within a GPU may need a multiprocessor, and the kernel that would wait for it holds them all.
     """
     above, below = -rank * m_shard % block_m, (rank + 1) * m_shard % block_m
     ends = []

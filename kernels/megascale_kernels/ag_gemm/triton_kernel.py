@@ -8,9 +8,10 @@ in place, and go on in the order in which the others arrive; so the first wait c
 ranks), when the first shard has long arrived.
 
 In the gather buffer each shard begins at a multiple of the tile height, so a tile of one shard never reads rows of the
-next, which may not have arrived. Where tiles don't fill the shards (STRADDLES) they are laid over the matrix of all rows,
-which then lie one after the other in the buffer; a tile with rows of two shards waits for both. There is no barrier: a gather slot is reused two launches later, and a launch ends
-only after every peer has begun it. What it means, in plain torch: `reference.ag_gemm`.
+next, which may not have arrived. Where tiles don't fill the shards (STRADDLES) they are laid over the matrix of all
+rows, which then lie one after the other in the buffer; a tile with rows of two shards waits for both. There is no
+barrier: a gather slot is reused two launches later, and a launch ends only after every peer has begun it. What it
+means, in plain torch: `reference.ag_gemm`.
 """
 
 import triton
@@ -127,7 +128,8 @@ def place_of(channel, tile, m_shard, blocks_n, lead, BLOCK_M: tl.constexpr, GROU
 def multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
                    unit_rows, lead, ring, worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, STRADDLES: tl.constexpr, W_IS_NK: tl.constexpr,
-                   HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+                   HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, PROGRESS: tl.constexpr,
+                   TRACE: tl.constexpr):  # fmt: skip
     """Role of a compute CTA: every `workers`-th tile, our own rows first, each as soon as its rows are there."""
     cursor = open_ring(channel, ring, TRACE)
     blocks_n = blocks(n_size, BLOCK_N)

@@ -66,18 +66,9 @@ from megascale_kernels.device.signals import (
     open_channel,
     publish_launch,
 )
+from megascale_kernels.gemm_rs.hopper_places import flag_at, is_sent, place_of, row_at, us_or_first
 from megascale_kernels.gemm_rs.triton_kernel import descriptor_of
-from megascale_kernels.planning.tile_order import (
-    blocks_of_shard,
-    channel_of_tile,
-    grouped,
-    scatter_owner,
-    scatter_step,
-    scatter_stretch,
-    shards_of_block,
-    staging_slot,
-    straddling_scatter,
-)
+from megascale_kernels.planning.tile_order import channel_of_tile, scatter_step, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
@@ -86,48 +77,6 @@ RUNTIME = (
     "k_size", "group_m", "whole_tiles", "split",
     "blocks_m", "blocks_n", "blocks_k", "units",
 )  # fmt: skip
-
-
-@gluon.jit
-def place_of(work, channel, tile, m_shard, CFG: gl.constexpr, STRADDLES: gl.constexpr):
-    """Whose rows a tile holds, and where it lies.
-
-    Returns:
-        (step, owner, last_owner, block_m, block_n): in which step of the scatter the tile is; the first and the last
-        shard of which it has rows; its block within that shard, or of all rows where tiles straddle shards.
-    """
-    if not STRADDLES:
-        tall = work.blocks_m * channel.world_size
-        above, height, inner = scatter_stretch(tile, tall, work.blocks_m, work.blocks_n, work.group_m)
-        block, block_n = grouped(inner, height, work.blocks_n, work.group_m)
-        block += above
-        step = block // work.blocks_m
-        owner = scatter_owner(step, channel.rank, channel.world_size)
-        return step, owner, owner, block % work.blocks_m, block_n
-    else:  # noqa: RET505 - Triton decides at compile time which branch exists
-        first, own = blocks_of_shard(channel.rank, m_shard, CFG.block_m)
-        above, height, inner = scatter_stretch(tile, work.blocks_m, own, work.blocks_n, work.group_m)
-        block, block_n = grouped(inner, height, work.blocks_n, work.group_m)
-        block = straddling_scatter(above + block, first, own, work.blocks_m)
-        owner, last_owner = shards_of_block(block, m_shard, CFG.block_m, channel.world_size)
-        return scatter_step(owner, channel.rank, channel.world_size), owner, last_owner, block, block_n
-
-
-@gluon.jit
-def row_at(block_m, owner, m_shard, CFG: gl.constexpr, STRADDLES: gl.constexpr):
-    """The row of an owner's shard at which a tile begins; below zero where the shard begins within the tile."""
-    row = block_m * CFG.block_m
-    if STRADDLES:
-        row -= owner * m_shard
-    return row
-
-
-@gluon.jit
-def flag_at(block_m, block_n, owner, work, m_shard, CFG: gl.constexpr, STRADDLES: gl.constexpr):
-    """The flag of a tile among those of an owner."""
-    if STRADDLES:
-        block_m -= owner * m_shard // CFG.block_m
-    return channel_of_tile(block_m, block_n, work.blocks_n)
 
 
 @gluon.jit
@@ -147,9 +96,8 @@ def produce(ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         slot, phase = fetch(ring, x_desc, owner * m_shard + row, w_desc, column, first, last, slot, phase, CFG)
         if STRADDLES:
-            if last_owner == channel.rank:
-                owner = last_owner
-                row = row_at(block_m, owner, m_shard, CFG, STRADDLES)
+            owner = us_or_first(channel, owner, last_owner, STRADDLES)
+            row = row_at(block_m, owner, m_shard, CFG, STRADDLES)
         if CUT != WHOLE:
             if (last == work.blocks_k) & (before > 0):
                 slot, phase, code = fetch_split_partials(
@@ -279,37 +227,39 @@ def send(staging, kept, sent, peer_descs, work, channel, pace_ns, m_shard, CFG: 
             begun_ns = now_ns()
             step_ns = pace_ns
             if STRADDLES:
-                if (owner == channel.rank) | (last_owner == channel.rank):
-                    step_ns = pace_ns * 0  # two ranks wait for each other's part
+                # Two ranks wait for each other's part of a tile of both.
+                step_ns = gl.where((owner == channel.rank) | (last_owner == channel.rank), 0, pace_ns)
             for quarter in range(quarters):
                 nap_until(begun_ns + quarter * step_ns)
                 if not STRADDLES:
                     send_quarter(staging, peer_desc, block_m * CFG.block_m, column, quarter, CFG)
                 else:
-                    for one in range(owner, last_owner + 1):
-                        if one != channel.rank:
-                            there = descriptor_of(peer_descs, scatter_step(one, channel.rank, channel.world_size))
-                            row = row_at(block_m, one, m_shard, CFG, STRADDLES)
-                            send_quarter(staging, there, row, column, quarter, CFG)
+                    send_to_both(staging, peer_descs, channel, owner, last_owner, block_m, column, quarter, m_shard,
+                                 CFG)  # fmt: skip
             tma.store_wait(0)
             mbarrier.arrive(sent)
             drain_tma_stores()
             if not STRADDLES:
                 peer_tile_notify(channel, channel_of_tile(block_m, block_n, work.blocks_n), owner)
             else:
-                for one in range(owner, last_owner + 1):
-                    if one != channel.rank:
-                        index = flag_at(block_m, block_n, one, work, m_shard, CFG, STRADDLES)
-                        peer_tile_notify(channel, index, one)
+                notify_both(channel, owner, last_owner, block_m, block_n, work, m_shard, CFG)
 
 
 @gluon.jit
-def is_sent(channel, owner, last_owner, STRADDLES: gl.constexpr):
-    """Whether a tile has rows of others."""
-    others = owner != channel.rank
-    if STRADDLES:
-        others = others | (last_owner != channel.rank)
-    return others
+def send_to_both(staging, peer_descs, channel, owner, last_owner, block_m, column, quarter, m_shard, CFG: gl.constexpr):
+    """Send a quarter of a straddling tile's columns to its owners, but for us."""
+    for one in range(owner, last_owner + 1):
+        if one != channel.rank:
+            peer_desc = descriptor_of(peer_descs, scatter_step(one, channel.rank, channel.world_size))
+            send_quarter(staging, peer_desc, row_at(block_m, one, m_shard, CFG, STRADDLES=True), column, quarter, CFG)
+
+
+@gluon.jit
+def notify_both(channel, owner, last_owner, block_m, block_n, work, m_shard, CFG: gl.constexpr):
+    """Announce a straddling tile to its owners, but for us."""
+    for one in range(owner, last_owner + 1):
+        if one != channel.rank:
+            peer_tile_notify(channel, flag_at(block_m, block_n, one, work, m_shard, CFG, STRADDLES=True), one)
 
 
 @gluon.jit
@@ -390,6 +340,24 @@ def reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phas
 
 
 @gluon.jit
+def until_sent(sent, phase):
+    """Wait until the sender has read our tile; the next phase."""
+    mbarrier.wait(sent, phase)
+    return phase ^ 1
+
+
+@gluon.jit
+def say_what_runs(channel, board, work, m_shard, n_size, k_size, variant, STRADDLES: gl.constexpr,
+                  PROGRESS: gl.constexpr):  # fmt: skip
+    """Show this launch on the board, and tell the peers."""
+    tiles = work.blocks_m * work.blocks_n
+    if not STRADDLES:
+        tiles *= channel.world_size
+    head_board(channel, board, gl.num_programs(0), tiles, m_shard, n_size, k_size, PROGRESS)
+    publish_launch(channel, m_shard, n_size, k_size, variant)
+
+
+@gluon.jit
 def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
             variant, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, STRADDLES: gl.constexpr,
             HAS_BIAS: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
@@ -405,11 +373,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     traces: gl.constexpr = TRACE and speaks
     if ME == last_consumer:
         if cta == ctas - 1:
-            tiles = work.blocks_m * work.blocks_n
-            if not STRADDLES:
-                tiles *= channel.world_size
-            head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-            publish_launch(channel, m_shard, n_size, k_size, variant)
+            say_what_runs(channel, board, work, m_shard, n_size, k_size, variant, STRADDLES, PROGRESS)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     slot = 0
@@ -419,9 +383,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     for unit in range(cta, end_of_units(work, CUT), ctas):
         tile, first, last, place, before = unit_of_work(work, unit, CUT)
         _, first_owner, last_owner, block_m, block_n = place_of(work, channel, tile, m_shard, CFG, STRADDLES)
-        owner = first_owner
-        if STRADDLES:
-            owner = gl.where(last_owner == channel.rank, last_owner, first_owner)
+        owner = us_or_first(channel, first_owner, last_owner, STRADDLES)
         row = row_at(block_m, owner, m_shard, CFG, STRADDLES) + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
         show_tile(channel, COMPUTE, tile, shows)
@@ -436,21 +398,18 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
                 acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
         if whole:
             if sending != 0:
-                mbarrier.wait(sent, sent_phase)
-                sent_phase ^= 1
+                sent_phase = until_sent(sent, sent_phase)
                 sending = 0
             if is_sent(channel, first_owner, last_owner, STRADDLES):
                 keep(acc, staging, kept, out_desc.dtype, ME, CFG)
                 sending = 1
                 cursor = mark_sent(events, cursor, channel, first_owner, last_owner, block_m, block_n, work, m_shard,
                                    CFG, STRADDLES, traces)  # fmt: skip
-                if STRADDLES:
-                    if owner == channel.rank:
-                        mbarrier.wait(sent, sent_phase)
-                        sent_phase ^= 1
-                        sending = 0
-                        slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase,
-                                                       row, column, n_size, ME, CFG, HAS_BIAS)  # fmt: skip
+                if STRADDLES and owner == channel.rank:
+                    sent_phase = until_sent(sent, sent_phase)
+                    sending = 0
+                    slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase,
+                                                   row, column, n_size, ME, CFG, HAS_BIAS)  # fmt: skip
             else:
                 slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase, row,
                                                column, n_size, ME, CFG, HAS_BIAS)  # fmt: skip

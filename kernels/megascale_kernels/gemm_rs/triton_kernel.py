@@ -9,8 +9,8 @@ of ranks (so the result is the same from run to run), and stores the final tile.
 A remote tile is announced while the *next* tile is being multiplied, when its stores have long arrived: the
 announcement never stalls. The last remote tile is announced before the first own tile waits.
 
-Where tiles don't fill the shards (STRADDLES) they are laid over the matrix of all rows. A tile that straddles two shards
-is sent to both owners, each of which takes its rows; one of ours is sent, announced, and then added up.
+Where tiles don't fill the shards (STRADDLES) they are laid over the matrix of all rows. A tile that straddles two
+shards is sent to both owners, each of which takes its rows; one of ours is sent, announced, and then added up.
 What it means, in plain torch: `reference.gemm_rs`.
 """
 
@@ -79,7 +79,8 @@ def gemm_rs_kernel(
         publish_launch(channel, m_shard, n_size, k_size, variant)
     multiply_tiles(channel, x_desc, w_desc, out_desc, (peer1, peer2, peer3, peer4, peer5, peer6, peer7),
                    out_ptr, bias_ptr, staging_bytes, m_shard, n_size, k_size, group_m, ring_of(trace, cta, COMPUTE),
-                   BLOCK_M, BLOCK_N, BLOCK_K, STRADDLES, W_IS_NK, HAS_BIAS, STORE_TMA, PUSH_TMA, PROGRESS, TRACE)  # fmt: skip
+                   BLOCK_M, BLOCK_N, BLOCK_K, STRADDLES, W_IS_NK, HAS_BIAS, STORE_TMA, PUSH_TMA, PROGRESS,
+                   TRACE)  # fmt: skip
     finish_launch(channel, ctas, 0)
 
 
@@ -159,16 +160,9 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
             pending_notify = 0
         code = 0
         if is_sent:
-            if not STRADDLES:
-                cursor = send_tile(channel, owner, acc, row, block_n, blocks_n, peer_descs, out_ptr, staging_bytes,
-                                   m_shard, n_size, ring, cursor, BLOCK_M, BLOCK_N, STRADDLES, PUSH_TMA,
-                                   TRACE)  # fmt: skip
-            else:
-                for one in range(owner, last_owner + 1):
-                    if one != channel.rank:
-                        cursor = send_tile(channel, one, acc, row, block_n, blocks_n, peer_descs, out_ptr,
-                                           staging_bytes, m_shard, n_size, ring, cursor, BLOCK_M, BLOCK_N, STRADDLES,
-                                           PUSH_TMA, TRACE)  # fmt: skip
+            cursor = send_tile(channel, owner, last_owner, acc, row, block_n, blocks_n, peer_descs, out_ptr,
+                               staging_bytes, m_shard, n_size, ring, cursor, BLOCK_M, BLOCK_N, STRADDLES, PUSH_TMA,
+                               TRACE)  # fmt: skip
             pending_notify = 1
             pending_owner = owner
             pending_last_owner = last_owner
@@ -179,14 +173,9 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
                 announce(channel, pending_owner, pending_last_owner, pending_row, pending_block_n, blocks_n, m_shard,
                          BLOCK_M, STRADDLES, PUSH_TMA)  # fmt: skip
                 pending_notify = 0
-            index = flag_at(row, block_n, channel.rank, blocks_n, m_shard, BLOCK_M, STRADDLES)
-            cursor = mark(ring, cursor, WAIT_BEGIN, index, channel.rank, TRACE)
-            code = await_partials(channel, index, tile)
-            cursor = mark(ring, cursor, WAIT_END, index, channel.rank, TRACE)
-            if code == 0:
-                reduce_tile(channel, acc, row - channel.rank * m_shard, col, out_desc, out_ptr, bias_ptr,
-                            staging_bytes, m_shard, n_size, BLOCK_M, BLOCK_N, HAS_BIAS, STORE_TMA,
-                            STRADDLES)  # fmt: skip
+            code, cursor = add_up(channel, acc, tile, row, block_n, blocks_n, out_desc, out_ptr, bias_ptr,
+                                  staging_bytes, m_shard, n_size, ring, cursor, BLOCK_M, BLOCK_N, STRADDLES, HAS_BIAS,
+                                  STORE_TMA, TRACE)  # fmt: skip
         cursor = mark(ring, cursor, TILE_END, tile, shown, TRACE)
         tile = tl.where(code == 0, tile + tl.num_programs(0), tiles)
     if pending_notify != 0:
@@ -197,16 +186,47 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
 
 
 @triton.jit
-def send_tile(channel, owner, acc, row, block_n, blocks_n, peer_descs, out_ptr, staging_bytes, m_shard, n_size, ring,
-              cursor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRADDLES: tl.constexpr, PUSH_TMA: tl.constexpr,
-              TRACE: tl.constexpr):  # fmt: skip
-    """Store a partial tile on the rank that owns its rows, or some of them."""
+def send_tile(channel, owner, last_owner, acc, row, block_n, blocks_n, peer_descs, out_ptr, staging_bytes, m_shard,
+              n_size, ring, cursor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRADDLES: tl.constexpr,
+              PUSH_TMA: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+    """Send a partial tile to its owners, but for us."""
+    if not STRADDLES:
+        cursor = send_to(channel, owner, acc, row, block_n, blocks_n, peer_descs, out_ptr, staging_bytes, m_shard,
+                         n_size, ring, cursor, BLOCK_M, BLOCK_N, STRADDLES, PUSH_TMA, TRACE)  # fmt: skip
+    else:
+        for one in range(owner, last_owner + 1):
+            if one != channel.rank:
+                cursor = send_to(channel, one, acc, row, block_n, blocks_n, peer_descs, out_ptr, staging_bytes, m_shard,
+                                 n_size, ring, cursor, BLOCK_M, BLOCK_N, STRADDLES, PUSH_TMA, TRACE)  # fmt: skip
+    return cursor
+
+
+@triton.jit
+def send_to(channel, owner, acc, row, block_n, blocks_n, peer_descs, out_ptr, staging_bytes, m_shard, n_size, ring,
+            cursor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRADDLES: tl.constexpr, PUSH_TMA: tl.constexpr,
+            TRACE: tl.constexpr):  # fmt: skip
+    """Store a partial tile on a rank that owns its rows, or some of them."""
     staging = staging_of(channel, owner, channel.rank, owner, out_ptr, staging_bytes, m_shard, n_size)
     there = descriptor_of(peer_descs, scatter_step(owner, channel.rank, channel.world_size))
     store_tile(there, staging, acc, row - owner * m_shard, m_shard, block_n * BLOCK_N, n_size, BLOCK_M, BLOCK_N,
                PUSH_TMA, STRADDLES)  # fmt: skip
     index = flag_at(row, block_n, owner, blocks_n, m_shard, BLOCK_M, STRADDLES)
     return mark(ring, cursor, NOTIFY, index, owner, TRACE)
+
+
+@triton.jit
+def add_up(channel, acc, tile, row, block_n, blocks_n, out_desc, out_ptr, bias_ptr, staging_bytes, m_shard, n_size,
+           ring, cursor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRADDLES: tl.constexpr, HAS_BIAS: tl.constexpr,
+           STORE_TMA: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+    """Wait for the peers' partials of a tile of ours and store the sum; 0, or why the CTA must leave."""
+    index = flag_at(row, block_n, channel.rank, blocks_n, m_shard, BLOCK_M, STRADDLES)
+    cursor = mark(ring, cursor, WAIT_BEGIN, index, channel.rank, TRACE)
+    code = await_partials(channel, index, tile)
+    cursor = mark(ring, cursor, WAIT_END, index, channel.rank, TRACE)
+    if code == 0:
+        reduce_tile(channel, acc, row - channel.rank * m_shard, block_n * BLOCK_N, out_desc, out_ptr, bias_ptr,
+                    staging_bytes, m_shard, n_size, BLOCK_M, BLOCK_N, HAS_BIAS, STORE_TMA, STRADDLES)  # fmt: skip
+    return code, cursor
 
 
 @triton.jit

@@ -168,9 +168,10 @@ def gather_launch(
     tile = config.block_m, config.block_n
     rate = machine.processor_flops * HOPPER_RATE.get(tile, 0.5)
     return gather_schedule.Launch(
-        m_shard=blocks(m_shard, tile[0]) * tile[0], tall=all_blocks(m_shard, tile[0], world_size), blocks_n=blocks(n, tile[1]), blocks_k=blocks(k, config.block_k),
-        world_size=world_size, programs=machine.processors, block_m=tile[0], block_n=tile[1], group_m=config.group_m,
-        splits=config.splits, k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
+        m_shard=blocks(m_shard, tile[0]) * tile[0], tall=all_blocks(m_shard, tile[0], world_size),
+        blocks_n=blocks(n, tile[1]), blocks_k=blocks(k, config.block_k), world_size=world_size,
+        programs=machine.processors, block_m=tile[0], block_n=tile[1], group_m=config.group_m, splits=config.splits,
+        k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
         fixed_s=gather_schedule.FIXED_S * tile[0] * tile[1] / (128 * 256), row_bytes=ELEMENT_BYTES * k,
     )  # fmt: skip
 

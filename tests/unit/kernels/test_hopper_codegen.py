@@ -107,7 +107,11 @@ def hopper_anew(
         out = f"tensordesc<bf16[1,{tiling.rows},{tiling.store_columns}],{tiling.store_layout_of_shard!r}>"
     known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
-    constants |= {"TRACE": trace, "STRADDLES": straddles, **(MISSING_PEERS if scatters else {"STORE": store, "TALL": tall})}
+    constants |= {
+        "TRACE": trace,
+        "STRADDLES": straddles,
+        **(MISSING_PEERS if scatters else {"STORE": store, "TALL": tall}),
+    }
     name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
     room = "gemm_rs" if scatters else "ag_gemm"
     kernel = getattr(import_module(f"megascale_kernels.{room}.hopper"), name)
