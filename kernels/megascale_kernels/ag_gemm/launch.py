@@ -20,13 +20,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel, announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
-from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, X, ready
+from megascale_kernels.launching.ready import BEFORE, BIAS, OUT, Copy, W, X, ready
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.planning.tile_order import (
-    lead_columns,
-)
+from megascale_kernels.planning.stream_k import lies_over_all_rows
+from megascale_kernels.planning.tile_order import all_blocks, lead_columns
 
 
 class GatherLaunch:
@@ -52,7 +51,9 @@ class GatherLaunch:
         self.workspace, self.config = workspace, config
         self.weight = weight._replace(matrix=torch.empty(0))  # no caller's memory is kept
         self.m_shard, self.k_size = m_shard, k_size
-        self.pitch = -(-m_shard // config.block_m) * config.block_m
+        self.straddles = lies_over_all_rows(config, m_shard, world_size)
+        self.pitch = m_shard if self.straddles else -(-m_shard // config.block_m) * config.block_m
+        self.ends = ends_of_shard(workspace.rank, m_shard, config.block_m, world_size) if self.straddles else []
         split_rows = -(-m_shard // config.splits)
         self.unit_rows = -(-split_rows // config.block_m) * config.block_m
         units = -(-m_shard // self.unit_rows)
@@ -96,8 +97,16 @@ class GatherLaunch:
     def _copies(self, slot: int, row_bytes: int, counted: int) -> list[Copy]:
         if not self.by_copy_engine:
             return []
+        workspace = self.workspace
         counted = counted and self.stamp
-        return copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes, counted)
+        own = workspace.data_address(workspace.rank, slot) + workspace.rank * self.m_shard * row_bytes
+        return [
+            *(
+                (first * row_bytes, (last - first) * row_bytes, own + first * row_bytes, BEFORE, None)
+                for first, last in self.ends
+            ),
+            *copies_of(workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes, counted),
+        ]
 
     def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
         """Launch on the current stream; returns the slot in which the gathered rows are.
@@ -123,6 +132,10 @@ class GatherLaunch:
         if self.by_copy_engine:
             common = channel_arguments(workspace, slot, self.stamp) if by_kernel else None
             push_by_copy_engine(x, workspace, slot, unit_rows, self.stamp if common is None else common, self.pitch)
+        for first, last in self.ends:
+            rows = x[first:last]
+            at = (workspace.rank * self.m_shard + first) * self.k_size
+            rank_copy_data(workspace.peer(workspace.rank, slot, rows.shape, at), rows)
         self.kernel[grid](*arguments(slot, int(by_kernel)), **constants)
         if self.by_copy_engine:
             workspace.join_copies()
@@ -178,18 +191,20 @@ def prepare(
     """The grid, a function from slot and `counted` to arguments, and compile-time constants of `ag_gemm_kernel`."""
     m_shard, k_size = x.shape
     world_size = workspace.world_size
-    pitch = -(-m_shard // config.block_m) * config.block_m
-    store_tma = m_shard % config.block_m == 0 and tma_can_read(out)
+    straddling = lies_over_all_rows(config, m_shard, world_size)
+    pitch = m_shard if straddling else -(-m_shard // config.block_m) * config.block_m
+    store_tma = (straddling or m_shard % config.block_m == 0) and tma_can_read(out)
     weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
     comm_ctas = config.comm_ctas if config.carrier == "sm" and world_size > 1 else 0
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
-        "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "COMM_CTAS": comm_ctas,
-        "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
-        "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
+        "STRADDLES": straddling, "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma,
+        "COMM_CTAS": comm_ctas, "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress,
+        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     blocks_n = -(-weight.n_size // config.block_n)
-    tiles = pitch // config.block_m * blocks_n * world_size
+    by_shard = -(-m_shard // config.block_m) * world_size
+    tiles = (all_blocks(m_shard, config.block_m, world_size) if straddling else by_shard) * blocks_n
     lead = lead_columns(blocks_n, config.lead)
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
 
@@ -205,6 +220,21 @@ def prepare(
         )  # fmt: skip
 
     return (min(processors(x.device), tiles + comm_ctas),), arguments, constants
+
+
+def ends_of_shard(rank: int, m_shard: int, block_m: int, world_size: int) -> list[tuple[int, int]]:
+    """The rows of our shard, [first, last), that lie in straddling tiles: none, those at one end, or at both.
+
+    These tiles read the gather buffer, so our rows must be there too. They are copied on the kernel's own stream,
+    before it: a copy within a GPU may need a multiprocessor, and the kernel that would wait for it holds them all.
+    """
+    above, below = -rank * m_shard % block_m, (rank + 1) * m_shard % block_m
+    ends = []
+    if above and rank > 0:
+        ends.append((0, above))
+    if below and rank < world_size - 1:
+        ends.append((m_shard - below, m_shard))
+    return ends
 
 
 def copies_of(

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BEFORE = 1 };  // in place of a flag: the copy is made on the kernel's own stream, before it
 enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 4, MAP_BYTES = 128, ALIGNMENT = 128 };
 
 typedef struct {
@@ -31,7 +32,7 @@ typedef struct {
   size_t first;     // bytes into the first source
   size_t bytes;
   CUdeviceptr target;
-  CUdeviceptr flag; // where its arrival is announced by a write of the stream; 0 for none
+  CUdeviceptr flag; // where its arrival is announced by a write of the stream; 0 for none; or BEFORE
   Launch *announce; // what announces it instead, where only the device knows the stamp; NULL for none
 } Copy;
 
@@ -180,7 +181,7 @@ static bool encode_maps(Launch *launch, PyObject *maps, size_t size) {
   return true;
 }
 
-// copies: (bytes into the first source, bytes, target, flag, what announces it or None)
+// copies: (bytes into the first source, bytes, target, flag or 0 for none or BEFORE, what announces it or None)
 static bool read_copies(Launch *launch, PyObject *copies) {
   launch->copies = (int)PyTuple_GET_SIZE(copies);
   launch->copy = calloc((size_t)launch->copies + 1, sizeof(Copy));
@@ -259,11 +260,12 @@ static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream,
     return result;
   for (int i = 0; i < launch->copies; i++) {
     const Copy *copy = &launch->copy[i];
+    CUstream on = copy->flag == BEFORE ? stream : side;
     *what = "cuMemcpyDtoDAsync";
-    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
+    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, on)) != CUDA_SUCCESS)
       return result;
     *what = "cuStreamWriteValue32";
-    if (copy->flag != 0 &&
+    if (copy->flag > BEFORE &&
         (result = p_cuStreamWriteValue32_v2(side, copy->flag, stamp, CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
       return result;
     *what = "cuLaunchKernel";

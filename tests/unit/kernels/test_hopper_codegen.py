@@ -95,6 +95,7 @@ def hopper_anew(
     fills_slots: bool = False,
     pairs_quarters: bool = False,
     tall: bool = False,
+    straddles: bool = False,
     store: int = BY_MATRIX.value,
 ) -> Machine:
     """Compile a warp-specialised kernel."""
@@ -112,7 +113,11 @@ def hopper_anew(
         out = f"tensordesc<bf16[1,{tiling.rows},{tiling.store_columns}],{tiling.store_layout_of_shard!r}>"
     known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
-    constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE": store, "TALL": tall})}
+    constants |= {
+        "TRACE": trace,
+        "STRADDLES": straddles,
+        **(MISSING_PEERS if scatters else {"STORE": store, "TALL": tall}),
+    }
     name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
     room = "gemm_rs" if scatters else "ag_gemm"
     kernel = getattr(import_module(f"megascale_kernels.{room}.hopper"), name)
@@ -133,7 +138,8 @@ def plain(module: str, kernel_name: str, *, warps: int = 8, **constants: object)
 def plain_anew(module: str, kernel_name: str, *, warps: int = 8, **constants: object) -> Machine:
     """Compile a plain Triton kernel."""
     kernel = getattr(import_module(f"megascale_kernels.{module}"), kernel_name)
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "W_IS_NK": True, "HAS_BIAS": False}
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "W_IS_NK": True, "HAS_BIAS": False,
+              "STRADDLES": False}  # fmt: skip
     constants = {"PROGRESS": True, "TRACE": False, "OPERATOR": 3, "STORE_TMA": True, **blocks, **constants}
     constants |= MISSING_PEERS
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}

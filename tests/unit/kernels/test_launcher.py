@@ -83,6 +83,19 @@ go(it)
     ]
 
 
+def test_a_copy_that_the_kernel_must_find_done_is_made_on_its_stream(driver: Path, tmp_path: Path) -> None:
+    """Straddling tiles read some of our own rows from the gather buffer; the other copies don't wait for that one."""
+    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 1, None), (64, 32, 5064, 6000, None))))")
+
+    assert calls[:5] == [
+        "record 31 on 1",
+        "wait on 2 for 31",
+        "copy 5000 <- 4096, 64 bytes, stream 1",
+        "copy 5064 <- 4160, 32 bytes, stream 2",
+        "write 6000 = 77, stream 2",
+    ]
+
+
 def test_without_copies_there_is_one_call(driver: Path, tmp_path: Path) -> None:
     """No event, no wait: a launch is a launch."""
     calls = asked(driver, tmp_path, "go(plain(), join=False)")
