@@ -69,7 +69,7 @@ def _told(launch: Launch) -> Incident | None:
 def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     """A hang that would be borne for 5 minutes is judged within seconds after ``policy set``, and the run recovers."""
     patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")
-    run = launch.run("--steps=60", "--fault=hang", options=patience, script=LOCKSTEP)
+    run = launch.run(*ENDLESS, "--fault=hang", options=patience, script=LOCKSTEP)
     launch.until_step(20)
     refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
     before = [incident.id for incident in launch.incidents()]
@@ -79,6 +79,7 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     until(lambda: "restarting as round 2" in launch.output(), "the verdict")
     # Five seconds would be too little for the ranks' start and end on a busy machine.
     back = launch.command("policy", "set", "toy", "silence_floor_s=300", "busy_floor_s=300", "busy_factor=6")
+    launch.enough()
     code = launch.finish(run)
 
     assert refused.returncode == 2
