@@ -6,7 +6,6 @@ the machine code is missing on the GPU.
 """
 
 import re
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-from megascale_kernels.ag_gemm.hopper import BY_MATRIX, BY_SHARD  # noqa: E402
+from megascale_kernels.ag_gemm.hopper import BY_SHARD  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
@@ -33,21 +32,23 @@ from megascale_kernels.planning.tiling import (  # noqa: E402
     WHOLE,
     Tiling,
     cut_last_wave,
-    swizzled,
 )  # fmt: skip
 
 from tests.fakes.arguments import arguments_of  # noqa: E402
 from tests.fakes.ptx_paths import Paths  # noqa: E402
-from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
-from tests.fixtures.made_once import Shelf, shared_folder  # noqa: E402
+from tests.fixtures.hopper_variants import (  # noqa: E402
+    COMPILED,
+    NARROW,
+    WIDE,
+    announcement,
+    hopper,
+    plain,
+    plain_ag,
+    plain_ar,
+    plain_rs,
+)
+from tests.fixtures.made_once import shared_folder  # noqa: E402
 
-WIDE, NARROW = Config(128, 256, 64, kernel="hopper"), Config(128, 128, 64, kernel="hopper")
-POINTERS = {
-    "x_ptr": "*bf16", "out_ptr": "*bf16", "bias_ptr": "*bf16", "control": "*i32", "peers": "*i64", "status": "*i32",
-    "board": "*i32", "trace": "*i32", "partials": "*fp32",
-}  # fmt: skip
-# Four ranks: three peers, the others are missing.
-MISSING_PEERS = {f"peer{index}": None for index in range(4, 8)}
 OPERATORS = ("hopper_ag", "hopper_rs")
 REGISTERS_OF_A_QUARTER = 16384  # a multiprocessor has four quarters, warps are dealt out in turn
 LANES = 32
@@ -70,104 +71,9 @@ FROM_LANE_0 = r"SHFL\.IDX PT, R\d+, R\d+, RZ, 0x1f"
 MOST_SPILLED = 64 if triton.__version__ < "3.8" else 96
 
 
-# One compile a variant: 2 to 3 s each, and about forty of them.
-COMPILED = Shelf(Machine)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     COMPILED.folder = shared_folder(tmp_path_factory)
-
-
-def hopper(operator: str, config: Config = WIDE, **options: Any) -> Machine:  # noqa: ANN401 (those of `hopper_anew`)
-    """A warp-specialised kernel as the launcher compiles it; compiled once."""
-    given = {name: value for name, value in sorted(options.items()) if value != UNLESS_SAID[name]}
-    return COMPILED.get(f"{operator} {config} {given}", lambda: hopper_anew(operator, config, **options))
-
-
-def hopper_anew(
-    operator: str,
-    config: Config = WIDE,
-    *,
-    is_nk: bool = True,
-    cut: int = WHOLE,
-    trace: bool = False,
-    fills_slots: bool = False,
-    pairs_quarters: bool = False,
-    tall: bool = False,
-    straddles: bool = False,
-    store: int = BY_MATRIX.value,
-) -> Machine:
-    """Compile a warp-specialised kernel."""
-    scatters = operator == "hopper_rs"
-    shares = {"fills_slots": fills_slots, "pairs_quarters": pairs_quarters}
-    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters, **shares)
-
-    def descriptor(block: list[int]) -> str:
-        return f"tensordesc<bf16[{block[0]},{block[1]}],{swizzled(block[1])!r}>"
-
-    rows, out = descriptor([tiling.rows, tiling.block_k]), descriptor([tiling.rows, tiling.store_columns])
-    known = POINTERS | {"x_desc": rows, "gathered_desc": rows, "w_desc": descriptor(tiling.b_block)}
-    known["split_desc"] = f"tensordesc<fp32[{tiling.partial_rows},128],{tiling.partial_shared_layout!r}>"
-    if store == BY_SHARD.value:
-        out = f"tensordesc<bf16[1,{tiling.rows},{tiling.store_columns}],{tiling.store_layout_of_shard!r}>"
-    known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
-    constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
-    constants |= {
-        "TRACE": trace,
-        "STRADDLES": straddles,
-        **(MISSING_PEERS if scatters else {"STORE": store, "TALL": tall}),
-    }
-    name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
-    room = "gemm_rs" if scatters else "ag_gemm"
-    kernel = getattr(import_module(f"megascale_kernels.{room}.hopper"), name)
-    types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
-    return compile_gluon(kernel, types, constants, registers=ROOM_FOR_ANNOUNCEMENTS)
-
-
-# A variant is the same whether an option is left out or given as it is anyway.
-UNLESS_SAID = hopper_anew.__kwdefaults__
-
-
-def plain(module: str, kernel_name: str, *, warps: int = 8, **constants: object) -> Machine:
-    """A plain Triton kernel with tiles of 128 x 256; compiled once."""
-    name = f"{module}.{kernel_name} {warps} {sorted(constants.items())}"
-    return COMPILED.get(name, lambda: plain_anew(module, kernel_name, warps=warps, **constants))
-
-
-def plain_anew(module: str, kernel_name: str, *, warps: int = 8, **constants: object) -> Machine:
-    """Compile a plain Triton kernel."""
-    kernel = getattr(import_module(f"megascale_kernels.{module}"), kernel_name)
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "W_IS_NK": True, "HAS_BIAS": False,
-              "STRADDLES": False}  # fmt: skip
-    constants = {"PROGRESS": True, "TRACE": False, "OPERATOR": 3, "STORE_TMA": True, **blocks, **constants}
-    constants |= MISSING_PEERS
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    parts = dict.fromkeys(("x_desc", "gathered_desc", "out_desc", "peer1", "peer2", "peer3"), "[128, 64]")
-    descriptors = {name: f"tensordesc<bf16{block}>" for name, block in (parts | {"w_desc": "[256, 64]"}).items()}
-    known = POINTERS | descriptors
-    types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
-    return compile_for_hopper(kernel, types, constants, warps=warps, stages=4)
-
-
-def plain_ag() -> Machine:
-    """All-gather + GEMM whose own programs may push."""
-    return plain("ag_gemm.triton_kernel", "ag_gemm_kernel", COMM_CTAS=8, PUSH_COLS=8192)
-
-
-def plain_rs() -> Machine:
-    """GEMM + reduce-scatter that pushes by TMA."""
-    return plain("gemm_rs.triton_kernel", "gemm_rs_kernel", PUSH_TMA=True)
-
-
-def plain_ar() -> Machine:
-    """GEMM + all-reduce."""
-    return plain("gemm_ar", "gemm_ar_kernel")
-
-
-def announcement() -> Machine:
-    """What follows a copy on its stream."""
-    return plain("ag_gemm.triton_kernel", "announce_kernel", warps=1, LAST=True)
 
 
 WAITING = {
