@@ -61,10 +61,18 @@ TAILS = [
     Shape(72, 264, 520, bias=True, dtype=torch.float16),
     Shape(8, 64, 72, bias=True, dtype=torch.float16),  # less than one tile
 ]
-# Rows that don't fill tiles, in the warp-specialised kernels: each shard's last tiles are clipped by TMA.
+# Rows that don't fill tiles, in the warp-specialised kernels: TMA clips the last tiles of each shard, or of all rows
+# where tiles straddle shards (129 and 520 on two ranks and more; never those of less than a tile).
 RAGGED = [
     Shape(rows, 1024, 776, bias=bias, dtype=dtype, config=Config(128, columns, kernel="hopper", tail_split=split))
-    for rows, bias, dtype in ((201, True, torch.bfloat16), (1409, False, torch.float16))
+    for rows, bias, dtype in (
+        (201, True, torch.bfloat16),
+        (1409, False, torch.float16),
+        (100, False, torch.bfloat16),
+        (64, True, torch.float16),
+        (129, True, torch.bfloat16),
+        (520, False, torch.bfloat16),
+    )
     for columns, split in ((256, None), (128, 0))
 ]
 GATHER_CONFIGS = [
