@@ -61,18 +61,11 @@ TAILS = [
     Shape(72, 264, 520, bias=True, dtype=torch.float16),
     Shape(8, 64, 72, bias=True, dtype=torch.float16),  # less than one tile
 ]
-# Rows that don't fill tiles, in the warp-specialised kernels: TMA clips the last tiles of each shard, or of all rows
-# where tiles straddle shards (129 and 520 on two ranks and more; never those of less than a tile).
+# Rows that don't fill tiles, in the warp-specialised kernels; from two ranks on, tiles of 129 and 520 straddle shards.
 RAGGED = [
     Shape(rows, 1024, 776, bias=bias, dtype=dtype, config=Config(128, columns, kernel="hopper", tail_split=split))
-    for rows, bias, dtype in (
-        (201, True, torch.bfloat16),
-        (1409, False, torch.float16),
-        (100, False, torch.bfloat16),
-        (64, True, torch.float16),
-        (129, True, torch.bfloat16),
-        (520, False, torch.bfloat16),
-    )
+    for bias, dtype, rows_of in ((True, torch.bfloat16, (201, 64, 129)), (False, torch.float16, (1409, 100, 520)))
+    for rows in rows_of
     for columns, split in ((256, None), (128, 0))
 ]
 GATHER_CONFIGS = [
@@ -81,8 +74,8 @@ GATHER_CONFIGS = [
     Config(kernel="hopper"),
     Config(128, 128, kernel="hopper", tail_split=3),  # every tile in parts
     *(Config(128, columns, kernel="hopper", tail_split=0) for columns in (128, 256)),  # all tiles dealt out evenly
-    Config(128, 128, kernel="hopper", planned=True, lead=2),  # four of six columns walked with all shards
-    Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=3),
+    # Four of six columns are walked with all shards.
+    *(Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=split) for split in (None, 3)),
     Config(128, 128, kernel="hopper", planned=True),  # what the timetable says
     Config(kernel="hopper", planned=True, splits=2, group_m=8),
     Config(kernel="hopper", planned=True, stages=3),
