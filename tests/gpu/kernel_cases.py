@@ -33,10 +33,11 @@ TAILS = [
     Shape(72, 264, 520, bias=True, dtype=torch.float16),
     Shape(8, 64, 72, bias=True, dtype=torch.float16),  # less than one tile
 ]
-# Rows that don't fill tiles, in the warp-specialised kernels: each shard's last tiles are clipped by TMA.
+# Rows that don't fill tiles, in the warp-specialised kernels; from two ranks on, tiles of 129 and 520 straddle shards.
 RAGGED = [
     Shape(rows, 1024, 776, bias=bias, dtype=dtype, config=Config(128, columns, kernel="hopper", tail_split=split))
-    for rows, bias, dtype in ((201, True, torch.bfloat16), (1409, False, torch.float16))
+    for bias, dtype, rows_of in ((True, torch.bfloat16, (201, 64, 129)), (False, torch.float16, (1409, 100, 520)))
+    for rows in rows_of
     for columns, split in ((256, None), (128, 0))
 ]
 GATHER_CONFIGS = [

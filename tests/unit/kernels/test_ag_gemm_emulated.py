@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-gather + GEMM on emulated ranks: right to the last rounding, ordered by more than luck, whatever the schedule."""
 
+from importlib import import_module
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -71,6 +73,15 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
 
     assert first.same_bits(launched("ag_gemm", case, seed=4))
     assert first.same_bits(launched("ag_gemm", case._replace(config=IN_UNITS), seed=5, ctas=2))
+
+
+def test_a_straddling_tile_needs_our_own_rows_in_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where they are not copied there, it multiplies what the buffer held before."""
+    monkeypatch.setattr(import_module("megascale_kernels.ag_gemm.launch"), "ends_of_shard", lambda *_: [])
+
+    done = launched("ag_gemm", CASES["two ranks, tails everywhere"], launches=1)
+
+    assert done.worst > 1
 
 
 def test_own_rows_are_multiplied_without_waiting() -> None:

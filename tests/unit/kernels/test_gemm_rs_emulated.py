@@ -62,9 +62,10 @@ def test_a_straggler_changes_nothing(straggler: int) -> None:
     assert {event.who.rank for event in waits if event.peer == straggler} == {0, 1, 2, 3} - {straggler}
 
 
-def test_bits_do_not_depend_on_the_schedule() -> None:
+@pytest.mark.parametrize("name", ["less rows than a tile", "three ranks by TMA, tiles straddle"])
+def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
     """The sum runs in the order of ranks: the same bits whoever was fast, whatever carried the partials."""
-    case = CASES["less rows than a tile"]
+    case = CASES[name]
 
     first = launched("gemm_rs", case, seed=3, launches=2)
 
