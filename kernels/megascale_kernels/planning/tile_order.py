@@ -246,7 +246,7 @@ def straddling_gather(tile, rank, m_shard, block_m, tall, blocks_n, lead, world_
     if tile < early:
         left = above
         width = lead + above
-        end = above
+        end = above + 0  # Triton 3.6 takes two names of one value that enter a loop for one of them
         for step in range(world_size):
             begin = end
             shard = (rank + step) % world_size
