@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from tests.fixtures.kernel_group import Place
 
+FP16 = torch.float16
 PLAIN = Config(block_n=128, stages=3)  # small tiles compile in a second or two
 SLEEP_CYCLES = 3_000_000  # a straggler comes 1 to 2 ms late
 REPLAYS = 50
@@ -74,8 +75,9 @@ GATHER_CONFIGS = [
     Config(kernel="hopper"),
     Config(128, 128, kernel="hopper", tail_split=3),  # every tile in parts
     *(Config(128, columns, kernel="hopper", tail_split=0) for columns in (128, 256)),  # all tiles dealt out evenly
-    # Four of six columns are walked with all shards.
-    *(Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=split) for split in (None, 3)),
+    *(
+        Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=split) for split in (None, 3)
+    ),  # 4 of 6 together
     Config(128, 128, kernel="hopper", planned=True),  # what the timetable says
     Config(kernel="hopper", planned=True, splits=2, group_m=8),
     Config(kernel="hopper", planned=True, stages=3),
@@ -155,11 +157,7 @@ def gemm_rs_is_no_worse_than_serial(place: Place) -> None:
 
 def gemm_ar_is_no_worse_than_serial(place: Place) -> None:
     """Few rows, both layouts, both types; every rank has the same bits."""
-    for case in (
-        Shape(64, 1024, 768),
-        Shape(9, 520, 264, is_nk=False, bias=True),
-        Shape(1, 64, 72, dtype=torch.float16),
-    ):
+    for case in (Shape(64, 1024, 768), Shape(9, 520, 264, is_nk=False, bias=True), Shape(1, 64, 72, dtype=FP16)):
         x, w, bias = operands(case, case.rows)
         out = gemm_ar(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
         exact_x, exact_w, exact_bias = doubled((x, w, bias))

@@ -282,6 +282,17 @@ def test_straddling_tiles_are_multiplied_as_others_are(operator: str, config: Co
     assert straddling.shared_bytes - whole.shared_bytes <= 16
 
 
+def test_a_kept_tile_waits_until_the_sum_before_has_left_its_buffers() -> None:
+    """Where tiles straddle, one that is sent follows one that was added up, in the same buffers."""
+    paths = Paths(hopper("hopper_rs", straddles=True).ptx)
+
+    left = paths.where(r"wait_group\.read", function=gemm_rs_hopper.keep)
+    written = paths.where("stmatrix", function=gemm_rs_hopper.keep)
+    assert len(left) == 2  # one a consumer
+    assert paths.leads(left, written, past=NOTHING) != []
+    assert paths.leads(left, written, past=BARRIER) == []
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {}, "parts": {"cut": SPLIT_K}, "shares": {"cut": STREAM_K}, "traced": {"trace": True},
     "KN": {"is_nk": False},
