@@ -75,9 +75,7 @@ GATHER_CONFIGS = [
     Config(kernel="hopper"),
     Config(128, 128, kernel="hopper", tail_split=3),  # every tile in parts
     *(Config(128, columns, kernel="hopper", tail_split=0) for columns in (128, 256)),  # all tiles dealt out evenly
-    *(
-        Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=split) for split in (None, 3)
-    ),  # 4 of 6 together
+    *(Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=split) for split in (None, 3)),  # a tall walk
     Config(128, 128, kernel="hopper", planned=True),  # what the timetable says
     Config(kernel="hopper", planned=True, splits=2, group_m=8),
     Config(kernel="hopper", planned=True, stages=3),
