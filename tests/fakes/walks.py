@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from megascale_kernels.ag_gemm import hopper
 from megascale_kernels.device import hopper_gemm
+from megascale_kernels.gemm_rs import hopper_places
 from megascale_kernels.planning import tile_order
 from megascale_kernels.planning.stream_k import Cut
 from megascale_kernels.planning.tiling import cut_last_wave
@@ -218,3 +219,30 @@ def place_of(shape: Shape, tile: int, rank: int, *, tall: bool) -> tuple[int, in
     tiling = SimpleNamespace(block_m=ROWS)
     source, _, *block = _place_of(work, channel, lead, tile, shape.m_shard, tiling, tall, shape.straddles)
     return source, block[0], block[1]
+
+
+def scattered_by_hopper(shape: Shape, tile: int, rank: int) -> tuple[int, bool, dict[int, tuple[int, int]]]:
+    """What `gemm_rs.hopper_places` says of a tile of a reduce-scatter.
+
+    Returns:
+        the owner as which it is shown, whether it is sent, and for each owner the row of its shard at which it begins
+        and its flag.
+    """
+    work = SimpleNamespace(
+        blocks_m=shape.tall if shape.straddles else shape.blocks_m, blocks_n=shape.blocks_n,
+        group_m=tile_order.scatter_group(shape.blocks_m, shape.tall, shape.group_m, shape.mixed),
+    )  # fmt: skip
+    channel = SimpleNamespace(rank=rank, world_size=shape.ranks)
+    more = (shape.m_shard, SimpleNamespace(block_m=ROWS), shape.straddles)
+    plain = {name: tile_order.python(one) for name, one in vars(tile_order).items() if isinstance(one, JITFunction)}
+
+    def of(name: str) -> FunctionType:
+        return FunctionType(getattr(hopper_places, name).fn.__code__, {**plain, "gl": _on(1)}, name)
+
+    _, owner, last_owner, block_m, block_n = of("place_of")(work, channel, tile, *more)
+    owners = {
+        one: (of("row_at")(block_m, one, *more), of("flag_at")(block_m, block_n, one, work, *more))
+        for one in range(owner, last_owner + 1)
+    }
+    both = (channel, owner, last_owner, shape.straddles)
+    return of("us_or_first")(*both), bool(of("is_sent")(*both)), owners

@@ -32,6 +32,7 @@ TAILS = [
     Shape(200, 520, 264, is_nk=False, bias=True),  # rows, K and N end within a tile
     Shape(72, 264, 520, bias=True, dtype=torch.float16),
     Shape(8, 64, 72, bias=True, dtype=torch.float16),  # less than one tile
+    Shape(129, 520, 264, bias=True),  # tiles straddle shards
 ]
 # Rows that don't fill tiles, in the warp-specialised kernels; from two ranks on, tiles of 129 and 520 straddle shards.
 RAGGED = [

@@ -121,6 +121,26 @@ def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_ti
     assert max(index for _, index in flags) < tile_order.most_blocks(m_shard, walks.ROWS, world_size) * blocks_n
 
 
+@given(
+    ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.sampled_from((None, False, True)), st.data()
+)
+def test_the_warp_specialised_scatter_takes_its_tiles_in_the_same_order(
+    world_size: int, m_shard: int, blocks_n: int, group_m: int, mixed: bool | None, data: st.DataObject
+) -> None:
+    """Rows, flags and owners by its own functions, where tiles straddle and where they don't."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = walks.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, mixed=mixed)
+
+    for tile in range(shape.tiles):
+        shown, is_sent, owners = walks.scattered_by_hopper(shape, tile, rank)
+        assert {owner: flag for owner, (_, flag) in owners.items()} == shape.owners(tile, rank)
+        _, block, _ = shape.scattered(tile, rank)
+        for owner, (row, _) in owners.items():
+            assert row == block * walks.ROWS - (owner * m_shard if shape.straddles else 0)
+        assert shown == (rank if rank in owners else min(owners))
+        assert is_sent == (owners.keys() != {rank})
+
+
 @given(ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.integers(1, 6), st.data())
 def test_a_gather_of_straddling_tiles_visits_every_block_once_and_as_its_rows_arrive(
     world_size: int, m_shard: int, blocks_n: int, group_m: int, lead: int, data: st.DataObject

@@ -99,12 +99,8 @@ class GatherLaunch:
             return []
         workspace = self.workspace
         counted = counted and self.stamp
-        own = workspace.data_address(workspace.rank, slot) + workspace.rank * self.m_shard * row_bytes
         return [
-            *(
-                (first * row_bytes, (last - first) * row_bytes, own + first * row_bytes, BEFORE, None)
-                for first, last in self.ends
-            ),
+            *own_copies(workspace, slot, self.ends, self.m_shard, row_bytes),
             *copies_of(workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes, counted),
         ]
 
@@ -235,6 +231,16 @@ def ends_of_shard(rank: int, m_shard: int, block_m: int, world_size: int) -> lis
     if below and rank < world_size - 1:
         ends.append((m_shard - below, m_shard))
     return ends
+
+
+def own_copies(
+    workspace: Workspace, slot: int, ends: list[tuple[int, int]], m_shard: int, row_bytes: int
+) -> list[Copy]:
+    """The copies of rows of ours, [first, last), into our own gather buffer, in numbers."""
+    own = workspace.data_address(workspace.rank, slot) + workspace.rank * m_shard * row_bytes
+    return [
+        (first * row_bytes, (last - first) * row_bytes, own + first * row_bytes, BEFORE, None) for first, last in ends
+    ]
 
 
 def copies_of(

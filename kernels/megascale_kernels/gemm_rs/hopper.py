@@ -274,11 +274,10 @@ def send_quarter(staging, peer_desc, row, column, quarter, CFG: gl.constexpr):
 
 
 @gluon.jit
-def keep(acc, staging, kept, dtype: gl.constexpr, ME: gl.constexpr, CFG: gl.constexpr, STRADDLES: gl.constexpr):
+def keep(acc, staging, kept, dtype: gl.constexpr, ME: gl.constexpr, CFG: gl.constexpr):
     """Round a finished tile and leave it in shared memory for the sender."""
     quarters: gl.constexpr = CFG.store_buffers
-    if STRADDLES:
-        tma.store_wait(0)  # the tile before may have been our own, and on its way out from the same buffers
+    tma.store_wait(0)  # the tile before may have been our own, and on its way out from the same buffers
     slices = column_slices(acc, quarters)
     for i in gl.static_range(quarters):
         staging.index(ME * CFG.store_buffers + i).store(slices[i].to(dtype))
@@ -403,7 +402,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
                 sent_phase = until_sent(sent, sent_phase)
                 sending = 0
             if is_sent(channel, first_owner, last_owner, STRADDLES):
-                keep(acc, staging, kept, out_desc.dtype, ME, CFG, STRADDLES)
+                keep(acc, staging, kept, out_desc.dtype, ME, CFG)
                 sending = 1
                 cursor = mark_sent(events, cursor, channel, first_owner, last_owner, block_m, block_n, work, m_shard,
                                    CFG, STRADDLES, traces)  # fmt: skip

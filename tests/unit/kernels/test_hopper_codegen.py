@@ -13,6 +13,7 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
+import triton.language as tl  # noqa: E402
 from megascale_kernels.ag_gemm.hopper import BY_SHARD  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
@@ -22,6 +23,7 @@ from megascale_kernels.launching.parameters import lay_out  # noqa: E402
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.stream_k import tiling_of  # noqa: E402
+from megascale_kernels.planning.tile_order import straddling_gather  # noqa: E402
 from megascale_kernels.planning.tiling import (  # noqa: E402
     PARTIAL_PIECES,
     SHARED_MEMORY_LIMIT,
@@ -32,6 +34,7 @@ from megascale_kernels.planning.tiling import (  # noqa: E402
 
 from tests.fakes.arguments import arguments_of  # noqa: E402
 from tests.fakes.ptx_paths import Paths  # noqa: E402
+from tests.fixtures.codegen import compile_for_hopper  # noqa: E402
 from tests.fixtures.hopper_variants import (  # noqa: E402
     COMPILED,
     NARROW,
@@ -192,6 +195,17 @@ def test_straddling_tiles_are_multiplied_as_others_are(operator: str, config: Co
     assert straddling.sass.count(instruction) == whole.sass.count(instruction) == 8
     assert straddling.spilled_bytes == 0
     assert straddling.shared_bytes - whole.shared_bytes <= 16
+
+
+def test_a_kept_tile_waits_until_the_sum_before_has_left_its_buffers() -> None:
+    """Where tiles straddle, one that is sent follows one that was added up, in the same buffers."""
+    paths = Paths(hopper("hopper_rs", straddles=True).ptx)
+
+    left = paths.where(r"wait_group\.read", function=gemm_rs_hopper.keep)
+    written = paths.where("stmatrix", function=gemm_rs_hopper.keep)
+    assert len(left) == 2  # one a consumer
+    assert paths.leads(left, written, past=NOTHING) != []
+    assert paths.leads(left, written, past=BARRIER) == []
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -377,3 +391,21 @@ def test_the_driver_can_launch_what_comes_out(operator: str, store: int) -> None
     assert laid.moves == ((0, 0, True),)
     assert len(laid.maps) == len(machine.descriptors)
     assert (r"tensor.3d.global" in machine.ptx) == (store == BY_SHARD.value)
+
+
+@triton.jit
+def stretch_kernel(out_ptr, rank, m_shard, tall, blocks_n, lead, world_size) -> None:  # noqa: ANN001 (Triton infers types)
+    """Store what a tile's stretch is."""
+    stretch = straddling_gather(tl.program_id(0), rank, m_shard, 128, tall, blocks_n, lead, world_size)
+    for index in tl.static_range(6):
+        tl.store(out_ptr + index, stretch[index])
+
+
+def test_a_stretch_is_carried_through_its_loop() -> None:
+    """Two names of one value that enter a loop are one to Triton 3.6, and what changes there would be lost."""
+    sizes = ("rank", "m_shard", "tall", "blocks_n", "lead", "world_size")
+
+    machine = compile_for_hopper(stretch_kernel, {"out_ptr": "*i32", **dict.fromkeys(sizes, "i32")}, {}, warps=1)
+
+    (carried,) = re.findall(r"scf\.for .*iter_args\((.*?)\) ->", machine.ttir)
+    assert carried.count("=") == 3
