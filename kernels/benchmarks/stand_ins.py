@@ -35,7 +35,6 @@ from megascale_kernels.bench.shapes import ROWS, SCALES, Shape
 from megascale_kernels.device.layout import SIGNATURE_BITS, SLOTS
 from megascale_kernels.device.signals import now_ns
 from megascale_kernels.planning.gather_schedule import COPY_S, LINK_BYTES_PER_S
-from megascale_kernels.planning.tile_order import straddles
 from torch import Tensor
 
 # The package's names of these modules are the operators': functions.
@@ -136,8 +135,6 @@ def tensors(shape: Shape, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]
     x, peers = (torch.randn(m_shard, shape.k, device="cuda").bfloat16() for _ in range(2))
     w = torch.randn(shape.n, shape.k, device="cuda").mul_(0.02).bfloat16().T
     pitch = -(-m_shard // TILE_ROWS) * TILE_ROWS
-    if straddles(m_shard, TILE_ROWS, workspace.world_size):
-        pitch = m_shard
     for slot in range(SLOTS if workspace.world_size > 1 else 0):
         workspace.local(slot, (workspace.world_size, pitch, shape.k))[1:, :m_shard].copy_(
             peers.expand(workspace.world_size - 1, -1, -1)

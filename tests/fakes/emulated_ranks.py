@@ -62,7 +62,6 @@ class EmulatedWorkspace:
         self.slot = self.launches = 0
         self._ranks = ranks
         self.native = None  # the emulator launches
-        self.captured = False
 
     def plan(self, _key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever is planned)
         """Plan each launch anew: a plan keeps nothing that a test could not change."""
@@ -81,10 +80,6 @@ class EmulatedWorkspace:
         self.slot = (self.slot + 1) % self._ranks.slots
         self.launches += 1
         return self.slot
-
-    def is_capturing(self) -> bool:
-        """No stream is captured."""
-        return False
 
     def counts_on_device(self) -> bool:
         """As if graphs had been captured."""

@@ -11,16 +11,162 @@ here a second time, in the order of `ag_gemm.py`, `gemm_rs.py`, `gemm_ar.py`, `h
 
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from types import FunctionType, SimpleNamespace
+from typing import Any, NamedTuple
 
-from megascale_kernels.planning.stream_k import pairs_quarters
-from megascale_kernels.planning.tiling import PARTIAL_PIECES
-
-from tests.fakes.walks import Shape, Unit, channel_of_tile, unit_of_work, units_of
+from megascale_kernels.ag_gemm import hopper
+from megascale_kernels.device import hopper_gemm
+from megascale_kernels.planning import tile_order
+from megascale_kernels.planning.stream_k import Cut, pairs_quarters
+from megascale_kernels.planning.tiling import PARTIAL_PIECES, cut_last_wave
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
 
 Event = tuple[Any, ...]
 
+grouped = tile_order.python(tile_order.grouped)
+scatter_stretch = tile_order.python(tile_order.scatter_stretch)
+gather_source = tile_order.python(tile_order.gather_source)
+gather_stretch = tile_order.python(tile_order.gather_stretch)
+scatter_owner = tile_order.python(tile_order.scatter_owner)
+channel_of_tile = tile_order.python(tile_order.channel_of_tile)
+unit_of_row = tile_order.python(tile_order.unit_of_row)
+
 CONSUMERS = 2
+
+
+# Units of work come from device functions. Their code is plain arithmetic but for a few names of Triton's language:
+# here these stand for what Python has in their place.
+def _on(programs: int, program: int = 0) -> SimpleNamespace:
+    """`gluon.language` for a program of so many."""
+    return SimpleNamespace(
+        maximum=max,
+        where=lambda condition, yes, no: yes if condition else no,
+        num_programs=lambda _: programs,
+        program_id=lambda _: program,
+    )
+
+
+def _device(function: JITFunction[Any], language: SimpleNamespace) -> FunctionType:
+    """A device function of `hopper` on integers."""
+    plain = {name: tile_order.python(getattr(tile_order, name)) for name in ("share_of", "turns_of_share")}
+    return FunctionType(function.fn.__code__, {**function.fn.__globals__, **plain, "gl": language})
+
+
+# Likewise where the warp-specialised all-gather computes what a tile reads; its mappings are Triton's functions there.
+_MAPPINGS = {"gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped}
+_place_of = FunctionType(hopper.place_of.fn.__code__, _MAPPINGS, "place_of")
+
+
+class Unit(NamedTuple):
+    """A unit of work: its tile, its K blocks, where it stores its partial, and how many places before hold others'."""
+
+    tile: int
+    first: int
+    last: int
+    place: int
+    before: int
+
+
+class Shape(NamedTuple):
+    """A launch, in blocks.
+
+    Attributes:
+        ranks: how many.
+        blocks_m: row blocks of a shard.
+        blocks_n: column blocks.
+        ctas: programs of each rank.
+        blocks_k: K blocks of a tile ("hopper" only).
+        split: parts of each tile of the last, partial wave, or `EVEN` ("hopper" only).
+        group_m: row blocks walked together.
+        slots: of the ring ("hopper" only).
+        unit_blocks: row blocks that one flag announces (all-gather only).
+        lead: column blocks walked shard by shard (all-gather only); None: all.
+        whole: tiles in one piece, when more than the last wave is cut into `split` parts ("hopper" all-gather only).
+        mixed: our own rows are walked among the peers' (reduce-scatter only).
+        scatters: it is a reduce-scatter, which says how its last tiles are walked.
+    """
+
+    ranks: int
+    blocks_m: int = 1
+    blocks_n: int = 1
+    ctas: int = 1
+    blocks_k: int = 3
+    split: int | None = 1
+    group_m: int = 2
+    slots: int = 3
+    unit_blocks: int = 1
+    lead: int | None = None
+    whole: int | None = None
+    mixed: bool | None = None
+    scatters: bool = False
+
+    @property
+    def per_shard(self) -> int:
+        """Tiles of one shard."""
+        return self.blocks_m * self.blocks_n
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of one rank."""
+        return self.per_shard * self.ranks
+
+    def block(self, tile: int) -> tuple[int, int]:
+        """Where in its shard a tile lies."""
+        place: tuple[int, int] = grouped(tile % self.per_shard, self.blocks_m, self.blocks_n, self.group_m)
+        return place
+
+    def gathered(self, tile: int, rank: int) -> tuple[int, int, int]:
+        """Whose rows a tile of an all-gather reads, and where in that shard it lies."""
+        lead = tile_order.lead_columns(self.blocks_n, self.lead)
+        above, height, left, width, inner = gather_stretch(tile, self.blocks_m, self.blocks_n, lead, self.ranks)
+        block, block_n = grouped(inner, height, width, self.group_m)
+        step, block_m = divmod(above + block, self.blocks_m)
+        return gather_source(step, rank, self.ranks), block_m, left + block_n
+
+    def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
+        """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
+        group_m = tile_order.scatter_group(self.blocks_m, self.ranks, self.group_m, self.mixed)
+        above, height, inner = scatter_stretch(tile, self.blocks_m, self.blocks_n, group_m, self.ranks)
+        block, block_n = grouped(inner, height, self.blocks_n, group_m)
+        block += above
+        return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
+
+    def cut(self) -> Cut:
+        """Whole tiles, parts of each of the others, units of work."""
+        whole, split = cut_last_wave(self.tiles, self.ctas, self.blocks_k, self.split)
+        if self.whole is not None and self.split:
+            whole, split = min(self.whole, self.tiles), min(self.split, self.blocks_k)
+        height = min(self.group_m, self.blocks_m)
+        if self.scatters:
+            height = tile_order.scatter_height(self.blocks_m, self.ranks, self.group_m, self.mixed)
+        return Cut(self.blocks_m, self.blocks_n, self.blocks_k, self.tiles, whole, split, self.ctas, height)
+
+
+def units_of(shape: Shape, cta: int) -> range:
+    """The units of work of a program, by `hopper.end_of_units` itself."""
+    cut = shape.cut()
+    end = _device(hopper_gemm.end_of_units, _on(shape.ctas, cta))(_work(cut), constexpr(cut.way))
+    return range(cta, end, shape.ctas)
+
+
+def unit_of_work(shape: Shape, unit: int) -> Unit:
+    """`hopper.unit_of_work` itself, on integers."""
+    cut = shape.cut()
+    return Unit(*_device(hopper_gemm.unit_of_work, _on(shape.ctas))(_work(cut), unit, constexpr(cut.way)))
+
+
+def _work(cut: Cut) -> SimpleNamespace:
+    return SimpleNamespace(whole_tiles=cut.whole_tiles, split=cut.parts, blocks_k=cut.blocks_k, units=cut.units)
+
+
+def place_of(shape: Shape, tile: int, rank: int, *, tall: bool) -> tuple[int, int, int]:
+    """`hopper_ag.place_of` itself, on integers."""
+    work = SimpleNamespace(blocks_m=shape.blocks_m, blocks_n=shape.blocks_n, group_m=shape.group_m)
+    channel = SimpleNamespace(rank=rank, world_size=shape.ranks)
+    lead = tile_order.lead_columns(shape.blocks_n, shape.lead)
+    place: tuple[int, int, int] = _place_of(work, channel, lead, tile, tall)
+    return place
 
 
 class Graph:
@@ -122,7 +268,10 @@ def push(graph: Graph, shape: Shape) -> None:
 
 def rows_of(shape: Shape, rank: int, tile: int) -> list[Event]:
     """What a tile of all-gather + GEMM waits for."""
-    return [flag(rank, source, unit) for source, unit in shape.read(tile, rank) if source != rank]
+    source, block_m, _ = shape.gathered(tile, rank)
+    if source == rank:
+        return []
+    return [flag(rank, source, unit_of_row(block_m, shape.unit_blocks))]
 
 
 def partials_of(shape: Shape, rank: int, index: int) -> list[Event]:
@@ -146,22 +295,21 @@ def gemm_rs(graph: Graph, shape: Shape, *, waits_before_announcing: bool = False
     graph.begin()
     for rank, cta in _programs(shape):
         role = graph.role(rank)
-        pending_notify: list[Event] = []
+        pending_notify: Event | None = None
         for tile in range(cta, shape.tiles, shape.ctas):
-            owners = shape.owners(tile, rank)
-            partials = partials_of(shape, rank, owners[rank]) if rank in owners else []
-            if waits_before_announcing:
-                role.wait(*partials)
-            for notify in pending_notify:
-                role.do(notify)
-            pending_notify = [flag(owner, rank, index) for owner, index in owners.items() if owner != rank]
-            if rank in owners:
-                for notify in pending_notify:
-                    role.do(notify)
-                pending_notify = []
-                role.wait(*partials)
-        for notify in pending_notify:
-            role.do(notify)
+            owner, *block = shape.scattered(tile, rank)
+            index = channel_of_tile(*block, shape.blocks_n)
+            if owned := owner == rank and waits_before_announcing:
+                role.wait(*partials_of(shape, rank, index))
+            if pending_notify is not None:
+                role.do(pending_notify)
+                pending_notify = None
+            if owner != rank:
+                pending_notify = flag(owner, rank, index)
+            elif not owned:
+                role.wait(*partials_of(shape, rank, index))
+        if pending_notify is not None:
+            role.do(pending_notify)
         role.end()
 
 
@@ -254,9 +402,7 @@ def hopper_ag(graph: Graph, shape: Shape) -> None:
             role.end()
 
 
-def hopper_rs(
-    graph: Graph, shape: Shape, *, waits_early: bool = False, announces_late: bool = False, adds_first: bool = False
-) -> None:
+def hopper_rs(graph: Graph, shape: Shape, *, waits_early: bool = False, announces_late: bool = False) -> None:
     """One launch of the warp-specialised GEMM + reduce-scatter.
 
     Args:
@@ -264,7 +410,6 @@ def hopper_rs(
         shape: of the launch.
         waits_early: a fault: the producer waits for the peers before it fetches the last K block of a tile.
         announces_late: a fault in company: the sender announces a tile when the next one has been multiplied.
-        adds_first: a fault where tiles straddle: one of ours is added up before it goes to the sender.
     """
     graph.begin()
     shape = shape._replace(scatters=True)
@@ -272,16 +417,16 @@ def hopper_rs(
         _produce(graph, shape, rank, cta, waits_early=waits_early)
         _send(graph, shape, rank, cta, announces_late=announces_late)
         for me in range(CONSUMERS):
-            _consume(graph, shape, rank, cta, me, adds_first=adds_first)
+            _consume(graph, shape, rank, cta, me)
 
 
 def _produce(graph: Graph, shape: Shape, rank: int, cta: int, *, waits_early: bool) -> None:
     producer = graph.role(rank)
     ring = _Ring(producer, (rank, cta), shape.slots)
     for unit in (unit_of_work(shape, unit) for unit in units_of(shape, cta)):
-        owners = shape.owners(unit.tile, rank)
-        adds = rank in owners and unit.last == shape.blocks_k
-        flags = partials_of(shape, rank, owners[rank]) if adds else []
+        owner, *block = shape.scattered(unit.tile, rank)
+        adds = owner == rank and unit.last == shape.blocks_k
+        flags = partials_of(shape, rank, channel_of_tile(*block, shape.blocks_n))
         for k in range(unit.first, unit.last):
             if adds and waits_early and k == unit.last - 1:
                 producer.wait(*flags)
@@ -299,19 +444,18 @@ def _send(graph: Graph, shape: Shape, rank: int, cta: int, *, announces_late: bo
     units = units_of(shape, cta)
     for unit in units:
         tile, _, last, _, _ = unit_of_work(shape, unit)
-        theirs = {owner: index for owner, index in shape.owners(tile, rank).items() if owner != rank}
-        if not theirs or last < shape.blocks_k:
+        owner, *block = shape.scattered(tile, rank)
+        if owner == rank or last < shape.blocks_k:
             continue
         sender.wait(*(("kept", rank, cta, me, unit) for me in range(CONSUMERS)))
         sender.do(("sent", rank, cta, unit))
         if announces_late and unit + shape.ctas in units:
             sender.wait(*(("multiplied", rank, cta, me, unit + shape.ctas) for me in range(CONSUMERS)))
-        for owner, index in theirs.items():
-            sender.do(flag(owner, rank, index))
+        sender.do(flag(owner, rank, channel_of_tile(*block, shape.blocks_n)))
     sender.end()
 
 
-def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int, *, adds_first: bool) -> None:
+def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
     role = graph.role(rank)
     ring = _Ring(role, (rank, cta), shape.slots)
     at_sender: int | None = None
@@ -321,20 +465,14 @@ def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int, *, adds_f
         role.do(("multiplied", rank, cta, me, unit))
         if not _lend_or_add(role, ring, shape, rank, me, work):
             continue
-        owners = shape.owners(work.tile, rank)
         if at_sender is not None:
             role.wait(("sent", rank, cta, at_sender))
             at_sender = None
-        uses = _partial_uses(shape) if rank in owners else 0
-        for _ in range(uses if adds_first else 0):
-            ring.take(me)
-        if owners.keys() != {rank}:
+        if shape.scattered(work.tile, rank)[0] != rank:
             role.do(("kept", rank, cta, me, unit))
             at_sender = unit
-        if at_sender is not None and rank in owners:
-            role.wait(("sent", rank, cta, at_sender))
-            at_sender = None
-        for _ in range(0 if adds_first else uses):
+            continue
+        for _ in range(_partial_uses(shape)):
             ring.take(me)
     role.end()
 

@@ -32,9 +32,8 @@ TAILS = [
     Shape(200, 520, 264, is_nk=False, bias=True),  # rows, K and N end within a tile
     Shape(72, 264, 520, bias=True, dtype=torch.float16),
     Shape(8, 64, 72, bias=True, dtype=torch.float16),  # less than one tile
-    Shape(129, 520, 264, bias=True),  # tiles straddle shards
 ]
-# Rows that don't fill tiles, in the warp-specialised kernels; from two ranks on, tiles of 129 and 520 straddle shards.
+# Rows that don't fill tiles, in the warp-specialised kernels: each shard's last tiles are clipped by TMA.
 RAGGED = [
     Shape(rows, 1024, 776, bias=bias, dtype=dtype, config=Config(128, columns, kernel="hopper", tail_split=split))
     for bias, dtype, rows_of in ((True, torch.bfloat16, (201, 64, 129)), (False, torch.float16, (1409, 100, 520)))

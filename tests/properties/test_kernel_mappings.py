@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings and schedules of the overlap kernels: nothing twice, nothing left out.
+"""Mappings and schedules of the overlap kernels: nothing twice, nothing left out, nobody waits in a circle.
 
-The functions are the kernels' own, called with integers (`tests/fakes/walks.py`).
+The functions are the kernels' own, called with integers. The wait-for graph is that of `tests/fakes/wait_graph.py`.
 """
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.ag_gemm.launch import ends_of_shard  # noqa: E402
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
 from megascale_kernels.memory.symmetric_memory import MOST_CUT_PARTS, layout_for  # noqa: E402
 from megascale_kernels.planning import tile_order  # noqa: E402
@@ -22,14 +22,31 @@ from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.stream_k import Walk, cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
 
-from tests.fakes import walks  # noqa: E402
-from tests.fakes.wait_graph import CONSUMERS  # noqa: E402
-from tests.fakes.walks import Shape, grouped, unit_of_work, units_of  # noqa: E402
+from tests.fakes import wait_graph  # noqa: E402
+from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work, units_of  # noqa: E402
 
 blocks = tile_order.python(tile_order.blocks)
 PROCESSORS = 148  # of the largest chip known here
 sizes = st.integers(1, 40)
 ranks = st.integers(1, 8)
+shapes = st.builds(
+    Shape,
+    ranks=st.integers(1, 4),
+    blocks_m=st.integers(1, 3),
+    blocks_n=st.integers(1, 3),
+    ctas=st.integers(1, 7),
+    blocks_k=st.integers(1, 6),
+    split=st.one_of(st.none(), st.integers(0, 4)),
+    group_m=st.integers(1, 4),
+    slots=st.integers(2, 4),
+    unit_blocks=st.integers(1, 3),
+    lead=st.one_of(st.none(), st.integers(1, 3)),
+    whole=st.none(),
+    mixed=st.sampled_from((None, False, True)),
+)
+OPERATORS: dict[str, Callable[..., None]] = {
+    name: getattr(wait_graph, name) for name in ("ag_gemm", "gemm_rs", "gemm_ar", "hopper_ag", "hopper_rs")
+}
 
 
 @given(sizes, sizes, st.integers(1, 50))
@@ -47,14 +64,14 @@ def test_own_rows_come_first_in_a_gather_and_last_in_a_scatter(world_size: int, 
     """Both orders are permutations of the ranks; at each step no two ranks serve the same one."""
     rank = data.draw(st.integers(0, world_size - 1))
 
-    gather = [walks.gather_source(step, rank, world_size) for step in range(world_size)]
-    scatter = [walks.scatter_owner(step, rank, world_size) for step in range(world_size)]
+    gather = [wait_graph.gather_source(step, rank, world_size) for step in range(world_size)]
+    scatter = [wait_graph.scatter_owner(step, rank, world_size) for step in range(world_size)]
 
     everybody = set(range(world_size))
     assert set(gather) == set(scatter) == everybody
     assert gather[0] == scatter[-1] == rank
     for step in range(world_size):
-        assert {walks.scatter_owner(step, other, world_size) for other in everybody} == everybody
+        assert {wait_graph.scatter_owner(step, other, world_size) for other in everybody} == everybody
 
 
 @given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.data())
@@ -92,121 +109,10 @@ def test_a_mixed_scatter_reads_each_column_once_and_its_own_rows_last_there(
         assert owned == sorted(owned)
 
 
-@given(ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.data())
-def test_a_scatter_of_straddling_tiles_visits_every_row_once_and_those_of_our_tiles_last(
-    world_size: int, m_shard: int, blocks_n: int, group_m: int, data: st.DataObject
-) -> None:
-    """Every tile once; each goes to whom its rows belong to, with a flag of its own there; ours come last."""
-    rank = data.draw(st.integers(0, world_size - 1))
-    shape = walks.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, mixed=False)
-    if not shape.straddles:
-        return
-
-    order = [shape.scattered(tile, rank) for tile in range(shape.tiles)]
-
-    assert sorted(place for _, *place in order) == [
-        [block, block_n] for block in range(shape.tall) for block_n in range(blocks_n)
-    ]
-    flags = Counter()
-    ours = []
-    for tile, (_, block, _) in enumerate(order):
-        rows = range(block * walks.ROWS, min((block + 1) * walks.ROWS, world_size * m_shard))
-        owners = shape.owners(tile, rank)
-        assert owners.keys() == {row // m_shard for row in rows}
-        assert len(owners) <= 2
-        flags.update(owners.items())
-        ours.append(rank in owners)
-    assert ours == sorted(ours)
-    assert set(flags.values()) == {1}
-    assert max(index for _, index in flags) < tile_order.most_blocks(m_shard, walks.ROWS, world_size) * blocks_n
-
-
-@given(
-    ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.sampled_from((None, False, True)), st.data()
-)
-def test_the_warp_specialised_scatter_takes_its_tiles_in_the_same_order(
-    world_size: int, m_shard: int, blocks_n: int, group_m: int, mixed: bool | None, data: st.DataObject
-) -> None:
-    """Rows, flags and owners by its own functions, where tiles straddle and where they don't."""
-    rank = data.draw(st.integers(0, world_size - 1))
-    shape = walks.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, mixed=mixed)
-
-    for tile in range(shape.tiles):
-        shown, is_sent, owners = walks.scattered_by_hopper(shape, tile, rank)
-        assert {owner: flag for owner, (_, flag) in owners.items()} == shape.owners(tile, rank)
-        _, block, _ = shape.scattered(tile, rank)
-        for owner, (row, _) in owners.items():
-            assert row == block * walks.ROWS - (owner * m_shard if shape.straddles else 0)
-        assert shown == (rank if rank in owners else min(owners))
-        assert is_sent == (owners.keys() != {rank})
-
-
-@given(ranks, st.integers(1, 60), st.integers(1, 5), st.integers(1, 20), st.integers(1, 6), st.data())
-def test_a_gather_of_straddling_tiles_visits_every_block_once_and_as_its_rows_arrive(
-    world_size: int, m_shard: int, blocks_n: int, group_m: int, lead: int, data: st.DataObject
-) -> None:
-    """First `lead` columns stretch by stretch, each with what one more shard makes whole; both kernels alike."""
-    rank = data.draw(st.integers(0, world_size - 1))
-    shape = walks.ragged(world_size, m_shard, blocks_n=blocks_n, group_m=group_m, lead=lead)
-    if not shape.straddles:
-        return
-
-    order = [shape.gathered(tile, rank) for tile in range(shape.tiles)]
-
-    assert sorted(place for _, *place in order) == [
-        [block, block_n] for block in range(shape.tall) for block_n in range(blocks_n)
-    ]
-    needed = [max((source - rank) % world_size for source, _ in shape.read(tile, rank)) for tile in range(shape.tiles)]
-    early = shape.tall * min(lead, blocks_n)
-    assert needed[:early] == sorted(needed[:early])
-    assert all(block_n < lead for *_, block_n in order[:early])
-    assert [walks.place_of(shape, tile, rank, tall=True) for tile in range(shape.tiles)] == order
-
-
-@given(ranks, st.integers(1, 400), st.integers(1, 128))
-def test_what_straddling_tiles_read_of_our_own_rows_is_copied(world_size: int, m_shard: int, block_m: int) -> None:
-    """The rows of ours that lie in tiles with rows of others, and no more."""
-    if not tile_order.straddles(m_shard, block_m, world_size):
-        return
-    for rank in range(world_size):
-        copied = {row for ends in ends_of_shard(rank, m_shard, block_m, world_size) for row in range(*ends)}
-        shards = tile_order.python(tile_order.shards_of_block)
-        mixed = {
-            row
-            for row in range(m_shard)
-            if set(shards((rank * m_shard + row) // block_m, m_shard, block_m, world_size)) != {rank}
-        }
-        assert copied == mixed
-
-
-@given(ranks, st.integers(1, 2000), st.integers(1, 256))
-def test_tiles_straddle_only_where_that_makes_fewer_of_them(world_size: int, m_shard: int, block_m: int) -> None:
-    """Shards that tiles fill, and those of less than a tile, keep tiles of their own."""
-    by_shard, over_all = world_size * blocks(m_shard, block_m), blocks(world_size * m_shard, block_m)
-
-    straddling = tile_order.straddles(m_shard, block_m, world_size)
-
-    assert straddling == (m_shard >= block_m and over_all < by_shard)
-    assert tile_order.all_blocks(m_shard, block_m, world_size) == (over_all if straddling else by_shard)
-    if straddling:
-        assert world_size > 1
-        assert m_shard % block_m
-
-
-def test_tiles_of_1040_rows_straddle_two_ranks() -> None:
-    """The case that they are for: nine row blocks and not ten. Of each rank's five the middle one is in both."""
-    assert tile_order.all_blocks(520, 128, 2) == 9
-    found = [tile_order.python(tile_order.blocks_of_shard)(rank, 520, 128) for rank in range(2)]
-    assert found == [(0, 5), (4, 5)]
-    order = tile_order.python(tile_order.straddling_scatter)
-    assert [order(position, *found[0], 9) for position in range(9)] == [5, 6, 7, 8, 4, 0, 1, 2, 3]
-    assert [order(position, *found[1], 9) for position in range(9)] == [0, 1, 2, 3, 8, 4, 5, 6, 7]
-
-
 def test_few_rows_are_mixed_and_more_are_not() -> None:
     """Two ranks with two row blocks each, M 512, are; with four each, M 1024, not."""
-    assert tile_order.scatter_group(2, 4, 16) == 4
-    assert tile_order.scatter_group(4, 8, 16) == 4
+    assert tile_order.scatter_group(2, 2, 16) == 4
+    assert tile_order.scatter_group(4, 2, 16) == 4
     assert Shape(2, 4, 2, ctas=1).scattered(0, 0)[0] == 1
     assert {Shape(2, 4, 2, ctas=1, group_m=16).scattered(tile, 0)[0] for tile in range(8)} == {1}
 
@@ -239,9 +145,9 @@ def test_both_all_gathers_take_their_tiles_in_the_same_order(
     shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m, lead=lead)
 
     for tile in range(shape.tiles):
-        assert walks.place_of(shape, tile, rank, tall=True) == shape.gathered(tile, rank)
+        assert wait_graph.place_of(shape, tile, rank, tall=True) == shape.gathered(tile, rank)
         if lead >= blocks_n:
-            assert walks.place_of(shape, tile, rank, tall=False) == shape.gathered(tile, rank)
+            assert wait_graph.place_of(shape, tile, rank, tall=False) == shape.gathered(tile, rank)
 
 
 def test_each_column_of_the_rest_is_walked_with_all_shards() -> None:
@@ -277,7 +183,7 @@ def test_every_tile_has_a_flag_of_its_own(blocks_m: int, blocks_n: int) -> None:
     """Flags of a shard's tiles are 0 to blocks_m * blocks_n - 1, each once."""
     blocks = itertools.product(range(blocks_m), range(blocks_n))
 
-    flags = [walks.channel_of_tile(block_m, block_n, blocks_n) for block_m, block_n in blocks]
+    flags = [wait_graph.channel_of_tile(block_m, block_n, blocks_n) for block_m, block_n in blocks]
 
     assert flags == list(range(blocks_m * blocks_n))
 
@@ -289,7 +195,7 @@ def test_a_tile_waits_for_the_units_that_hold_its_rows_and_no_others(m_shard: in
 
     for row in range(0, m_shard, block_m):
         end = min(row + block_m, m_shard)
-        waited = range(walks.unit_of_row(row, unit_rows), walks.unit_of_row(end - 1, unit_rows) + 1)
+        waited = range(wait_graph.unit_of_row(row, unit_rows), wait_graph.unit_of_row(end - 1, unit_rows) + 1)
         assert len(waited) == 1
         assert waited[0] * unit_rows <= row
         assert end <= (waited[0] + 1) * unit_rows
@@ -310,8 +216,6 @@ def test_a_workspace_made_for_a_size_serves_it_with_every_configuration(
 
     tiles = -(-m_shard // config.block_m) * -(-cols // config.block_n)
     assert tiles * 2 <= made.channels
-    flags = tile_order.most_blocks(m_shard, config.block_m, world_size) * -(-cols // config.block_n)
-    assert flags <= made.channels
     padded = -(-m_shard // config.block_m) * config.block_m
     assert world_size * padded * cols * 2 <= made.data_bytes
 
@@ -347,8 +251,7 @@ def test_parts_of_a_planned_gather_have_flags(
     assert work.partial_places * CONSUMERS <= MOST_CUT_PARTS
     assert work.split <= work.blocks_k
     assert 1 <= lead <= work.blocks_n
-    row_blocks = tile_order.all_blocks(m_shard, config.block_m, world_size)
-    assert work.tiles == row_blocks * work.blocks_n
+    assert work.tiles == work.blocks_m * work.blocks_n * world_size
     if work.split != EVEN:
         assert work.units == work.whole_tiles + (work.tiles - work.whole_tiles) * work.split
 
@@ -360,7 +263,7 @@ def assert_every_k_block_has_one_unit(shape: Shape) -> None:
     covered = Counter((tile, block) for tile, first, last, *_ in found for block in range(first, last))
     assert covered == Counter(itertools.product(range(shape.tiles), range(shape.blocks_k)))
     lent = {unit.place: unit for unit in found if unit.last < shape.blocks_k}
-    assert len(lent) == sum(unit.last < shape.blocks_k for unit in found)  # nobody lends where another does
+    assert len(lent) == sum(unit.last < shape.blocks_k for unit in found)  # no two units lend at one place
     assert all(0 <= place < shape.cut().partial_places for place in lent)
     for unit in found:
         assert unit.first < unit.last
@@ -419,6 +322,116 @@ def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int, hei
         wave = LastWave(tiles % programs, programs, blocks_k, height=height, peers=peers)
         assert wave.cost(split) < WORTH_CUTTING
         assert split != EVEN or wave.is_worth_sharing()
+
+
+# --- no circular waits ------------------------------------------------------------------------------------------
+
+
+def small_shapes() -> list[Shape]:
+    """All of four ranks and fewer with a few tiles, multiprocessors and parts."""
+    return [
+        Shape(ranks, blocks_m, blocks_n, ctas, blocks_k, split, mixed=mixed)
+        for ranks, blocks_m, blocks_n, ctas in itertools.product((1, 2, 3, 4), (1, 2), (1, 2), (1, 2, 3, 5))
+        for blocks_k, split in ((1, 1), (3, 1), (3, 2), (3, 3), (3, EVEN))
+        for mixed in (False, True)
+    ]
+
+
+@pytest.mark.parametrize("operator", list(OPERATORS))
+def test_every_wait_ends_in_every_small_launch(operator: str) -> None:
+    """Each wait is for an event that happens, and whose own needs lead back to the beginning and never in a circle."""
+    hopper = operator.startswith("hopper")
+
+    for shape in small_shapes():
+        if not hopper and (shape.blocks_k, shape.split) != (1, 1):
+            continue
+        graph = Graph(shape.ranks)
+        OPERATORS[operator](graph, shape)
+        assert graph.never() == set(), shape
+        assert graph.circle() == [], shape
+
+
+@given(shapes, st.sampled_from(list(OPERATORS)))
+@settings(max_examples=60)
+def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None:
+    """The same with other groups, rings, units and cuts."""
+    graph = Graph(shape.ranks)
+
+    OPERATORS[operator](graph, shape)
+
+    assert graph.never() == set()
+    assert graph.circle() == []
+
+
+@given(shapes, st.integers(0, 30), st.integers(2, 4))
+@settings(max_examples=60)
+def test_every_wait_ends_however_much_of_a_gather_is_cut(shape: Shape, whole: int, split: int) -> None:
+    """Cutting more than the last wave, or everything, makes nobody wait in a circle."""
+    graph = Graph(shape.ranks)
+
+    wait_graph.hopper_ag(graph, shape._replace(whole=whole, split=split))
+
+    assert graph.never() == set()
+    assert graph.circle() == []
+
+
+@given(shapes, st.lists(st.sampled_from(list(OPERATORS)), min_size=3, max_size=3))
+@settings(max_examples=30)
+def test_two_slots_are_enough(shape: Shape, operators: list[str]) -> None:
+    """When a rank begins launch L, every rank has ended launch L - 2, whatever ran: its slot is free."""
+    graph = Graph(shape.ranks)
+    for operator in operators:
+        OPERATORS[operator](graph, shape)
+
+    assert graph.circle() == []
+    for rank in range(shape.ranks):
+        known = graph.before(("begin", 3, rank))
+        assert {("end", 1, other) for other in range(shape.ranks)} <= known
+
+
+def test_one_slot_would_not_be_enough() -> None:
+    """When a rank begins launch L, a peer may still be in launch L - 1."""
+    for build in OPERATORS.values():
+        graph = Graph(2)
+        for _ in range(2):
+            build(graph, Shape(2))
+
+        assert ("end", 1, 1) not in graph.before(("begin", 2, 0))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_waiting_before_the_last_k_block_of_a_tile_would_be_a_deadlock(world_size: int) -> None:
+    """The control: if a tile were announced only after the next, that one must not wait before it is multiplied.
+
+    Either of the two alone is harmless; together, and the model sees it, ranks wait for each other.
+    """
+    circles = {}
+    for early, late in itertools.product((False, True), repeat=2):
+        graph = Graph(world_size)
+        wait_graph.hopper_rs(graph, Shape(world_size), waits_early=early, announces_late=late)
+        assert graph.never() == set()
+        circles[early, late] = graph.circle()
+
+    assert {key for key, circle in circles.items() if circle} == {(True, True)}
+    assert len({event[1] for event in circles[True, True] if event[0] == "flag"}) >= 2
+
+
+def test_waiting_before_announcing_would_be_a_deadlock() -> None:
+    """The same control for the plain kernel: own tiles must not wait while a peer's tile is owed."""
+    graph = Graph(2)
+
+    wait_graph.gemm_rs(graph, Shape(2), waits_before_announcing=True)
+
+    assert graph.circle()
+
+
+def test_a_ring_of_one_slot_would_be_a_deadlock() -> None:
+    """A consumer hands back a slot when it has begun with the next, so one slot is never handed back."""
+    graph = Graph(1)
+
+    wait_graph.hopper_ag(graph, Shape(1, slots=1))
+
+    assert graph.circle()
 
 
 def test_more_parts_than_flags_are_refused() -> None:

@@ -10,15 +10,14 @@ of its own (`Workspace.beside`). A slot is reused two gathers later, when every 
 begins, on its stream, behind its last use of this one.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.launch import announcing, channel_arguments, copies_of, push_by_copy_engine
-from megascale_kernels.ag_gemm.triton_kernel import announce_kernel
+from megascale_kernels.ag_gemm.launch import channel_arguments, copies_of, push_by_copy_engine
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
 from megascale_kernels.device.layout import COMMUNICATE, EPOCH, OPERATORS, SLOTS, signature
 from megascale_kernels.device.primitives import rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
@@ -89,39 +88,33 @@ class AllGatherLaunch:
         self.stamp = signature(ALL_GATHER, m_shard, 0, k_size, 0)
         self.options = {"PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 1}
         workspace.compile("all_gather", self._warm)
-        # By whether the device counts the launches, and by slot.
-        self.copies: list[list[object | None]] = [[None] * SLOTS, [None] * SLOTS]
-        self.kernels: list[list[object | None]] = [[None] * SLOTS, [None] * SLOTS]
-        native = workspace.native
-        if native is not None:
+        self.copies: list[object | None] = [None] * SLOTS
+        self.kernels: list[object | None] = [None] * SLOTS
+        if workspace.native is not None:
             constants = {"OPERATOR": ALL_GATHER, **self.options}
-            for counted, slot in itertools.product((0, 1), range(SLOTS)):
-                copies, arguments = self._copies(slot, counted), self._arguments(slot, counted)
-                if counted and None in [announcer for *_, announcer in copies[1:]]:
-                    continue
-                self.copies[counted][slot] = copies_alone(native, copies)
-                self.kernels[counted][slot] = ready(native, all_gather_kernel, arguments, constants, (1,), {})
+            for slot in range(SLOTS):
+                arguments = self._arguments(slot, 0)
+                self.copies[slot] = copies_alone(workspace.native, self._copies(slot))
+                self.kernels[slot] = ready(workspace.native, all_gather_kernel, arguments, constants, (1,), {})
 
     def _warm(self) -> None:
         # Also the kernel that only graphs use: nothing may be compiled later, while one is captured.
         all_gather_kernel.warmup(*self._arguments(0, 0), OPERATOR=ALL_GATHER, grid=(1,), **self.options)
         common = channel_arguments(self.workspace, 0, self.stamp)
-        for last in (False, True):
-            announce_kernel.warmup(*common, 0, 0, grid=(1,), **announcing(self.workspace, last=last))
+        for either in (False, True):
+            announce_kernel.warmup(*common, 0, 0, LAST=either, OPERATOR=AG_GEMM, TRACE=False, grid=(1,), **self.options)
 
     def _arguments(self, slot: int, counted: int) -> tuple[Any, ...]:
         return *channel_arguments(self.workspace, slot, self.stamp), counted, self.m_shard, self.k_size
 
-    def _copies(self, slot: int, counted: int) -> list[Copy]:
+    def _copies(self, slot: int) -> list[Copy]:
         """Our own rows, which nothing announces, and the peers'."""
         workspace = self.workspace
         own = workspace.data_address(workspace.rank, slot) + workspace.rank * self.bytes
         row_bytes = self.bytes // self.m_shard
         return [
-            (0, self.bytes, own, 0, None),
-            *copies_of(
-                workspace, slot, self.m_shard, self.m_shard, self.m_shard, row_bytes, self.stamp if counted else 0
-            ),
+            (0, self.bytes, own, 0),
+            *copies_of(workspace, slot, self.m_shard, self.m_shard, self.m_shard, row_bytes),
         ]
 
     def start(self, x: Tensor) -> Begun:
@@ -132,10 +125,10 @@ class AllGatherLaunch:
         """
         workspace = self.workspace
         counted = workspace.counts_on_device()
-        made = self.copies[workspace.captured]
-        if None not in made and None not in self.kernels[workspace.captured] and not workspace.is_capturing():
+        made = self.copies[workspace.slot ^ 1]
+        if made is not None and not counted:
             slot = workspace.next_slot()
-            workspace.launch(made[slot], self.stamp, x, x, x, None, join=False)
+            workspace.launch(made, self.stamp, x, x, x, None, join=False)
             return Begun(x, self, slot, counted)
         slot = workspace.begin("all_gather", self._warm)
         announced = channel_arguments(workspace, slot, self.stamp) if counted else self.stamp
@@ -148,8 +141,8 @@ class AllGatherLaunch:
     def finish(self, begun: Begun) -> Tensor:
         """Wait on the current stream for the rows of all ranks."""
         workspace, slot = self.workspace, begun.slot
-        made = self.kernels[begun.counted][slot]
-        if made is not None and not workspace.is_capturing():
+        made = self.kernels[slot]
+        if made is not None and not begun.counted:
             workspace.launch(made, self.stamp, begun.x, begun.x, begun.x, None, join=True)
         else:
             arguments = self._arguments(slot, int(begun.counted))

@@ -43,13 +43,7 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
-from megascale_kernels.planning.tile_order import (
-    gather_source,
-    gather_stretch,
-    grouped,
-    shards_of_block,
-    straddling_gather,
-)
+from megascale_kernels.planning.tile_order import gather_source, gather_stretch, grouped
 
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
 RUNTIME = (
@@ -65,48 +59,24 @@ BY_THREADS, BY_MATRIX, BY_SHARD = map(gl.constexpr, range(3))
 
 
 @gluon.jit
-def place_of(work, channel, lead, tile, m_shard, CFG: gl.constexpr, TALL: gl.constexpr, STRADDLES: gl.constexpr):
-    """The first and the last shard of which a tile has rows, and its block there, or among all where it straddles."""
-    if STRADDLES:
-        first, above, height, left, width, inner = straddling_gather(
-            tile, channel.rank, m_shard, CFG.block_m, work.blocks_m, work.blocks_n, lead, channel.world_size
-        )
-        block, block_n = grouped(inner, height, width, work.group_m)
-        block = (first + above + block) % work.blocks_m
-        source, last_source = shards_of_block(block, m_shard, CFG.block_m, channel.world_size)
-        return source, last_source, block, left + block_n
-    elif not TALL:  # noqa: RET505 - Triton decides at compile time which branch exists
+def place_of(work, channel, lead, tile, TALL: gl.constexpr):
+    """Whose rows a tile belongs to, and its block within that shard."""
+    if not TALL:
         per_shard = work.blocks_m * work.blocks_n
         source = gather_source(tile // per_shard, channel.rank, channel.world_size)
         block_m, block_n = grouped(tile % per_shard, work.blocks_m, work.blocks_n, work.group_m)
-        return source, source, block_m, block_n
-    else:
+        return source, block_m, block_n
+    else:  # noqa: RET505 - Triton decides at compile time which branch exists
         above, height, left, width, inner = gather_stretch(tile, work.blocks_m, work.blocks_n, lead, channel.world_size)
         block, block_n = grouped(inner, height, width, work.group_m)
         block += above
         source = gather_source(block // work.blocks_m, channel.rank, channel.world_size)
-        return source, source, block % work.blocks_m, left + block_n
-
-
-@gluon.jit
-def await_both(channel, source, last_source, block_m, m_shard, unit_rows, tile, code, events, cursor,
-               CFG: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Wait for the rows of a tile that are not ours, of one shard or of two; where a tile straddles."""
-    for one in range(source, last_source + 1):
-        if one != channel.rank:
-            row = block_m * CFG.block_m - one * m_shard
-            begin = gl.maximum(row, 0)
-            end = gl.minimum(row + CFG.block_m, m_shard)
-            cursor = mark(events, cursor, WAIT_BEGIN, tile, one, TRACE)
-            if code == 0:
-                code = await_rows(channel, one, begin, end, unit_rows, COMMUNICATE, tile)
-            cursor = mark(events, cursor, WAIT_END, tile, one, TRACE)
-    return code, cursor
+        return source, block % work.blocks_m, left + block_n
 
 
 @gluon.jit
 def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trace, m_shard, unit_rows, lead,
-            CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, STRADDLES: gl.constexpr, PROGRESS: gl.constexpr,
+            CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
     slot = 0
@@ -116,19 +86,12 @@ def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trac
     cursor = open_ring(channel, events, TRACE)
     for unit in range(gl.program_id(0), end_of_units(work, CUT), gl.num_programs(0)):
         tile, first, last, place, before = unit_of_work(work, unit, CUT)
-        source, last_source, block_m, block_n = place_of(work, channel, lead, tile, m_shard, CFG, TALL, STRADDLES)
+        source, block_m, block_n = place_of(work, channel, lead, tile, TALL)
         row = block_m * CFG.block_m
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         rows_desc = x_desc
         first_row = row
-        if STRADDLES:
-            first_row = row - channel.rank * m_shard
-            if (source != channel.rank) | (last_source != channel.rank):
-                rows_desc = gathered_desc
-                first_row = row
-                code, cursor = await_both(channel, source, last_source, block_m, m_shard, unit_rows, tile, code, events,
-                                          cursor, CFG, TRACE)  # fmt: skip
-        elif source != channel.rank:
+        if source != channel.rank:
             rows_desc = gathered_desc
             first_row = source * work.blocks_m * CFG.block_m + row
             cursor = mark(events, cursor, WAIT_BEGIN, tile, source, TRACE)
@@ -174,7 +137,7 @@ def store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, 
 @gluon.jit
 def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size, variant,
             counted, lead, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr,
-            STRADDLES: gl.constexpr, HAS_BIAS: gl.constexpr,
+            HAS_BIAS: gl.constexpr,
             STORE: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply this consumer's share of every tile and store it."""
     cta = gl.program_id(0)
@@ -182,9 +145,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
     last_consumer: gl.constexpr = CFG.consumers - 1
     if last_consumer == ME:
         if cta == ctas - 1:
-            tiles = work.blocks_m * work.blocks_n
-            if not STRADDLES:
-                tiles *= channel.world_size
+            tiles = work.blocks_m * work.blocks_n * channel.world_size
             head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
             publish_launch(channel, m_shard, n_size, k_size, variant)
     slot = 0
@@ -196,7 +157,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
     cursor = open_ring(channel, events, traces)
     for unit in range(cta, end_of_units(work, CUT), ctas):
         tile, first, last, place, before = unit_of_work(work, unit, CUT)
-        source, _, block_m, block_n = place_of(work, channel, lead, tile, m_shard, CFG, TALL, STRADDLES)
+        source, block_m, block_n = place_of(work, channel, lead, tile, TALL)
         row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
         show_tile(channel, COMPUTE, tile, shows)
@@ -210,12 +171,8 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
             else:
                 acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
         if whole:
-            if STRADDLES:  # all rows are one shard to it
-                store_tile(acc, staging, out_desc, out_ptr, bias_ptr, 0, m_shard * channel.world_size, row, column,
-                           n_size, ME, CFG, HAS_BIAS, STORE)  # fmt: skip
-            else:
-                store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, column, n_size, ME, CFG,
-                           HAS_BIAS, STORE)  # fmt: skip
+            store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, column, n_size, ME, CFG,
+                       HAS_BIAS, STORE)  # fmt: skip
         cursor = mark(events, cursor, TILE_END, tile, source, traces)
     tma.store_wait(0)
     show_done(channel, COMPUTE, shows)
@@ -229,15 +186,13 @@ def hopper_ag_gemm_kernel(
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, lead,
-    CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, STRADDLES: gl.constexpr, HAS_BIAS: gl.constexpr,
-    STORE: gl.constexpr, OPERATOR: gl.constexpr,
+    CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, HAS_BIAS: gl.constexpr, STORE: gl.constexpr,
+    OPERATOR: gl.constexpr,
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 
     TALL: columns from `lead` on are walked with all shards as one matrix; else `lead` is not looked at.
-    STRADDLES: tiles are laid over the matrix of all rows (`tile_order.straddles`). One with rows of two shards waits
-    for both and reads the gather buffer, also what of it is ours: the host has copied that there before the launch.
     """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
@@ -254,17 +209,17 @@ def hopper_ag_gemm_kernel(
             (
                 consume,
                 (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, lead, 0, CFG, CUT, TALL, STRADDLES, HAS_BIAS, STORE, PROGRESS, TRACE),
+                 variant, counted, lead, 0, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, lead, 1, CFG, CUT, TALL, STRADDLES, HAS_BIAS, STORE, PROGRESS, TRACE),
+                 variant, counted, lead, 1, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
             ),
             (
                 produce,
                 (ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trace, m_shard, unit_rows, lead, CFG,
-                 CUT, TALL, STRADDLES, PROGRESS, TRACE),
+                 CUT, TALL, PROGRESS, TRACE),
             ),
         ],
         [4, 1],

@@ -25,7 +25,7 @@ from megascale_kernels.memory.hopper_descriptors import (
 from megascale_kernels.memory.operands import Weight, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.planning.stream_k import cut_gather, lies_over_all_rows, tiling_of
+from megascale_kernels.planning.stream_k import cut_gather, tiling_of
 from megascale_kernels.planning.tiling import Tiling
 
 
@@ -37,15 +37,14 @@ def prepare_ag_gemm(
     tiling = tiling_of(config, is_nk=weight.is_nk)
     programs = processors(x.device)
     work, lead = cut_gather(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
-    straddling = lies_over_all_rows(config, m_shard, workspace.world_size)
-    store = way_to_store(out, 0 if straddling else m_shard, tiling)
-    pitch = m_shard if straddling else work.blocks_m * tiling.block_m
+    store = way_to_store(out, m_shard, tiling)
+    pitch = work.blocks_m * tiling.block_m
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
     partials = partials_of(workspace, tiling, work)
     constants = {
-        "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "STRADDLES": straddling,
-        "HAS_BIAS": bias is not None, "STORE": store, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress,
-        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+        "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
+        "STORE": store, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+        "enable_fp_fusion": True, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
 
     def output(out: Tensor) -> Any:  # noqa: ANN401 - a descriptor of Triton's, which have no types, or the tensor

@@ -9,7 +9,6 @@ does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.p
 `config.kernel` is "hopper".
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +19,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel, announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
-from megascale_kernels.launching.ready import BEFORE, BIAS, OUT, Copy, W, X, ready
+from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, X, ready
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.planning.stream_k import lies_over_all_rows
-from megascale_kernels.planning.tile_order import all_blocks, lead_columns
+from megascale_kernels.planning.tile_order import (
+    lead_columns,
+)
 
 
 class GatherLaunch:
@@ -51,9 +51,7 @@ class GatherLaunch:
         self.workspace, self.config = workspace, config
         self.weight = weight._replace(matrix=torch.empty(0))  # no caller's memory is kept
         self.m_shard, self.k_size = m_shard, k_size
-        self.straddles = lies_over_all_rows(config, m_shard, world_size)
-        self.pitch = m_shard if self.straddles else -(-m_shard // config.block_m) * config.block_m
-        self.ends = ends_of_shard(workspace.rank, m_shard, config.block_m, world_size) if self.straddles else []
+        self.pitch = -(-m_shard // config.block_m) * config.block_m
         split_rows = -(-m_shard // config.splits)
         self.unit_rows = -(-split_rows // config.block_m) * config.block_m
         units = -(-m_shard // self.unit_rows)
@@ -74,35 +72,29 @@ class GatherLaunch:
         workspace.compile(self.key, lambda: self._warm(grid, arguments, constants))
         sources = {"x_desc": X, "x_ptr": X, "w_desc": W, "out_desc": OUT, "out_ptr": OUT}
         sources["bias_ptr"] = OUT if bias is None else BIAS
-        # By whether the device counts the launches, as it does once a graph was captured, and by slot.
-        self.ready: list[list[object | None]] = [[None] * SLOTS, [None] * SLOTS]
         native = workspace.native
+        self.ready: list[object | None] = [None] * SLOTS
         if native is not None:
-            row_bytes = k_size * x.element_size()
-            for counted, slot in itertools.product((0, 1), range(SLOTS)):
-                copies = self._copies(slot, row_bytes, counted)
-                made = None
-                if None not in [announcer for *_, flag, announcer in copies if not flag]:
-                    made = ready(native, self.kernel, arguments(slot, counted), constants, grid, sources, copies)
-                self.ready[counted][slot] = made
+            copies = [self._copies(slot, x.element_size()) for slot in range(SLOTS)]
+            self.ready = [
+                ready(native, self.kernel, arguments(slot, 0), constants, grid, sources, copies[slot])
+                for slot in range(SLOTS)
+            ]
 
     def _warm(self, grid: tuple[int], arguments: Callable[[int, int], tuple[Any, ...]], constants: Any) -> None:  # noqa: ANN401 - a dictionary of whatever the kernel takes
         workspace = self.workspace
         for slot in range(SLOTS):
             self.kernel.warmup(*arguments(slot, 0), grid=grid, **constants)
         for last in (False, True):
-            arguments_of_one = (*channel_arguments(workspace, 0, self.stamp), 0, 0)
-            announce_kernel.warmup(*arguments_of_one, grid=(1,), **announcing(workspace, last=last))
+            announce_kernel.warmup(
+                *channel_arguments(workspace, 0, self.stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM,
+                PROGRESS=workspace.progress, TRACE=False, num_warps=1, enable_fp_fusion=True, grid=(1,),
+            )  # fmt: skip
 
-    def _copies(self, slot: int, row_bytes: int, counted: int) -> list[Copy]:
+    def _copies(self, slot: int, element_bytes: int) -> list[Copy]:
         if not self.by_copy_engine:
             return []
-        workspace = self.workspace
-        counted = counted and self.stamp
-        return [
-            *own_copies(workspace, slot, self.ends, self.m_shard, row_bytes),
-            *copies_of(workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes, counted),
-        ]
+        return copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, self.k_size * element_bytes)
 
     def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
         """Launch on the current stream; returns the slot in which the gathered rows are.
@@ -111,11 +103,11 @@ class GatherLaunch:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
         workspace = self.workspace
-        made = self.ready[workspace.captured]
-        if None in made or workspace.is_capturing():
+        made = self.ready[workspace.slot ^ 1]
+        if made is None or workspace.counts_on_device():
             return self._run_by_triton(x, matrix, out, bias)
         slot = workspace.next_slot()
-        workspace.launch(made[slot], self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
+        workspace.launch(made, self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
         return slot
 
     def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
@@ -128,10 +120,6 @@ class GatherLaunch:
         if self.by_copy_engine:
             common = channel_arguments(workspace, slot, self.stamp) if by_kernel else None
             push_by_copy_engine(x, workspace, slot, unit_rows, self.stamp if common is None else common, self.pitch)
-        for first, last in self.ends:
-            rows = x[first:last]
-            at = (workspace.rank * self.m_shard + first) * self.k_size
-            rank_copy_data(workspace.peer(workspace.rank, slot, rows.shape, at), rows)
         self.kernel[grid](*arguments(slot, int(by_kernel)), **constants)
         if self.by_copy_engine:
             workspace.join_copies()
@@ -187,20 +175,18 @@ def prepare(
     """The grid, a function from slot and `counted` to arguments, and compile-time constants of `ag_gemm_kernel`."""
     m_shard, k_size = x.shape
     world_size = workspace.world_size
-    straddling = lies_over_all_rows(config, m_shard, world_size)
-    pitch = m_shard if straddling else -(-m_shard // config.block_m) * config.block_m
-    store_tma = (straddling or m_shard % config.block_m == 0) and tma_can_read(out)
+    pitch = -(-m_shard // config.block_m) * config.block_m
+    store_tma = m_shard % config.block_m == 0 and tma_can_read(out)
     weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
     comm_ctas = config.comm_ctas if config.carrier == "sm" and world_size > 1 else 0
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
-        "STRADDLES": straddling, "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma,
-        "COMM_CTAS": comm_ctas, "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress,
-        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
+        "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "COMM_CTAS": comm_ctas,
+        "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+        "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     blocks_n = -(-weight.n_size // config.block_n)
-    by_shard = -(-m_shard // config.block_m) * world_size
-    tiles = (all_blocks(m_shard, config.block_m, world_size) if straddling else by_shard) * blocks_n
+    tiles = pitch // config.block_m * blocks_n * world_size
     lead = lead_columns(blocks_n, config.lead)
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
 
@@ -218,72 +204,19 @@ def prepare(
     return (min(processors(x.device), tiles + comm_ctas),), arguments, constants
 
 
-def ends_of_shard(rank: int, m_shard: int, block_m: int, world_size: int) -> list[tuple[int, int]]:
-    """The rows of our shard, [first, last), that lie in straddling tiles: none, those at one end, or at both.
-
-    These tiles read the gather buffer, so our rows must be there too. They are copied on the kernel's own stream,
-    before it: a copy within a GPU may need a multiprocessor, and the kernel that would wait for it holds them all.
-    """
-    above, below = -rank * m_shard % block_m, (rank + 1) * m_shard % block_m
-    ends = []
-    if above and rank > 0:
-        ends.append((0, above))
-    if below and rank < world_size - 1:
-        ends.append((m_shard - below, m_shard))
-    return ends
-
-
-def own_copies(
-    workspace: Workspace, slot: int, ends: list[tuple[int, int]], m_shard: int, row_bytes: int
-) -> list[Copy]:
-    """The copies of rows of ours, [first, last), into our own gather buffer, in numbers."""
-    own = workspace.data_address(workspace.rank, slot) + workspace.rank * m_shard * row_bytes
-    return [
-        (first * row_bytes, (last - first) * row_bytes, own + first * row_bytes, BEFORE, None) for first, last in ends
-    ]
-
-
-def copies_of(
-    workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pitch: int, row_bytes: int, counted: int = 0
-) -> list[Copy]:
-    """What `push_by_copy_engine` copies and announces, in numbers: the nearest reader first, unit after unit.
-
-    Args:
-        workspace: where they go.
-        slot: the slot of the launch.
-        m_shard: rows of a rank.
-        unit_rows: rows per announcement.
-        pitch: rows from one shard to the next in the gather buffer.
-        row_bytes: bytes of a row.
-        counted: the signature of a launch that the device counts, which `announce_kernel` announces; else 0.
-    """
+def copies_of(workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pitch: int, row_bytes: int) -> list[Copy]:
+    """What `push_by_copy_engine` copies and announces, in numbers: the nearest reader first, unit after unit."""
     rank, world_size = workspace.rank, workspace.world_size
-    units = list(enumerate(range(0, m_shard, unit_rows)))
-    found: list[Copy] = []
-    for step, (unit, first) in itertools.product(range(1, world_size), units):
-        peer = (rank - step) % world_size
-        target = workspace.data_address(peer, slot) + (rank * pitch + first) * row_bytes
-        rows = min(unit_rows, m_shard - first)
-        last = step == world_size - 1 and unit == len(units) - 1
-        announcer = announcer_of(workspace, slot, counted, peer, unit, last=last) if counted else None
-        flag = 0 if counted else workspace.flag_address(peer, slot, unit)
-        found.append((first * row_bytes, rows * row_bytes, target, flag, announcer))
-    return found
-
-
-def announcer_of(workspace: Workspace, slot: int, stamp: int, peer: int, unit: int, *, last: bool) -> object | None:
-    """A launch of `announce_kernel`; None where only Triton can launch it."""
-    assert workspace.native is not None
-    arguments = (*channel_arguments(workspace, slot, stamp), peer, unit)
-    return ready(workspace.native, announce_kernel, arguments, announcing(workspace, last=last), (1,), {})
-
-
-def announcing(workspace: Workspace, *, last: bool) -> dict[str, Any]:
-    """The constants of `announce_kernel`."""
-    return {
-        "LAST": last, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": False, "num_warps": 1,
-        "enable_fp_fusion": True,
-    }  # fmt: skip
+    return [
+        (
+            first * row_bytes,
+            min(unit_rows, m_shard - first) * row_bytes,
+            workspace.data_address((rank - step) % world_size, slot) + (rank * pitch + first) * row_bytes,
+            workspace.flag_address((rank - step) % world_size, slot, unit),
+        )
+        for step in range(1, world_size)
+        for unit, first in enumerate(range(0, m_shard, unit_rows))
+    ]
 
 
 def push_by_copy_engine(
@@ -320,4 +253,7 @@ def push_by_copy_engine(
                     workspace.announce(peer, slot, unit, announce)
                     continue
                 last = step == workspace.world_size - 1 and first + unit_rows >= m_shard
-                announce_kernel[(1,)](*announce, peer, unit, **announcing(workspace, last=last))
+                announce_kernel[(1,)](
+                    *announce, peer, unit, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress, TRACE=False,
+                    num_warps=1, enable_fp_fusion=True,
+                )  # fmt: skip

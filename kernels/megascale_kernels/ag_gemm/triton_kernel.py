@@ -8,10 +8,8 @@ in place, and go on in the order in which the others arrive; so the first wait c
 ranks), when the first shard has long arrived.
 
 In the gather buffer each shard begins at a multiple of the tile height, so a tile of one shard never reads rows of the
-next, which may not have arrived. Where tiles don't fill the shards (STRADDLES) they are laid over the matrix of all
-rows, which then lie one after the other in the buffer; a tile with rows of two shards waits for both. There is no
-barrier: a gather slot is reused two launches later, and a launch ends only after every peer has begun it. What it
-means, in plain torch: `reference.ag_gemm`.
+next, which may not have arrived. There is no barrier: a gather slot is reused two launches later, and a launch ends
+only after every peer has begun it. What it means, in plain torch: `reference.ag_gemm`.
 """
 
 import triton
@@ -44,8 +42,6 @@ from megascale_kernels.planning.tile_order import (
     gather_source,
     gather_stretch,
     grouped,
-    shards_of_block,
-    straddling_gather,
     unit_of_row,
 )
 
@@ -61,7 +57,6 @@ def ag_gemm_kernel(
     flags, channels, slot, rank, world_size, signature, deadline_us, gathered_bytes, variant, counted,
     m_shard, n_size, k_size, unit_rows, lead,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    STRADDLES: tl.constexpr,
     W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, COMM_CTAS: tl.constexpr,
     PUSH_COLS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +68,7 @@ def ag_gemm_kernel(
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
     if cta == ctas - 1:
-        tiles = tall_of(m_shard, world_size, BLOCK_M, STRADDLES) * blocks(n_size, BLOCK_N)
+        tiles = blocks(m_shard, BLOCK_M) * blocks(n_size, BLOCK_N) * world_size
         head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
         publish_launch(channel, m_shard, n_size, k_size, variant)
     if cta < COMM_CTAS:
@@ -83,91 +78,48 @@ def ag_gemm_kernel(
     else:
         multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
                        unit_rows, lead, ring_of(trace, cta, COMPUTE), cta - COMM_CTAS, ctas - COMM_CTAS, BLOCK_M,
-                       BLOCK_N, BLOCK_K, GROUP_M, STRADDLES, W_IS_NK, HAS_BIAS, STORE_TMA, PROGRESS,
-                       TRACE)  # fmt: skip
+                       BLOCK_N, BLOCK_K, GROUP_M, W_IS_NK, HAS_BIAS, STORE_TMA, PROGRESS, TRACE)  # fmt: skip
     finish_launch(channel, ctas, counted)
-
-
-@triton.jit
-def tall_of(m_shard, world_size, BLOCK_M: tl.constexpr, STRADDLES: tl.constexpr):
-    """The row blocks of all shards."""
-    if STRADDLES:
-        return blocks(m_shard * world_size, BLOCK_M)
-    else:  # noqa: RET505 - Triton decides at compile time which branch exists
-        return blocks(m_shard, BLOCK_M) * world_size
-
-
-@triton.jit
-def place_of(channel, tile, m_shard, blocks_n, lead, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr,
-             STRADDLES: tl.constexpr):  # fmt: skip
-    """Whose rows a tile has, and where it lies.
-
-    Returns:
-        (source, last_source, row, block_n): the first and the last shard of which it has rows, the row of the whole
-        matrix at which it begins, and its column block.
-    """
-    if not STRADDLES:
-        blocks_m = blocks(m_shard, BLOCK_M)
-        above, height, left, width, inner = gather_stretch(tile, blocks_m, blocks_n, lead, channel.world_size)
-        block, block_n = grouped(inner, height, width, GROUP_M)
-        block += above
-        source = gather_source(block // blocks_m, channel.rank, channel.world_size)
-        return source, source, source * m_shard + block % blocks_m * BLOCK_M, left + block_n
-    else:  # noqa: RET505 - Triton decides at compile time which branch exists
-        tall = tall_of(m_shard, channel.world_size, BLOCK_M, STRADDLES)
-        first, above, height, left, width, inner = straddling_gather(
-            tile, channel.rank, m_shard, BLOCK_M, tall, blocks_n, lead, channel.world_size
-        )
-        block, block_n = grouped(inner, height, width, GROUP_M)
-        block = (first + above + block) % tall
-        source, last_source = shards_of_block(block, m_shard, BLOCK_M, channel.world_size)
-        return source, last_source, block * BLOCK_M, left + block_n
 
 
 @triton.jit
 def multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
                    unit_rows, lead, ring, worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                   BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, STRADDLES: tl.constexpr, W_IS_NK: tl.constexpr,
-                   HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, PROGRESS: tl.constexpr,
-                   TRACE: tl.constexpr):  # fmt: skip
+                   BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr,
+                   STORE_TMA: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Role of a compute CTA: every `workers`-th tile, our own rows first, each as soon as its rows are there."""
     cursor = open_ring(channel, ring, TRACE)
+    blocks_m = blocks(m_shard, BLOCK_M)
     blocks_n = blocks(n_size, BLOCK_N)
-    tiles = tall_of(m_shard, channel.world_size, BLOCK_M, STRADDLES) * blocks_n
+    tiles = blocks_m * blocks_n * channel.world_size
     tile = worker
     while tile < tiles:
-        source, last_source, row, block_n = place_of(channel, tile, m_shard, blocks_n, lead, BLOCK_M, GROUP_M,
-                                                     STRADDLES)  # fmt: skip
-        col = block_n * BLOCK_N
+        above, height, left, width, inner = gather_stretch(tile, blocks_m, blocks_n, lead, channel.world_size)
+        block, block_n = grouped(inner, height, width, GROUP_M)
+        block += above
+        source = gather_source(block // blocks_m, channel.rank, channel.world_size)
+        row = (block % blocks_m) * BLOCK_M
+        col = (left + block_n) * BLOCK_N
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, source, TRACE)
         code = 0
         # One loop over K for both sources: two would each be given shared memory of their own.
         rows_desc = x_desc
-        first_row = row - channel.rank * m_shard
-        is_apart = source != channel.rank
-        if STRADDLES:
-            is_apart = is_apart | (last_source != channel.rank)
-        if is_apart:
+        first_row = row
+        if source != channel.rank:
             rows_desc = gathered_desc
-            first_row = row
-            if not STRADDLES:
-                padding = blocks(m_shard, BLOCK_M) * BLOCK_M - m_shard
-                first_row = row + source * padding
-            for one in range(source, last_source + 1):
-                if one != channel.rank:
-                    begin = max(row - one * m_shard, 0)
-                    end = min(row - one * m_shard + BLOCK_M, m_shard)
-                    cursor = mark(ring, cursor, WAIT_BEGIN, tile, one, TRACE)
-                    if code == 0:
-                        code = await_rows(channel, one, begin, end, unit_rows, COMPUTE, tile)
-                    cursor = mark(ring, cursor, WAIT_END, tile, one, TRACE)
+            first_row = source * blocks_m * BLOCK_M + row
+            cursor = mark(ring, cursor, WAIT_BEGIN, tile, source, TRACE)
+            code = await_rows(channel, source, row, min(row + BLOCK_M, m_shard), unit_rows, COMPUTE, tile)
+            cursor = mark(ring, cursor, WAIT_END, tile, source, TRACE)
         if code == 0:
             acc = multiply(rows_desc, first_row, w_desc, col, k_size, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK)
             if HAS_BIAS:
                 acc = add_bias(acc, bias_ptr, col, n_size, BLOCK_N)
-            row_end = (last_source + 1) * m_shard
-            store_tile(out_desc, out_ptr, acc, row, row_end, col, n_size, BLOCK_M, BLOCK_N, STORE_TMA)
+            out_row = source * m_shard + row
+            store_tile(
+                out_desc, out_ptr, acc, out_row, (source + 1) * m_shard, col, n_size, BLOCK_M, BLOCK_N, STORE_TMA
+            )
             cursor = mark(ring, cursor, TILE_END, tile, source, TRACE)
         tile = tl.where(code == 0, tile + workers, tiles)
     show_done(channel, COMPUTE, PROGRESS)

@@ -5,7 +5,7 @@ One CTA notifies every peer and waits for every peer. It precedes the first laun
 still compiles would let the others run into their deadline) and the launches of captured graphs.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import triton
 import triton.language as tl
@@ -62,22 +62,13 @@ def barrier_kernel(
     finish_launch(channel, 1, 0)
 
 
-def arguments_of(workspace: Launching, slot: int, deadline_s: float) -> tuple[Any, ...]:
-    """The arguments of a barrier."""
-    return (
-        workspace.memory, workspace.peers, workspace.status, workspace.board,
-        BARRIER_FLAGS + slot, HELLO_LINE.value, slot, workspace.rank, workspace.world_size,
-        signature(BARRIER, 0, 0, 0, 0), int(deadline_s * 1e6),
-    )  # fmt: skip
-
-
-def constants_of(workspace: Launching) -> dict[str, Any]:
-    """Its constants."""
-    return {"OPERATOR": BARRIER, "PROGRESS": workspace.progress, "num_warps": 1, "enable_fp_fusion": True}
-
-
 def barrier(workspace: Launching, deadline_s: float) -> None:
     """Launch a barrier on the current stream."""
     workspace.slot ^= 1
     workspace.launches += 1
-    barrier_kernel[(1,)](*arguments_of(workspace, workspace.slot, deadline_s), **constants_of(workspace))
+    barrier_kernel[(1,)](
+        workspace.memory, workspace.peers, workspace.status, workspace.board,
+        BARRIER_FLAGS + workspace.slot, HELLO_LINE.value, workspace.slot, workspace.rank, workspace.world_size,
+        signature(BARRIER, 0, 0, 0, 0), int(deadline_s * 1e6),
+        OPERATOR=BARRIER, PROGRESS=workspace.progress, num_warps=1, enable_fp_fusion=True,
+    )  # fmt: skip

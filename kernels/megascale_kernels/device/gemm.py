@@ -46,21 +46,17 @@ def quarters(acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def store_rows(out_ptr, part, row, row_end, col, n_size, BLOCK_M: tl.constexpr, COLS: tl.constexpr,
-               STRADDLES: tl.constexpr = False):  # fmt: skip
-    """Store the rows of a part below `row_end`, and from 0 on if it straddles: others belong to another shard."""
+def store_rows(out_ptr, part, row, row_end, col, n_size, BLOCK_M: tl.constexpr, COLS: tl.constexpr):
+    """Store the rows of a part below `row_end`: what lies beyond belongs to another shard."""
     rows = row + tl.arange(0, BLOCK_M)
     cols = col + tl.arange(0, COLS)
     here = out_ptr + rows.to(tl.int64)[:, None] * n_size + cols[None, :]
-    ours = rows < row_end
-    if STRADDLES:
-        ours = ours & (rows >= 0)
-    tl.store(here, part.to(out_ptr.dtype.element_ty), mask=ours[:, None] & (cols < n_size)[None, :])
+    tl.store(here, part.to(out_ptr.dtype.element_ty), mask=(rows < row_end)[:, None] & (cols < n_size)[None, :])
 
 
 @triton.jit
 def store_tile(out_desc, out_ptr, acc, row, row_end, col, n_size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-               BY_TMA: tl.constexpr, STRADDLES: tl.constexpr = False):  # fmt: skip
+               BY_TMA: tl.constexpr):  # fmt: skip
     """Store an accumulator: by TMA, or by masked stores where a tail must be cut."""
     parts = quarters(acc, BLOCK_M, BLOCK_N)
     for index in tl.static_range(4):
@@ -68,4 +64,4 @@ def store_tile(out_desc, out_ptr, acc, row, row_end, col, n_size, BLOCK_M: tl.co
         if BY_TMA:
             out_desc.store([row, at], parts[index].to(out_ptr.dtype.element_ty))
         else:
-            store_rows(out_ptr, parts[index], row, row_end, at, n_size, BLOCK_M, BLOCK_N // 4, STRADDLES)
+            store_rows(out_ptr, parts[index], row, row_end, at, n_size, BLOCK_M, BLOCK_N // 4)

@@ -81,7 +81,7 @@ class Work(NamedTuple):
     """What there is to do, in tiles of all shards together.
 
     Attributes:
-        blocks_m: row blocks of one shard; of all rows where tiles straddle shards.
+        blocks_m: row blocks of one shard.
         blocks_n: column blocks.
         blocks_k: K blocks of a tile.
         group_m: row blocks walked together.

@@ -66,9 +66,8 @@ from megascale_kernels.device.signals import (
     open_channel,
     publish_launch,
 )
-from megascale_kernels.gemm_rs.hopper_places import flag_at, is_sent, place_of, row_at, us_or_first
 from megascale_kernels.gemm_rs.triton_kernel import descriptor_of
-from megascale_kernels.planning.tile_order import channel_of_tile, scatter_step, staging_slot
+from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, scatter_stretch, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
@@ -80,8 +79,18 @@ RUNTIME = (
 
 
 @gluon.jit
+def place_of(work, channel, tile):
+    """In which step of the scatter a tile is, whose rows it holds, and its block within that shard."""
+    above, height, inner = scatter_stretch(tile, work.blocks_m, work.blocks_n, work.group_m, channel.world_size)
+    block, block_n = grouped(inner, height, work.blocks_n, work.group_m)
+    block += above
+    step = block // work.blocks_m
+    return step, scatter_owner(step, channel.rank, channel.world_size), block % work.blocks_m, block_n
+
+
+@gluon.jit
 def produce(ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace, m_shard, CFG: gl.constexpr,
-            CUT: gl.constexpr, STRADDLES: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+            CUT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full: the K blocks of every tile and, for our own rows, the partials of the peers."""
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
@@ -90,21 +99,18 @@ def produce(ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace
     cursor = open_ring(channel, events, TRACE)
     for unit in range(gl.program_id(0), end_of_units(work, CUT), gl.num_programs(0)):
         tile, first, last, place, before = unit_of_work(work, unit, CUT)
-        _, owner, last_owner, block_m, block_n = place_of(work, channel, tile, m_shard, CFG, STRADDLES)
-        row = row_at(block_m, owner, m_shard, CFG, STRADDLES)
+        _, owner, block_m, block_n = place_of(work, channel, tile)
+        row = block_m * CFG.block_m
         column = block_n * CFG.block_n
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         slot, phase = fetch(ring, x_desc, owner * m_shard + row, w_desc, column, first, last, slot, phase, CFG)
-        if STRADDLES:
-            owner = us_or_first(channel, owner, last_owner, STRADDLES)
-            row = row_at(block_m, owner, m_shard, CFG, STRADDLES)
         if CUT != WHOLE:
             if (last == work.blocks_k) & (before > 0):
                 slot, phase, code = fetch_split_partials(
                     ring, split_desc, channel, tile, place, before, code, slot, phase, CFG
                 )
         if (owner == channel.rank) & (last == work.blocks_k):
-            index = flag_at(block_m, block_n, owner, work, m_shard, CFG, STRADDLES)
+            index = channel_of_tile(block_m, block_n, work.blocks_n)
             cursor = mark(events, cursor, WAIT_BEGIN, index, owner, TRACE)
             code = await_partials(channel, tile, index, code)
             cursor = mark(events, cursor, WAIT_END, index, owner, TRACE)
@@ -211,90 +217,41 @@ def nap_until(due_ns):
 
 
 @gluon.jit
-def send(staging, kept, sent, peer_descs, work, channel, pace_ns, m_shard, CFG: gl.constexpr, CUT: gl.constexpr,
-         STRADDLES: gl.constexpr):  # fmt: skip
-    """Role of the sender: carry every finished tile of other ranks' rows to its owners, and announce it."""
+def send(staging, kept, sent, peer_descs, work, channel, pace_ns, CFG: gl.constexpr, CUT: gl.constexpr):
+    """Role of the sender: carry every finished tile of other ranks' rows to its owner, and announce it."""
     quarters: gl.constexpr = CFG.store_buffers
+    consumers: gl.constexpr = CFG.consumers
     phase = 0
     for unit in range(gl.program_id(0), end_of_units(work, CUT), gl.num_programs(0)):
         tile, _, last, _, _ = unit_of_work(work, unit, CUT)
-        step, owner, last_owner, block_m, block_n = place_of(work, channel, tile, m_shard, CFG, STRADDLES)
-        if is_sent(channel, owner, last_owner, STRADDLES) & (last == work.blocks_k):
-            column = block_n * CFG.block_n
+        step, owner, block_m, block_n = place_of(work, channel, tile)
+        if (owner != channel.rank) & (last == work.blocks_k):
             peer_desc = descriptor_of(peer_descs, step)
             mbarrier.wait(kept, phase)
             phase ^= 1
             begun_ns = now_ns()
-            step_ns = pace_ns
-            if STRADDLES:
-                # Two ranks wait for each other's part of a tile of both.
-                step_ns = gl.where((owner == channel.rank) | (last_owner == channel.rank), 0, pace_ns)
             for quarter in range(quarters):
-                nap_until(begun_ns + quarter * step_ns)
-                if not STRADDLES:
-                    send_quarter(staging, peer_desc, block_m * CFG.block_m, column, quarter, CFG)
-                else:
-                    send_to_both(staging, peer_descs, channel, owner, last_owner, block_m, column, quarter, m_shard,
-                                 CFG)  # fmt: skip
+                nap_until(begun_ns + quarter * pace_ns)
+                for me in gl.static_range(consumers):
+                    row = block_m * CFG.block_m + (me % CFG.across_m) * CFG.rows
+                    column = block_n * CFG.block_n + (me % CFG.across_n) * CFG.columns + quarter * CFG.store_columns
+                    tma_store(peer_desc, [row, column], staging.index(me * quarters + quarter))
             tma.store_wait(0)
             mbarrier.arrive(sent)
             drain_tma_stores()
-            if not STRADDLES:
-                peer_tile_notify(channel, channel_of_tile(block_m, block_n, work.blocks_n), owner)
-            else:
-                notify_both(channel, owner, last_owner, block_m, block_n, work, m_shard, CFG)
-
-
-@gluon.jit
-def send_to_both(staging, peer_descs, channel, owner, last_owner, block_m, column, quarter, m_shard, CFG: gl.constexpr):
-    """Send a quarter of a straddling tile's columns to its owners, but for us."""
-    for one in range(owner, last_owner + 1):
-        if one != channel.rank:
-            peer_desc = descriptor_of(peer_descs, scatter_step(one, channel.rank, channel.world_size))
-            send_quarter(staging, peer_desc, row_at(block_m, one, m_shard, CFG, STRADDLES=True), column, quarter, CFG)
-
-
-@gluon.jit
-def notify_both(channel, owner, last_owner, block_m, block_n, work, m_shard, CFG: gl.constexpr):
-    """Announce a straddling tile to its owners, but for us."""
-    for one in range(owner, last_owner + 1):
-        if one != channel.rank:
-            peer_tile_notify(channel, flag_at(block_m, block_n, one, work, m_shard, CFG, STRADDLES=True), one)
-
-
-@gluon.jit
-def send_quarter(staging, peer_desc, row, column, quarter, CFG: gl.constexpr):
-    """Send a quarter of a tile's columns; rows outside of the owner's shard are clipped."""
-    quarters: gl.constexpr = CFG.store_buffers
-    consumers: gl.constexpr = CFG.consumers
-    for me in gl.static_range(consumers):
-        down = row + (me % CFG.across_m) * CFG.rows
-        right = column + (me % CFG.across_n) * CFG.columns + quarter * CFG.store_columns
-        tma_store(peer_desc, [down, right], staging.index(me * quarters + quarter))
+            peer_tile_notify(channel, channel_of_tile(block_m, block_n, work.blocks_n), owner)
 
 
 @gluon.jit
 def keep(acc, staging, kept, dtype: gl.constexpr, ME: gl.constexpr, CFG: gl.constexpr):
     """Round a finished tile and leave it in shared memory for the sender."""
     quarters: gl.constexpr = CFG.store_buffers
-    tma.store_wait(0)  # the tile before may have been our own, and on its way out from the same buffers
+    tma.store_wait(0)  # the tile before may have been our own (mixed rows), and on its way out from the same buffers
     slices = column_slices(acc, quarters)
     for i in gl.static_range(quarters):
         staging.index(ME * CFG.store_buffers + i).store(slices[i].to(dtype))
     fence_async_shared()
     mbarrier.arrive(kept)
-
-
-@gluon.jit
-def mark_sent(events, cursor, channel, owner, last_owner, block_m, block_n, work, m_shard, CFG: gl.constexpr,
-              STRADDLES: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Trace that a tile is on its way to each of its owners."""
-    if TRACE:
-        for one in range(owner, last_owner + 1):
-            if one != channel.rank:
-                index = flag_at(block_m, block_n, one, work, m_shard, CFG, STRADDLES)
-                cursor = mark(events, cursor, NOTIFY, index, one, TRACE)
-    return cursor
 
 
 @gluon.jit
@@ -341,31 +298,10 @@ def reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phas
 
 
 @gluon.jit
-def until_sent(sent, phase):
-    """Wait until the sender has read our tile; the next phase."""
-    mbarrier.wait(sent, phase)
-    return phase ^ 1
-
-
-@gluon.jit
-def say_what_runs(channel, board, work, m_shard, n_size, k_size, variant, STRADDLES: gl.constexpr,
-                  PROGRESS: gl.constexpr):  # fmt: skip
-    """Show this launch on the board, and tell the peers."""
-    tiles = work.blocks_m * work.blocks_n
-    if not STRADDLES:
-        tiles *= channel.world_size
-    head_board(channel, board, gl.num_programs(0), tiles, m_shard, n_size, k_size, PROGRESS)
-    publish_launch(channel, m_shard, n_size, k_size, variant)
-
-
-@gluon.jit
 def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-            variant, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, STRADDLES: gl.constexpr,
-            HAS_BIAS: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Multiply this consumer's share of every tile; leave it to the sender, or add what the others sent.
-
-    A tile that straddles our shard and another goes to the sender first, and is added up when it has left.
-    """
+            variant, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, HAS_BIAS: gl.constexpr,
+            PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Multiply this consumer's share of every tile; leave it to the sender, or add what the others sent."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
     last_consumer: gl.constexpr = CFG.consumers - 1
@@ -374,7 +310,9 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     traces: gl.constexpr = TRACE and speaks
     if ME == last_consumer:
         if cta == ctas - 1:
-            say_what_runs(channel, board, work, m_shard, n_size, k_size, variant, STRADDLES, PROGRESS)
+            tiles = work.blocks_m * work.blocks_n * channel.world_size
+            head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
+            publish_launch(channel, m_shard, n_size, k_size, variant)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     slot = 0
@@ -383,9 +321,8 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     sent_phase = 0
     for unit in range(cta, end_of_units(work, CUT), ctas):
         tile, first, last, place, before = unit_of_work(work, unit, CUT)
-        _, first_owner, last_owner, block_m, block_n = place_of(work, channel, tile, m_shard, CFG, STRADDLES)
-        owner = us_or_first(channel, first_owner, last_owner, STRADDLES)
-        row = row_at(block_m, owner, m_shard, CFG, STRADDLES) + (ME % CFG.across_m) * CFG.rows
+        _, owner, block_m, block_n = place_of(work, channel, tile)
+        row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
         show_tile(channel, COMPUTE, tile, shows)
         cursor = mark(events, cursor, TILE_BEGIN, tile, owner, traces)
@@ -399,18 +336,13 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
                 acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
         if whole:
             if sending != 0:
-                sent_phase = until_sent(sent, sent_phase)
+                mbarrier.wait(sent, sent_phase)
+                sent_phase ^= 1
                 sending = 0
-            if is_sent(channel, first_owner, last_owner, STRADDLES):
+            if owner != channel.rank:
                 keep(acc, staging, kept, out_desc.dtype, ME, CFG)
                 sending = 1
-                cursor = mark_sent(events, cursor, channel, first_owner, last_owner, block_m, block_n, work, m_shard,
-                                   CFG, STRADDLES, traces)  # fmt: skip
-                if STRADDLES and owner == channel.rank:
-                    sent_phase = until_sent(sent, sent_phase)
-                    sending = 0
-                    slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase,
-                                                   row, column, n_size, ME, CFG, HAS_BIAS)  # fmt: skip
+                cursor = mark(events, cursor, NOTIFY, channel_of_tile(block_m, block_n, work.blocks_n), owner, traces)
             else:
                 slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase, row,
                                                column, n_size, ME, CFG, HAS_BIAS)  # fmt: skip
@@ -427,7 +359,7 @@ def hopper_gemm_rs_kernel(
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, pace_ns,
     m_shard, n_size, k_size, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units,
-    CFG: gl.constexpr, CUT: gl.constexpr, STRADDLES: gl.constexpr, HAS_BIAS: gl.constexpr, OPERATOR: gl.constexpr,
+    CFG: gl.constexpr, CUT: gl.constexpr, HAS_BIAS: gl.constexpr, OPERATOR: gl.constexpr,
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
@@ -452,19 +384,19 @@ def hopper_gemm_rs_kernel(
             (
                 consume,
                 (ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, 0, CFG, CUT, STRADDLES, HAS_BIAS, PROGRESS, TRACE),
+                 variant, 0, CFG, CUT, HAS_BIAS, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, 1, CFG, CUT, STRADDLES, HAS_BIAS, PROGRESS, TRACE),
+                 variant, 1, CFG, CUT, HAS_BIAS, PROGRESS, TRACE),
             ),
             (
                 produce,
-                (ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace, m_shard, CFG, CUT, STRADDLES,
-                 PROGRESS, TRACE),
+                (ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace, m_shard, CFG, CUT, PROGRESS,
+                 TRACE),
             ),
-            (send, (staging, kept, sent, peer_descs, work, channel, pace_ns, m_shard, CFG, CUT, STRADDLES)),
+            (send, (staging, kept, sent, peer_descs, work, channel, pace_ns, CFG, CUT)),
         ],
         [4, 1, 1],
         [CFG.consumer_registers, CFG.producer_registers, CFG.producer_registers],

@@ -33,7 +33,7 @@ from megascale_kernels.planning.stream_k import (
     pairs_quarters,
     tiling_of,
 )
-from megascale_kernels.planning.tile_order import all_blocks, scatter_group, scatter_height, straddles
+from megascale_kernels.planning.tile_order import scatter_group, scatter_height
 
 
 def prepare_gemm_rs(
@@ -43,22 +43,21 @@ def prepare_gemm_rs(
     m_shard, n_size = out.shape
     k_size, world_size, rank = x.shape[1], workspace.world_size, workspace.rank
     programs = processors(x.device)
-    tall = all_blocks(m_shard, config.block_m, world_size)
-    tiles = tall * -(-n_size // config.block_n)
+    tiles = -(-m_shard // config.block_m) * -(-n_size // config.block_n) * world_size
     pairs = pairs_quarters(world_size)
     fills_slots = not pairs and k_size >= DEEP_K and tiles >= MANY_WAVES * programs
     tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True, fills_slots=fills_slots, pairs_quarters=pairs)
     blocks_m = -(-m_shard // tiling.block_m)
-    group_m = scatter_group(blocks_m, tall, config.group_m, config.mixed)
-    height = scatter_height(blocks_m, tall, config.group_m, config.mixed)
-    walk = Walk(world_size, height, world_size - 1, straddles(m_shard, tiling.block_m, world_size))
+    group_m = scatter_group(blocks_m, world_size, config.group_m, config.mixed)
+    height = scatter_height(blocks_m, world_size, config.group_m, config.mixed)
+    walk = Walk(world_size, height, world_size - 1)
     work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
     stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)
     partials = partials_of(workspace, tiling, work)
     busy = work.units >= FEW_WAVES * programs
     pace_ns = work.blocks_k * NANOSECONDS_PER_K_BLOCK // tiling.store_buffers if busy else 0
     constants = {
-        "CFG": tiling, "CUT": work.way, "STRADDLES": walk.straddles, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_RS,
+        "CFG": tiling, "CUT": work.way, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_RS,
         "PROGRESS": workspace.progress, "TRACE": workspace.trace, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
         "enable_fp_fusion": True,
     }  # fmt: skip

@@ -17,7 +17,9 @@ from megascale_kernels.launching.ready import BIAS, OUT, W, X, ready
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.planning.tile_order import all_blocks, most_blocks, scatter_group, straddles
+from megascale_kernels.planning.tile_order import (
+    scatter_group,
+)
 
 
 class ScatterLaunch:
@@ -41,7 +43,7 @@ class ScatterLaunch:
         m_shard, n_size = out.shape
         self.workspace, self.config = workspace, config
         self.weight = weight._replace(matrix=torch.empty(0))  # no caller's memory is kept
-        flags = most_blocks(m_shard, config.block_m, workspace.world_size) * -(-n_size // config.block_n)
+        flags = -(-m_shard // config.block_m) * -(-n_size // config.block_n)
         needed = (workspace.world_size - 1) * m_shard * n_size * x.element_size()
         workspace.need(needed, flags, f"gemm_rs of {tuple(x.shape)} x {n_size}")
         self.kernel: Any = gemm_rs_kernel
@@ -73,8 +75,9 @@ class ScatterLaunch:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
         workspace = self.workspace
-        if None not in self.ready and not workspace.is_capturing():
-            made = self.ready[workspace.next_slot()]
+        made = self.ready[workspace.slot ^ 1]
+        if made is not None and not workspace.counts_on_device():
+            workspace.next_slot()
             workspace.launch(made, 0, x, matrix, out, bias, join=False)
             return
         weight = self.weight._replace(matrix=matrix)
@@ -111,18 +114,17 @@ def prepare(
 ) -> tuple[tuple[int], Callable[[int], tuple[Any, ...]], dict[str, Any]]:
     """The grid, a function from slot to arguments, and compile-time constants of `gemm_rs_kernel`."""
     m_shard, n_size = out.shape
-    tall = all_blocks(m_shard, config.block_m, workspace.world_size)
-    tiles = tall * -(-n_size // config.block_n)
+    tiles = -(-m_shard // config.block_m) * -(-n_size // config.block_n) * workspace.world_size
     part = [config.block_m, config.block_n // 4]
-    group_m = scatter_group(-(-m_shard // config.block_m), tall, config.group_m, config.mixed)
+    blocks_m = -(-m_shard // config.block_m)
+    group_m = scatter_group(blocks_m, workspace.world_size, config.group_m, config.mixed)
     store_tma = tma_can_read(out)
     weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-        "STRADDLES": straddles(m_shard, config.block_m, workspace.world_size), "W_IS_NK": weight.is_nk,
-        "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "PUSH_TMA": config.push_tma and tma_can_read(out),
-        "OPERATOR": GEMM_RS, "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True,
-        "num_warps": config.warps, "num_stages": config.stages,
+        "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma,
+        "PUSH_TMA": config.push_tma and tma_can_read(out), "OPERATOR": GEMM_RS, "PROGRESS": workspace.progress,
+        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
 
     push_tma = config.push_tma and tma_can_read(out)

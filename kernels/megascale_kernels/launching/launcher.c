@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BEFORE = 1 };  // in place of a flag: the copy is made on the kernel's own stream, before it
 enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 4, MAP_BYTES = 128, ALIGNMENT = 128 };
 
 typedef struct {
@@ -26,17 +25,14 @@ typedef struct {
   CUdeviceptr last; // what a map was last aimed at
 } Move;
 
-typedef struct Launch Launch;
-
 typedef struct {
   size_t first;     // bytes into the first source
   size_t bytes;
   CUdeviceptr target;
-  CUdeviceptr flag; // where its arrival is announced by a write of the stream; 0 for none; or BEFORE
-  Launch *announce; // what announces it instead, where only the device knows the stamp; NULL for none
+  CUdeviceptr flag; // where its arrival is announced; 0 announces nothing
 } Copy;
 
-struct Launch {
+typedef struct {
   CUfunction function;
   unsigned grid, threads, shared;
   unsigned char *block; // aligned to ALIGNMENT, in `memory`
@@ -45,8 +41,7 @@ struct Launch {
   void *places[MOST_PARAMETERS];
   Move move[MOST_MOVES];
   Copy *copy;
-  PyObject *kept; // the tuple that owns what announces copies
-};
+} Launch;
 
 #define DRIVER(X)                                                                                                      \
   X(cuGetErrorName, CUresult, (CUresult, const char **))                                                               \
@@ -98,7 +93,6 @@ static void forget(PyObject *capsule) {
   Launch *launch = PyCapsule_GetPointer(capsule, "launch");
   if (launch == NULL)
     return;
-  Py_XDECREF(launch->kept);
   free(launch->memory);
   free(launch->copy);
   free(launch);
@@ -181,7 +175,7 @@ static bool encode_maps(Launch *launch, PyObject *maps, size_t size) {
   return true;
 }
 
-// copies: (bytes into the first source, bytes, target, flag or 0 for none or BEFORE, what announces it or None)
+// copies: (bytes into the first source, bytes, target, flag)
 static bool read_copies(Launch *launch, PyObject *copies) {
   launch->copies = (int)PyTuple_GET_SIZE(copies);
   launch->copy = calloc((size_t)launch->copies + 1, sizeof(Copy));
@@ -191,16 +185,10 @@ static bool read_copies(Launch *launch, PyObject *copies) {
   }
   for (int i = 0; i < launch->copies; i++) {
     unsigned long long first, bytes, target, flag;
-    PyObject *announce;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(copies, i), "KKKKO", &first, &bytes, &target, &flag, &announce))
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(copies, i), "KKKK", &first, &bytes, &target, &flag))
       return false;
-    Launch *announces = announce == Py_None ? NULL : PyCapsule_GetPointer(announce, "launch");
-    if (announces == NULL && announce != Py_None)
-      return false;
-    launch->copy[i] = (Copy){(size_t)first, (size_t)bytes, (CUdeviceptr)target, (CUdeviceptr)flag, announces};
+    launch->copy[i] = (Copy){(size_t)first, (size_t)bytes, (CUdeviceptr)target, (CUdeviceptr)flag};
   }
-  Py_INCREF(copies);
-  launch->kept = copies;
   return true;
 }
 
@@ -243,11 +231,6 @@ done:
   return capsule;
 }
 
-static CUresult run_kernel(const Launch *launch, CUstream stream) {
-  return p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared, stream,
-                          (void **)launch->places, NULL);
-}
-
 // What went wrong is told by its name, "" for nothing; called without the interpreter's lock.
 static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream, CUstream side, CUevent begun,
                       CUevent copied, cuuint32_t stamp, const char **what) {
@@ -260,16 +243,12 @@ static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream,
     return result;
   for (int i = 0; i < launch->copies; i++) {
     const Copy *copy = &launch->copy[i];
-    CUstream on = copy->flag == BEFORE ? stream : side;
     *what = "cuMemcpyDtoDAsync";
-    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, on)) != CUDA_SUCCESS)
+    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
       return result;
     *what = "cuStreamWriteValue32";
-    if (copy->flag > BEFORE &&
+    if (copy->flag != 0 &&
         (result = p_cuStreamWriteValue32_v2(side, copy->flag, stamp, CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
-      return result;
-    *what = "cuLaunchKernel";
-    if (copy->announce != NULL && (result = run_kernel(copy->announce, side)) != CUDA_SUCCESS)
       return result;
   }
   *what = "cuEventRecord";
@@ -317,7 +296,8 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count)
     result = carry(launch, sources[0], stream, side, begun, copied, stamp, &what);
   if (result == CUDA_SUCCESS && launch->grid > 0) {
     what = "cuLaunchKernel";
-    result = run_kernel(launch, stream);
+    result = p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared, stream,
+                              launch->places, NULL);
   }
   if (result == CUDA_SUCCESS && join) {
     what = "cuStreamWaitEvent";

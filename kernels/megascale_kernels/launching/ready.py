@@ -15,11 +15,8 @@ WARP = 32
 # What a call hands over, in this order: the addresses of its tensors.
 X, W, OUT, BIAS = range(4)
 
-# (bytes into x, bytes, target address, address of the flag that a write of the stream sets; 0: none, a launch that
-# announces it instead; None: none)
-Copy = tuple[int, int, int, int, object | None]
-# In place of a flag: the copy is made on the kernel's own stream, before it (`launcher.c`).
-BEFORE = 1
+# (bytes into x, bytes, target address, address of the flag that announces it; 0: none)
+Copy = tuple[int, int, int, int]
 
 
 def ready(

@@ -271,14 +271,9 @@ class Workspace(SymmetricMemory):
         self.meet(deadline_s=max(600.0, self.deadline_s))
 
     def next_slot(self) -> int:
-        """Raise an earlier fault, and take the next slot; for launches by the driver.
-
-        Where graphs were captured the ranks meet first: a replay breaks the turn of the slots.
-        """
+        """Raise an earlier fault, and take the next slot; for launches whose number the host knows."""
         if self.broken is not None or self._status.value != 0 or os.getpid() != self.pid:
             self.check(synchronize=False)
-        if self.captured:
-            self.meet()
         self.slot ^= 1
         self.launches += 1
         return self.slot
@@ -352,23 +347,7 @@ class Workspace(SymmetricMemory):
             return
         from megascale_kernels.device.barrier import barrier
 
-        made = None
-        if self.native is not None and deadline_s is None and not self.is_capturing():
-            made = self.plan(("barrier", self.slot ^ 1, self.deadline_s), self._barrier)
-        if made is None:
-            barrier(self, deadline_s or self.deadline_s)
-            return
-        self.slot ^= 1
-        self.launches += 1
-        self.launch(made, 0, self.memory, self.memory, self.memory, None, join=False)
-
-    def _barrier(self) -> object | None:
-        """The next barrier, for the driver to launch; None where only Triton can."""
-        from megascale_kernels.device.barrier import arguments_of, barrier_kernel, constants_of
-
-        assert self.native is not None
-        arguments = arguments_of(self, self.slot ^ 1, self.deadline_s)
-        return ready(self.native, barrier_kernel, arguments, constants_of(self), (1,), {})
+        barrier(self, deadline_s or self.deadline_s)
 
     def beside(self) -> "Workspace":
         """A second workspace, for a gather that runs beside an operator; all ranks make the first call together."""

@@ -163,15 +163,12 @@ def gather_launch(
 
     So a server whose M takes every value has a timetable played for each row block more, not for each row.
     """
-    from megascale_kernels.planning.tile_order import all_blocks
-
     tile = config.block_m, config.block_n
     rate = machine.processor_flops * HOPPER_RATE.get(tile, 0.5)
     return gather_schedule.Launch(
-        m_shard=blocks(m_shard, tile[0]) * tile[0], tall=all_blocks(m_shard, tile[0], world_size),
-        blocks_n=blocks(n, tile[1]), blocks_k=blocks(k, config.block_k), world_size=world_size,
-        programs=machine.processors, block_m=tile[0], block_n=tile[1], group_m=config.group_m, splits=config.splits,
-        k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
+        m_shard=blocks(m_shard, tile[0]) * tile[0], blocks_n=blocks(n, tile[1]), blocks_k=blocks(k, config.block_k),
+        world_size=world_size, programs=machine.processors, block_m=tile[0], block_n=tile[1], group_m=config.group_m,
+        splits=config.splits, k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
         fixed_s=gather_schedule.FIXED_S * tile[0] * tile[1] / (128 * 256), row_bytes=ELEMENT_BYTES * k,
     )  # fmt: skip
 
@@ -246,16 +243,13 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     shards = 1 if operator == "gemm_ar" else world_size
     carriers = config.comm_ctas if operator == "ag_gemm" and config.carrier == "sm" and world_size > 1 else 0
     ctas = max(1, machine.processors - carriers)
-    tall = blocks(shard_m, config.block_m) * shards
-    height = min(config.group_m, blocks(shard_m, config.block_m))
-    if operator == "gemm_rs" or (operator == "ag_gemm" and config.carrier == "copy_engine"):
-        from megascale_kernels.planning.tile_order import all_blocks, scatter_height
-
-        tall = all_blocks(shard_m, config.block_m, shards)
-        if operator == "gemm_rs" and config.kernel == "hopper":
-            height = scatter_height(blocks(shard_m, config.block_m), tall, config.group_m, config.mixed)
-    tiles = tall * blocks(n, config.block_n)
+    tiles = blocks(shard_m, config.block_m) * blocks(n, config.block_n) * shards
     tile_s = tile_time(config, k, machine)
+    height = min(config.group_m, blocks(shard_m, config.block_m))
+    if operator == "gemm_rs" and config.kernel == "hopper":
+        from megascale_kernels.planning.tile_order import scatter_height
+
+        height = scatter_height(blocks(shard_m, config.block_m), world_size, config.group_m, config.mixed)
     waves = wave_count(config, tiles, k, ctas, height, world_size - 1 if operator == "gemm_rs" else 0)
     hot = heat(waves * tile_s, machine)
     gemm_s = max(waves * tile_s * hot, bytes_bound(m, n, k, machine)) + machine.launch_s

@@ -60,7 +60,6 @@ class Launch(NamedTuple):
         k_block_s: seconds of one K block of a tile.
         fixed_s: seconds of a tile's prologue and epilogue.
         row_bytes: bytes of a row.
-        tall: row blocks of all shards together, where tiles straddle shards; 0: each shard has its own.
     """
 
     m_shard: int
@@ -75,7 +74,6 @@ class Launch(NamedTuple):
     k_block_s: float
     fixed_s: float
     row_bytes: int
-    tall: int = 0
 
     @property
     def blocks_m(self) -> int:
@@ -85,21 +83,11 @@ class Launch(NamedTuple):
     @property
     def tiles(self) -> int:
         """Tiles of all shards."""
-        return self.all_blocks * self.blocks_n
-
-    @property
-    def all_blocks(self) -> int:
-        """Row blocks of all shards."""
-        return self.tall or self.blocks_m * self.world_size
-
-    @property
-    def straddles(self) -> bool:
-        """Whether tiles are laid over all rows."""
-        return self.all_blocks < self.blocks_m * self.world_size
+        return self.blocks_m * self.blocks_n * self.world_size
 
     def height(self, lead: int) -> int:
         """Row blocks that the last tiles are walked together: of all shards where they are walked as one matrix."""
-        return min(self.group_m, self.all_blocks if lead < self.blocks_n else self.blocks_m)
+        return min(self.group_m, self.blocks_m * (self.world_size if lead < self.blocks_n else 1))
 
     @property
     def unit_blocks(self) -> int:
@@ -171,10 +159,10 @@ def lead_of(launch: Launch) -> int:
 def flat_cost(launch: Launch, lead: int) -> float:
     """Seconds that the walk loses because its waves read more than square ones would."""
     cost_s = 0.0
-    for height, columns in ((launch.blocks_m, lead), (launch.all_blocks, launch.blocks_n - lead)):
+    for height, columns in ((launch.blocks_m, lead), (launch.blocks_m * launch.world_size, launch.blocks_n - lead)):
         rows = min(height, launch.group_m, launch.programs)
         read = (rows * launch.block_m + launch.programs / rows * launch.block_n) * launch.row_bytes
-        waves = launch.all_blocks * columns / launch.programs
+        waves = launch.blocks_m * launch.world_size * columns / launch.programs
         cost_s += waves * launch.tile_s * FLAT_COST * (read / MEMORY_BYTES_PER_S / launch.tile_s) ** 2
     return cost_s
 
@@ -206,21 +194,11 @@ def arrivals(launch: Launch, lead: int) -> list[float]:
     from megascale_kernels.planning import tile_order
 
     stretch_of, grouped = tile_order.python(tile_order.gather_stretch), tile_order.python(tile_order.grouped)
-    straddling = tile_order.python(tile_order.straddling_gather)
     units = -(-launch.blocks_m // launch.unit_blocks)
     ready_s = []
     for tile in range(launch.tiles):
-        if launch.straddles:
-            rows = launch.all_blocks * launch.block_m // launch.world_size
-            _, above, height, _, width, inner = straddling(
-                tile, 0, rows, launch.block_m, launch.all_blocks, launch.blocks_n, lead, launch.world_size
-            )
-            block = above + grouped(inner, height, width, launch.group_m)[0]
-            last_row = min((block + 1) * launch.block_m, rows * launch.world_size) - 1
-            step, block = last_row // rows, last_row % rows // launch.block_m
-        else:
-            above, height, _, width, inner = stretch_of(tile, launch.blocks_m, launch.blocks_n, lead, launch.world_size)
-            step, block = divmod(above + grouped(inner, height, width, launch.group_m)[0], launch.blocks_m)
+        above, height, _, width, inner = stretch_of(tile, launch.blocks_m, launch.blocks_n, lead, launch.world_size)
+        step, block = divmod(above + grouped(inner, height, width, launch.group_m)[0], launch.blocks_m)
         unit = block // launch.unit_blocks
         rows = min(launch.m_shard, (unit + 1) * launch.unit_blocks * launch.block_m) + (step - 1) * launch.m_shard
         copies = (step - 1) * units + unit + 1

@@ -13,7 +13,7 @@ from megascale_kernels.errors import Unsupported
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.cost_model import H200, gather_launch
 from megascale_kernels.planning.gather_schedule import plan
-from megascale_kernels.planning.tile_order import lead_columns, straddles
+from megascale_kernels.planning.tile_order import lead_columns
 from megascale_kernels.planning.tiling import (
     EVEN,
     SPLIT_K,
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     """How the tiles of one launch become units of work (see `hopper_gemm.Work`).
 
     Attributes:
-        blocks_m: row blocks of a shard; of all rows where tiles straddle shards.
+        blocks_m: row blocks of a shard.
         blocks_n: column blocks.
         blocks_k: K blocks of a tile.
         tiles: tiles of all shards.
@@ -140,23 +140,20 @@ class Walk(NamedTuple):
         shards: that many stand on top of each other.
         height: row blocks walked together, where it ends.
         peers: whose partials its last tiles add up.
-        straddles: tiles are laid over all rows (`tile_order.straddles`).
     """
 
     shards: int
     height: int
     peers: int = 0
-    straddles: bool = False
 
 
 @lru_cache(maxsize=4096)  # a server whose M takes every value must not grow for ever
 def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, walk: Walk, programs: int, split: int | None) -> Cut:
     """Blocks, and how the last wave is filled: a function of the shape alone."""
-    rows, shards = (m_shard * walk.shards, 1) if walk.straddles else (m_shard, walk.shards)
-    blocks_m = -(-rows // tiling.block_m)
+    blocks_m = -(-m_shard // tiling.block_m)
     blocks_n = -(-n_size // tiling.block_n)
     blocks_k = -(-k_size // tiling.block_k)
-    tiles = blocks_m * blocks_n * shards
+    tiles = blocks_m * blocks_n * walk.shards
     more = {"columns": tiling.columns, "height": walk.height, "peers": walk.peers}
     whole, split = cut_last_wave(tiles, programs, blocks_k, split, **more)
     return Cut(blocks_m, blocks_n, blocks_k, tiles, whole, split, programs, walk.height)
@@ -170,14 +167,9 @@ def cut_gather(
     launch = gather_launch(m_shard, n_size, k_size, world_size, config, H200._replace(processors=programs))
     planned = plan(launch, config.tail_split, config.lead) if config.planned else None
     lead = planned.lead if planned else lead_columns(launch.blocks_n, config.lead)
-    walk = Walk(world_size, launch.height(lead), straddles=straddles(m_shard, tiling.block_m, world_size))
+    walk = Walk(world_size, launch.height(lead))
     work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
     return (work._replace(whole_tiles=planned.whole, split=planned.split) if planned else work), lead
-
-
-def lies_over_all_rows(config: Config, m_shard: int, world_size: int) -> bool:
-    """Whether the tiles of an all-gather straddle shards: where rows are carried by the copy engine."""
-    return config.carrier == "copy_engine" and straddles(m_shard, config.block_m, world_size)
 
 
 def pairs_quarters(world_size: int) -> bool:

@@ -6,10 +6,8 @@ slice, f_C from a tile to the channel (flag) that guards it. For tensor parallel
 parallelism they are tables filled at run time. Here they are plain integer arithmetic under `@triton.jit`; Python
 calls the same code as `python(function)(...)`, and so do the tests, the emulator and the trace viewer.
 
-Rows are split over ranks in equal shards. Where tiles fill the shards, each shard has `cdiv(rows, block)` row blocks of
-its own. Where they do not, every shard would end with a tile that is partly empty: tiles are then laid over the matrix
-of all rows, and some *straddle* two shards (`straddles`). They have at most two owners, for a shard has a tile's rows
-or more.
+Rows are split over ranks in equal shards. A tile never straddles two shards: each shard has its own
+`cdiv(rows, block)` row blocks, the last of which may be short.
 """
 
 from collections.abc import Callable
@@ -32,29 +30,8 @@ def python(function: Callable[..., Any]) -> Callable[..., Any]:
 MOST_MIXED = 4
 
 
-def straddles(m_shard: int, block_m: int, world_size: int) -> bool:
-    """Whether tiles are laid over the matrix of all rows and not over each shard: where that takes fewer row blocks.
-
-    Shards of less rows than a tile have tiles of their own: one over three of them would have three owners.
-    """
-    by_shard = world_size * -(-m_shard // block_m)
-    return m_shard >= block_m and -(-world_size * m_shard // block_m) < by_shard
-
-
-def all_blocks(m_shard: int, block_m: int, world_size: int) -> int:
-    """The row blocks of all shards together."""
-    if straddles(m_shard, block_m, world_size):
-        return -(-world_size * m_shard // block_m)
-    return world_size * -(-m_shard // block_m)
-
-
-def most_blocks(m_shard: int, block_m: int, world_size: int) -> int:
-    """The most row blocks that a shard has rows in: those that straddle its two ends are one more than its own were."""
-    return -(-m_shard // block_m) + straddles(m_shard, block_m, world_size)
-
-
 @cache
-def scatter_group(blocks_m: int, tall: int, group_m: int, mixed: bool | None = None) -> int:
+def scatter_group(blocks_m: int, world_size: int, group_m: int, mixed: bool | None = None) -> int:
     """How many row blocks GEMM + reduce-scatter walks together, when about `group_m` are wanted.
 
     It walks the peers' shards as one tall matrix, for one is often too flat for L2: with four ranks and M 4096 it has
@@ -63,26 +40,20 @@ def scatter_group(blocks_m: int, tall: int, group_m: int, mixed: bool | None = N
 
     Mixed it walks all of them together: it reads the weight once, and not once for the peers' rows and again for ours;
     but in each column the last tiles, our own, wait for what the peers multiply at the same time. None decides.
-
-    Args:
-        blocks_m: row blocks of a shard.
-        tall: row blocks of all shards (`all_blocks`).
-        group_m: what is wanted.
-        mixed: as in `Config`.
     """
     if mixed is None:
-        mixed = tall <= MOST_MIXED
+        mixed = world_size * blocks_m <= MOST_MIXED
     if mixed:
-        return tall
-    remote = tall - blocks_m
+        return world_size * blocks_m
+    remote = (world_size - 1) * blocks_m
     groups = max(1, round(remote / group_m))
     return max(1, -(-remote // groups))
 
 
-def scatter_height(blocks_m: int, tall: int, group_m: int, mixed: bool | None = None) -> int:
+def scatter_height(blocks_m: int, world_size: int, group_m: int, mixed: bool | None = None) -> int:
     """How many row blocks the last tiles of a scatter are walked together: our own rows', unless they are mixed."""
-    group = scatter_group(blocks_m, tall, group_m, mixed)
-    return group if group == tall else min(group, blocks_m)
+    group = scatter_group(blocks_m, world_size, group_m, mixed)
+    return group if group == world_size * blocks_m else min(group, blocks_m)
 
 
 def lead_columns(blocks_n: int, lead: int | None) -> int:
@@ -112,17 +83,17 @@ def grouped(inner, blocks_m, blocks_n, group_m):
 
 
 @triton.jit
-def scatter_stretch(tile, tall, own, blocks_n, group_m):
+def scatter_stretch(tile, blocks_m, blocks_n, group_m, world_size):
     """Which stretch of GEMM + reduce-scatter a tile belongs to: the peers' rows as one matrix, then our own.
 
-    Of `tall` row blocks in the order in which they are walked, the last `own` are ours. Groups as high as all rows walk
-    them mixed, in one stretch (`scatter_group`).
+    Groups as high as all rows walk them mixed, in one stretch (`scatter_group`).
 
     Returns:
-        (above, height, inner): the stretch covers row blocks [above, above + height) in the order in which they are
-        walked; `inner` numbers its tiles.
+        (above, height, inner): the stretch covers row blocks [above, above + height) of the shards on top of each
+        other, in the order in which they are sent; `inner` numbers its tiles.
     """
-    remote = tall - own
+    tall = blocks_m * world_size
+    remote = tall - blocks_m
     above = tile * 0
     height = tall
     inner = tile
@@ -130,38 +101,9 @@ def scatter_stretch(tile, tall, own, blocks_n, group_m):
         height = remote
         if tile >= remote * blocks_n:
             above = remote
-            height = own
+            height = blocks_m
             inner = tile - remote * blocks_n
     return above, height, inner
-
-
-@triton.jit
-def blocks_of_shard(shard, m_shard, block_m):
-    """Where tiles are laid over all rows, those with rows of a shard: the first row block, and how many."""
-    first = shard * m_shard // block_m
-    return first, ((shard + 1) * m_shard - 1) // block_m - first + 1
-
-
-@triton.jit
-def shards_of_block(block, m_shard, block_m, world_size):
-    """Where tiles are laid over all rows, the first and the last shard of which a row block has rows."""
-    last_row = min((block + 1) * block_m, world_size * m_shard) - 1
-    return block * block_m // m_shard, last_row // m_shard
-
-
-@triton.jit
-def straddling_scatter(position, first, own, tall):
-    """Where tiles are laid over all rows, the row block at a position of the scatter; `own` from `first` on are ours.
-
-    The others first, in a circle that begins behind ours. Of ours the last comes first, then the first: these two may
-    straddle, and then two ranks wait for each other's part of a tile. Both have it at the same time, when they have
-    sent all else; in the order of rows one would have it among the first of its tiles, and the other as its last.
-    """
-    remote = tall - own
-    block = (first + own + position) % tall
-    if position >= remote:
-        block = first + (position - remote + own - 1) % own
-    return block
 
 
 @triton.jit
@@ -226,45 +168,6 @@ def gather_stretch(tile, blocks_m, blocks_n, lead, world_size):
 
 
 @triton.jit
-def straddling_gather(tile, rank, m_shard, block_m, tall, blocks_n, lead, world_size):
-    """`gather_stretch` where tiles are laid over all rows: a stretch ends with what a shard's arrival makes whole.
-
-    Row blocks are walked in a circle from the first that lies in our rows; those wholly in our rows come first, and a
-    block that straddles comes with the later of its shards.
-
-    Returns:
-        (first, above, height, left, width, inner): the circle begins at row block `first`; the stretch covers its
-        positions [above, above + height) and column blocks [left, left + width); `inner` numbers its tiles.
-    """
-    first = (rank * m_shard + block_m - 1) // block_m
-    early = tall * lead
-    above = tile * 0
-    height = tall + above
-    left = lead + above
-    width = blocks_n - lead
-    inner = tile - early
-    if tile < early:
-        left = above
-        width = lead + above
-        end = above + 0  # Triton 3.6 takes two names of one value that enter a loop for one of them
-        for step in range(world_size):
-            begin = end
-            shard = (rank + step) % world_size
-            end = (shard + 1) * m_shard // block_m - first
-            if shard == world_size - 1:
-                end = tall - first
-            if shard < rank:
-                end += tall
-            if step == world_size - 1:
-                end = tall + tile * 0
-            if tile >= begin * lead:
-                above = begin
-                height = end - begin
-        inner = tile - above * lead
-    return first, above, height, left, width, inner
-
-
-@triton.jit
 def gather_source(step, rank, world_size):
     """f_R of all-gather + GEMM: own shard first (it is there), then in the order in which the others arrive."""
     return (rank + step) % world_size
@@ -274,12 +177,6 @@ def gather_source(step, rank, world_size):
 def scatter_owner(step, rank, world_size):
     """f_R of GEMM + reduce-scatter: the next rank's rows first, own rows last, when all peers' partials are there."""
     return (rank + 1 + step) % world_size
-
-
-@triton.jit
-def scatter_step(owner, rank, world_size):
-    """In which step of the scatter a peer's rows are: the inverse of `scatter_owner`."""
-    return (owner - rank - 1 + world_size) % world_size
 
 
 @triton.jit

@@ -128,16 +128,9 @@ def last_shape(workspace: "Workspace", config: "Config | None") -> dict[int, Sha
     except ValueError:
         return {}
     units: tuple[tuple[int, int], ...] = ()
-    if config is not None and view.operator == "ag_gemm" and not _straddles(view, config, workspace):
+    if config is not None and view.operator == "ag_gemm":
         units = units_of_tiles(view.m, view.n, config, workspace.world_size, _lead(view, config, workspace))
     return {view.launch: Shape(view.operator, view.tiles, units)} if view.launch else {}
-
-
-def _straddles(view: BoardView, config: "Config", workspace: "Workspace") -> bool:
-    """Whether a tile may read units of two ranks: then no table of one rank's units says which."""
-    from megascale_kernels.planning.stream_k import lies_over_all_rows
-
-    return lies_over_all_rows(config, view.m, workspace.world_size)
 
 
 def _lead(view: BoardView, config: "Config", workspace: "Workspace") -> int | None:

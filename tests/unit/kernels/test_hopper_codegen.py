@@ -13,7 +13,6 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-import triton.language as tl  # noqa: E402
 from megascale_kernels.ag_gemm.hopper import BY_SHARD  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
@@ -22,19 +21,21 @@ from megascale_kernels.gemm_rs import hopper as gemm_rs_hopper  # noqa: E402
 from megascale_kernels.launching.parameters import lay_out  # noqa: E402
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
-from megascale_kernels.planning.stream_k import tiling_of  # noqa: E402
-from megascale_kernels.planning.tile_order import straddling_gather  # noqa: E402
+from megascale_kernels.planning.stream_k import pairs_quarters, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import (  # noqa: E402
+    EVEN,
     PARTIAL_PIECES,
+    PARTIAL_WIDTH,
     SHARED_MEMORY_LIMIT,
     SPLIT_K,
     STREAM_K,
     WHOLE,
+    Tiling,
+    cut_last_wave,
 )  # fmt: skip
 
 from tests.fakes.arguments import arguments_of  # noqa: E402
 from tests.fakes.ptx_paths import Paths  # noqa: E402
-from tests.fixtures.codegen import compile_for_hopper  # noqa: E402
 from tests.fixtures.hopper_variants import (  # noqa: E402
     COMPILED,
     NARROW,
@@ -86,12 +87,8 @@ WAITING = {
     "hopper_rs, pairs": lambda: hopper("hopper_rs", pairs_quarters=True),
     "hopper_ag, shares": lambda: hopper("hopper_ag", cut=STREAM_K),
     "hopper_rs, shares": lambda: hopper("hopper_rs", cut=STREAM_K),
-    "hopper_ag, straddling": lambda: hopper("hopper_ag", straddles=True),
-    "hopper_rs, straddling": lambda: hopper("hopper_rs", straddles=True),
 }
-NOTIFYING = {
-    name: WAITING[name] for name in WAITING if name not in ("all_gather", "hopper_ag", "hopper_ag, straddling")
-}
+NOTIFYING = {name: WAITING[name] for name in WAITING if name not in ("all_gather", "hopper_ag")}
 NOTIFYING |= {"announce": announcement, "hopper_ag, parts": lambda: hopper("hopper_ag", cut=SPLIT_K)}
 
 
@@ -185,29 +182,6 @@ def test_narrow_tiles_run_narrow_wgmma() -> None:
     assert machine.spilled_bytes == 0
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_straddling_tiles_are_multiplied_as_others_are(operator: str, config: Config) -> None:
-    """The same matrix instructions and no spills; a scatter's straddling tile is added up after it was kept."""
-    whole, straddling = (hopper(operator, config, straddles=straddles) for straddles in (False, True))
-
-    instruction = f"HGMMA.64x{config.block_n}x16.F32.BF16"
-    assert straddling.sass.count(instruction) == whole.sass.count(instruction) == 8
-    assert straddling.spilled_bytes == 0
-    assert straddling.shared_bytes - whole.shared_bytes <= 16
-
-
-def test_a_kept_tile_waits_until_the_sum_before_has_left_its_buffers() -> None:
-    """Where tiles straddle, one that is sent follows one that was added up, in the same buffers."""
-    paths = Paths(hopper("hopper_rs", straddles=True).ptx)
-
-    left = paths.where(r"wait_group\.read", function=gemm_rs_hopper.keep)
-    written = paths.where("stmatrix", function=gemm_rs_hopper.keep)
-    assert len(left) == 2  # one a consumer
-    assert paths.leads(left, written, past=NOTHING) != []
-    assert paths.leads(left, written, past=BARRIER) == []
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {}, "parts": {"cut": SPLIT_K}, "shares": {"cut": STREAM_K}, "traced": {"trace": True},
     "KN": {"is_nk": False},
@@ -218,9 +192,6 @@ PROGRAMS = [
     pytest.param("hopper_rs", {"pairs_quarters": True, "cut": STREAM_K}, id="hopper_rs-pairs-cut"),
     pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
     pytest.param("hopper_ag", {"tall": True, "cut": STREAM_K}, id="hopper_ag-tall-cut"),
-    *(pytest.param(name, {"straddles": True}, id=f"{name}-straddles") for name in OPERATORS),
-    *(pytest.param(name, {"straddles": True, "cut": STREAM_K}, id=f"{name}-straddles-cut") for name in OPERATORS),
-    pytest.param("hopper_rs", {"straddles": True, "pairs_quarters": True}, id="hopper_rs-straddles-pairs"),
 ]
 
 
@@ -298,7 +269,7 @@ def test_a_flag_is_released_to_the_system_after_a_barrier(name: str) -> None:
     assert flags == paths.where(r"\.exch", function=signals.publish)
 
 
-@pytest.mark.parametrize("name", ["gemm_rs", "hopper_rs", "hopper_rs, pairs", "hopper_rs, straddling"])
+@pytest.mark.parametrize("name", ["gemm_rs", "hopper_rs", "hopper_rs, pairs"])
 def test_tma_stores_are_drained_before_their_flag_is_released(name: str) -> None:
     """On every way from a TMA store to a flag stands `wait_group 0` without `.read`: the stores have been written."""
     paths = Paths(NOTIFYING[name]().ptx)
@@ -328,7 +299,7 @@ def test_what_was_acquired_is_fenced_before_tma_reads_it(name: str) -> None:
         assert paths.leads(acquires, loads, past=NOTHING) != []
 
 
-@pytest.mark.parametrize("name", ["hopper_ag", "hopper_rs", "hopper_rs, pairs", "hopper_rs, straddling"])
+@pytest.mark.parametrize("name", ["hopper_ag", "hopper_rs", "hopper_rs, pairs"])
 def test_shared_memory_is_fenced_before_tma_reads_it(name: str) -> None:
     """Between the threads' writes of a tile and the TMA store stand a proxy fence and a barrier of the warpgroup."""
     paths = Paths(WAITING[name]().ptx)
@@ -381,6 +352,68 @@ def test_a_slot_with_lent_sums_is_handed_back_when_all_have_read_it(operator: st
     assert paths.leads(reads, handed_back, past=BARRIER) == []
 
 
+def test_a_quarter_of_both_consumers_sums_fits_over_b() -> None:
+    """What a slot brings of partials is no more than the B that lies there otherwise."""
+    for config in (WIDE, NARROW):
+        tiling = tiling_of(config, is_nk=True)
+        assert tiling.partial_bytes == tiling.columns * tiling.block_k * 2
+        assert PARTIAL_PIECES * tiling.partial_rows * PARTIAL_WIDTH == tiling.rows * tiling.columns
+
+
+def test_the_last_wave_is_cut_only_where_that_wins() -> None:
+    """Full waves and nearly full ones stay whole; what is between is dealt out, or halved where tiles are narrow."""
+    assert cut_last_wave(264, 132, 128) == (264, 1)
+    assert cut_last_wave(512, 132, 112) == (512, 1)
+    assert cut_last_wave(448, 132, 128) == (396, EVEN)
+    assert cut_last_wave(448, 132, 128, columns=128) == (396, 2)
+    assert cut_last_wave(448, 132, 128, height=2) == (396, 2)
+    assert cut_last_wave(1536, 132, 96, peers=1) == (1452, EVEN)
+    assert cut_last_wave(1536, 132, 96, peers=3) == (1536, 1)
+    assert cut_last_wave(448, 132, 128, split=1) == (448, 1)
+    assert cut_last_wave(7, 132, 1) == (7, 1)
+    assert cut_last_wave(7, 132, 1, split=EVEN) == (7, 1)
+
+
+def test_a_tiling_that_cannot_be_is_refused() -> None:
+    """Too much shared memory, a strange number of rows or of consumers: the error says which."""
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        Tiling(slots=5)
+    with pytest.raises(ValueError, match="multiple of 64 rows"):
+        Tiling(rows=32)
+    with pytest.raises(ValueError, match="two consumers, not 4"):
+        Tiling(consumers=4)
+    with pytest.raises(ValueError, match="several peers, or two quarters of a lone peer's, not both"):
+        Tiling(slots=3, fills_slots=True, pairs_quarters=True)
+    with pytest.raises(ValueError, match="64 columns cannot come 64 and 64 a slot"):
+        Tiling(columns=64, pairs_quarters=True)
+
+
+def test_quarters_are_paired_between_two_ranks_alone() -> None:
+    """One peer cannot fill a slot in any other way; several peers can, and none has no partials."""
+    assert [ranks for ranks in range(1, 9) if pairs_quarters(ranks)] == [2]
+
+
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_what_shares_a_slot_has_room_there(config: Config) -> None:
+    """Three peers' boxes fill a slot of wide tiles and two a slot of narrow ones; two quarters fit into either."""
+    filled = tiling_of(config, is_nk=True, keeps_tiles=True, fills_slots=True)
+    paired = tiling_of(config, is_nk=True, keeps_tiles=True, pairs_quarters=True)
+
+    assert filled.partials_a_slot * filled.box_bytes == filled.slot_bytes
+    assert 2 * paired.box_bytes <= paired.slot_bytes
+    assert paired.partials_a_slot == 1
+    assert paired.shared_bytes == filled.shared_bytes
+
+
+@pytest.mark.parametrize(
+    "config", [Config(64, 128, kernel="hopper"), Config(carrier="sm", comm_ctas=8, kernel="hopper")]
+)
+def test_a_configuration_these_kernels_do_not_have_is_refused(config: Config) -> None:
+    """Other tiles would be laid out in one way and announced in another."""
+    with pytest.raises(Unsupported, match="kernel='hopper' has tiles of 128 x 256 x 64 and 128 x 128 x 64"):
+        tiling_of(config, is_nk=True)
+
+
 @pytest.mark.parametrize(("operator", "store"), [(OPERATORS[0], 1), (OPERATORS[0], 2), (OPERATORS[1], 1)])
 def test_the_driver_can_launch_what_comes_out(operator: str, store: int) -> None:
     """The layout of parameters that we make ourselves is the one that this compiler declares."""
@@ -391,21 +424,3 @@ def test_the_driver_can_launch_what_comes_out(operator: str, store: int) -> None
     assert laid.moves == ((0, 0, True),)
     assert len(laid.maps) == len(machine.descriptors)
     assert (r"tensor.3d.global" in machine.ptx) == (store == BY_SHARD.value)
-
-
-@triton.jit
-def stretch_kernel(out_ptr, rank, m_shard, tall, blocks_n, lead, world_size) -> None:  # noqa: ANN001 (Triton infers types)
-    """Store what a tile's stretch is."""
-    stretch = straddling_gather(tl.program_id(0), rank, m_shard, 128, tall, blocks_n, lead, world_size)
-    for index in tl.static_range(6):
-        tl.store(out_ptr + index, stretch[index])
-
-
-def test_a_stretch_is_carried_through_its_loop() -> None:
-    """Two names of one value that enter a loop are one to Triton 3.6, and what changes there would be lost."""
-    sizes = ("rank", "m_shard", "tall", "blocks_n", "lead", "world_size")
-
-    machine = compile_for_hopper(stretch_kernel, {"out_ptr": "*i32", **dict.fromkeys(sizes, "i32")}, {}, warps=1)
-
-    (carried,) = re.findall(r"scf\.for .*iter_args\((.*?)\) ->", machine.ttir)
-    assert carried.count("=") == 3

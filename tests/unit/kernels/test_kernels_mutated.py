@@ -27,11 +27,7 @@ BY_SM = ("ag_gemm", Case(2, 16, 32, 32, config=Config(16, 32, 32, group_m=2, car
 BY_TMA = ("gemm_rs", Case(2, 16, 32, 32))
 BY_STORES = ("gemm_rs", Case(2, 16, 32, 32, config=Config(16, 32, 32, group_m=2, push_tma=False)))
 TO_ALL = ("gemm_ar", Case(2, 16, 32, 32))
-# Tiles with rows of two ranks.
-STRADDLING_TMA = ("gemm_rs", Case(2, 24, 32, 32))
-STRADDLING_GATHER = ("ag_gemm", Case(2, 24, 32, 32, counted=True))
 RUNS = {"copied": GRAPH, "pushed": BY_SM, "by TMA": BY_TMA, "by stores": BY_STORES, "to all": TO_ALL}
-RUNS |= {"by TMA, straddling": STRADDLING_TMA, "copied, straddling": STRADDLING_GATHER}
 
 
 @triton.jit
@@ -113,12 +109,7 @@ def test_a_missing_wait_is_found(run: str, silent: pytest.MonkeyPatch) -> None:
     assert RACE in kinds(run)
 
 
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        ("by TMA", {UNDRAINED}), ("by TMA, straddling", {UNDRAINED}), ("by stores", set()), ("copied", set()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("run", "expected"), [("by TMA", {UNDRAINED}), ("by stores", set()), ("copied", set())])
 def test_a_missing_drain_is_found(run: str, expected: set[str]) -> None:
     """TMA stores are announced before they are written, unless they are drained; other stores do not need it."""
     undrained = {signals.ASM_BULK_WAIT.value: lambda _: 0}
@@ -127,14 +118,7 @@ def test_a_missing_drain_is_found(run: str, expected: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        ("copied", {UNFENCED}),
-        ("copied, straddling", {UNFENCED}),
-        ("pushed", {UNFENCED}),
-        ("by TMA", set()),
-        ("to all", set()),
-    ],
+    ("run", "expected"), [("copied", {UNFENCED}), ("pushed", {UNFENCED}), ("by TMA", set()), ("to all", set())]
 )
 def test_a_missing_proxy_fence_is_found(run: str, expected: set[str]) -> None:
     """TMA loads of what was acquired need the fence; the reductions read by ordinary loads and do not."""

@@ -2,16 +2,13 @@
 """How arguments lie in memory for the driver, held against what the compiler itself declares."""
 
 import struct
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.ag_gemm.launch import copies_of, ends_of_shard, own_copies  # noqa: E402
 from megascale_kernels.launching.parameters import LayoutError, Map, lay_out, parameters_of  # noqa: E402
-from megascale_kernels.launching.ready import BEFORE  # noqa: E402
 
 from tests.fakes.arguments import Descriptor, Memory  # noqa: E402
 
@@ -80,22 +77,3 @@ def test_what_is_not_understood_is_refused(changes: dict[str, Any], reason: str)
 def test_parameters_of_every_size_are_read() -> None:
     """As the compiler writes them, one a line."""
     assert parameters_of(PTX) == [128, 4, 4, 8, 8, 8, 4, 8, 8]
-
-
-def test_of_our_own_rows_those_in_straddling_tiles_are_copied_before_the_kernel() -> None:
-    """Rank 1 of three with 200 rows each: rows 200 to 255 and 384 to 399 lie in tiles of 128 with rows of others."""
-    workspace: Any = SimpleNamespace(
-        rank=1, world_size=3, data_address=lambda rank, slot: 1_000_000 * rank + 500_000 * slot,
-        flag_address=lambda rank, _, unit: 9_000_000 + 100 * rank + unit,
-    )  # fmt: skip
-
-    ends = ends_of_shard(1, 200, 128, 3)
-    ours = own_copies(workspace, 1, ends, 200, row_bytes=10)
-
-    assert ends == [(0, 56), (184, 200)]
-    assert ours == [(0, 560, 1_502_000, BEFORE), (1840, 160, 1_503_840, BEFORE)]
-    theirs = copies_of(workspace, 1, 200, 128, pitch=200, row_bytes=10)
-    assert theirs == [
-        (0, 1280, 502_000, 9_000_000), (1280, 720, 503_280, 9_000_001),
-        (0, 1280, 2_502_000, 9_000_200), (1280, 720, 2_503_280, 9_000_201),
-    ]  # fmt: skip

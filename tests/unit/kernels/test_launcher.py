@@ -50,7 +50,7 @@ def asked(driver: Path, tmp_path: Path, program: str, fails: str = "", error: st
 
 def test_copies_go_first_each_is_announced_and_the_stream_waits_for_them(driver: Path, tmp_path: Path) -> None:
     """Behind the caller's work on a stream of their own; the kernel does not wait for them, what follows does."""
-    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000, None), (64, 32, 5064, 0, None))))")
+    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000), (64, 32, 5064, 0))))")
 
     assert calls == [
         "record 31 on 1",
@@ -64,38 +64,6 @@ def test_copies_go_first_each_is_announced_and_the_stream_waits_for_them(driver:
     ]
 
 
-def test_a_kernel_announces_where_only_the_device_knows_the_stamp(driver: Path, tmp_path: Path) -> None:
-    """On the copies' stream, behind its copy; it lives as long as the launch that it belongs to."""
-    program = """
-import gc
-announces = made(901, 1, 32, 0, struct.pack("QI", 5, 6), (0, 8), (), (), ())
-it = plain(copies=((0, 64, 5000, 0, announces),))
-del announces
-gc.collect()
-go(it)
-"""
-    calls = asked(driver, tmp_path, program)
-
-    assert calls[2:5] == [
-        "copy 5000 <- 4096, 64 bytes, stream 2",
-        "launch 901 grid 1 threads 32 shared 0 stream 2: 5 6",
-        "record 32 on 2",
-    ]
-
-
-def test_a_copy_that_the_kernel_must_find_done_is_made_on_its_stream(driver: Path, tmp_path: Path) -> None:
-    """Straddling tiles read some of our own rows from the gather buffer; the other copies don't wait for that one."""
-    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 1, None), (64, 32, 5064, 6000, None))))")
-
-    assert calls[:5] == [
-        "record 31 on 1",
-        "wait on 2 for 31",
-        "copy 5000 <- 4096, 64 bytes, stream 1",
-        "copy 5064 <- 4160, 32 bytes, stream 2",
-        "write 6000 = 77, stream 2",
-    ]
-
-
 def test_without_copies_there_is_one_call(driver: Path, tmp_path: Path) -> None:
     """No event, no wait: a launch is a launch."""
     calls = asked(driver, tmp_path, "go(plain(), join=False)")
@@ -105,7 +73,7 @@ def test_without_copies_there_is_one_call(driver: Path, tmp_path: Path) -> None:
 
 def test_copies_alone_launch_nothing(driver: Path, tmp_path: Path) -> None:
     """A gather begins with copies, and its kernel comes later."""
-    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000, None),), grid=0), join=False)")
+    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),), grid=0), join=False)")
 
     assert not [call for call in calls if call.startswith(("launch", "wait on 1"))]
 
@@ -134,7 +102,7 @@ def test_what_the_driver_refuses_is_named(driver: Path, tmp_path: Path, call: st
     }  # fmt: skip
 
     calls = asked(
-        driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000, None),)))", fails=call,
+        driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),)))", fails=call,
         error=f"RuntimeError: {names[call]}: CUDA_ERROR_INVALID_VALUE (1)",
     )  # fmt: skip
 
