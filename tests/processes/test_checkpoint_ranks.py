@@ -70,12 +70,12 @@ def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(tmp_path: Path) 
     """A flipped byte, a missing shard and a torn write: each is named once, and all ranks load the same older step."""
     folder = tmp_path / "checkpoints"
     play("save", folder, tmp_path)
-    flipped = folder / "step-00000004" / "__0_0.distcp"
+    flipped = folder / "step-00000004" / "__0_0.tensors"
     data = bytearray(flipped.read_bytes())
     data[len(data) // 2] ^= 0x10
     flipped.write_bytes(data)
-    (folder / "step-00000003" / "__1_0.distcp").unlink()
-    torn = folder / "step-00000002" / "__1_0.distcp"
+    (folder / "step-00000003" / "__1_0.tensors").unlink()
+    torn = folder / "step-00000002" / "__1_0.tensors"
     torn.write_bytes(torn.read_bytes()[:-4096])
 
     reports, stderr = play("restore", folder, tmp_path)
