@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user has allowed beyond plain data: names that are pickled, types that are rebuilt, folders of older versions."""
+"""What a user has allowed beyond plain data: names that are pickled, types that are rebuilt, older folders."""
 
 import dataclasses
 import enum
@@ -40,7 +40,9 @@ class Allowed:
             if not is_rebuilt(each):
                 raise UsageError(f"types takes named tuples, dataclasses and enums; {each!r} is none of them")
             if by_name.setdefault(each.__qualname__, each) is not each:
-                raise UsageError(f"types has two types called {each.__qualname__}; a checkpoint knows them by that name")
+                raise UsageError(
+                    f"types has two types called {each.__qualname__}; a checkpoint knows them by that name"
+                )
         return cls(frozenset(pickled), by_name, old_pickles)
 
     def has(self, kind: type) -> bool:

@@ -9,8 +9,9 @@ Each top-level entry of a state, say ``"optimizer"``, becomes
   was, as data (see ``values``). It keeps what the paths alone would lose: integer keys, tuples, numbers, strings;
 - one for each value that the user asked to pickle, ``optimizer.x::pickled``.
 
-The second and third are bytes, given on as tensors of bytes: so what writes and reads checkpoints knows tensors and nothing
-else. With the structure at hand a fresh optimizer, which has no moments yet, gets back exactly the moments that were saved.
+The second and third are bytes, given on as tensors of bytes: so what writes and reads checkpoints knows tensors and
+nothing else. With the structure at hand a fresh optimizer, which has no moments yet, gets back exactly the moments that
+were saved.
 """
 
 import copy
@@ -101,18 +102,25 @@ def replace(
         for key, item in value.items():
             changed[key] = again(item, key)
         return changed
-    if type(value) in {list, tuple}:
-        return type(value)(again(item, index) for index, item in enumerate(value))
-    if type(value) is deque:
-        return deque((again(item, index) for index, item in enumerate(value)), value.maxlen)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(again(item, index) for index, item in enumerate(value)))
     if dataclasses.is_dataclass(value) and allowed.has(type(value)):
         made = copy.copy(value)
         for each in dataclasses.fields(value):
             object.__setattr__(made, each.name, again(getattr(value, each.name), each.name))
         return made
-    return value
+    rebuild = _rebuilder(value)
+    return rebuild([again(item, index) for index, item in enumerate(value)]) if rebuild else value
+
+
+def _rebuilder(value: Any) -> Callable[[list[object]], object] | None:  # noqa: ANN401  same
+    """How a sequence like this one is made of other items; None for what is no sequence that is looked into."""
+    kind = type(value)
+    if kind in {list, tuple}:
+        return kind
+    if kind is deque:
+        return lambda items: deque(items, value.maxlen)
+    if isinstance(value, tuple) and hasattr(kind, "_make"):
+        return kind._make
+    return None
 
 
 def find(value: Any, kind: type, allowed: Allowed = _NOTHING_MORE) -> dict[Path, Any]:  # noqa: ANN401  same
@@ -159,7 +167,7 @@ def as_bytes(raw: bytes) -> torch.Tensor:
 
 
 def _unused(name: str, suffix: str, taken: Mapping[str, Any]) -> str:
-    """A key that no other tensor has: ``{"a.b": ..., "a": {"b": ...}}`` spell alike; and none that means something else."""
+    """A key that no other tensor has (``{"a.b": ..., "a": {"b": ...}}`` spell alike), and none that means something."""
     while name + suffix in taken or name.endswith((STRUCTURE, PICKLED)):
         name += "~"
     return name + suffix
@@ -178,7 +186,9 @@ def _require_strided(tensor: torch.Tensor, path: Path) -> None:
     Raises:
         CheckpointError: it is none, with its place.
     """
-    sharded = hasattr(tensor, "to_local") or hasattr(tensor, "local_shards") or hasattr(tensor, "__create_write_items__")
+    sharded = (
+        hasattr(tensor, "to_local") or hasattr(tensor, "local_shards") or hasattr(tensor, "__create_write_items__")
+    )
     if sharded:
         return  # each rank writes its own block
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":

@@ -2,8 +2,8 @@
 """torch.distributed.checkpoint (DCP) writes and reads our files: its planner, our storage.
 
 DCP decides who writes which part of which tensor and, at a restore, which parts a rank needs; that knowledge of
-DTensors and their meshes is what it is for. Its own storage keeps the plan and what is not a tensor as pickles. Ours, behind
-the same public interfaces (``StorageWriter``, ``StorageReader``), keeps the plan as data and tensors as their bytes:
+DTensors and their meshes is what it is for. Its own storage keeps the plan and what is not a tensor as pickles. Ours,
+behind the same public interfaces (``StorageWriter``, ``StorageReader``), keeps the plan as data and tensors as bytes:
 
     plan.msgpack        where each part of each tensor lies (``plan``)
     __3_0.tensors       what rank 3 wrote of tensors, each as it lies in memory, at a multiple of 64 bytes
@@ -16,7 +16,7 @@ Nothing here unpickles: DCP does so only for entries that are not tensors, and a
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -67,7 +67,7 @@ class Writer(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept between saves."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, FBT001  DCP's signature
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  DCP's signature
         """Nothing to prepare: the folder is there."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -79,7 +79,7 @@ class Writer(StorageWriter):
         return plans
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003  same
         """Any folder will do."""
         return True
 
@@ -183,7 +183,7 @@ class Reader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept between loads but the plan."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ANN401  DCP's signature
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ANN401, ARG002  same
         """The plan as DCP's planner asks for it."""
         described: dict[str, Any] = {
             key: TensorStorageMetadata(
@@ -195,7 +195,7 @@ class Reader(StorageReader):
         }
         return Metadata(described, storage_meta=StorageMeta())
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, FBT001  same
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  same
         """Nothing to prepare."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -207,7 +207,7 @@ class Reader(StorageReader):
         return plans
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003  same
         """Any folder will do."""
         return True
 
@@ -248,7 +248,7 @@ class _Files:
         self._folder = folder
         self._open: tuple[str, Any, int] | None = None
 
-    def __enter__(self) -> "_Files":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

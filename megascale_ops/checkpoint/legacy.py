@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read folders of format 1, which are DCP's own: the plan and all that is not a tensor is a pickle.
 
-Only for users who asked for it (``CheckpointManager(allow_pickle=True)``): unpickling runs what the folder's writer wanted.
+Only for users who asked for it (``CheckpointManager(allow_pickle=True)``): unpickling runs what the writer wanted.
 """
 
 from pathlib import Path

@@ -20,7 +20,8 @@ import msgspec
 
 from megascale_ops.foreign import UNREADABLE
 
-# 2: the plan and all that is not a tensor is data. 1: they were pickles; such a folder verifies, and is loaded only on request.
+# 2: the plan and all that is not a tensor is data. 1: they were pickles; such a folder verifies, and is loaded only on
+# request.
 VERSION = 2
 LAST_PICKLED = 1
 # The same name as schema.environment.CHECKPOINT_ALLOW_PICKLE; schema and checkpoint share a floor.

@@ -3,7 +3,7 @@
 
 Importing this module costs half a second (DCP), so ``manager`` imports it inside its functions.
 
-Writing is collective: DCP plans which rank writes what and every rank writes its files. Reading is not: every rank reads
+Writing is collective: DCP plans which rank writes what and every rank writes its files. Reading is not: a rank reads
 what it needs by itself, so a rank that fails leaves no other waiting. Nothing is unpickled but what the user has named
 (``pickled``, ``allow_pickle``), and that only after every digest of the folder was verified.
 """

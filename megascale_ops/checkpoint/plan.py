@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in a checkpoint's files each tensor lies: ``plan.msgpack``.
 
-A tensor is a box of elements; each rank that holds a part of it writes one or more chunks, smaller boxes at an offset. The plan
-names for every chunk its file and the bytes there, which are the elements as they lie in memory, last dimension
+A tensor is a box of elements; each rank that holds part of it writes one or more chunks, smaller boxes inside it.
+The plan names for every chunk its file and the bytes there, which are the elements as they lie in memory, last dimension
 fastest. So a job of another number of ranks can cut the tensors anew, and reading them needs nothing but this file.
 
-Everything here is judgement: bytes and sizes in, a plan or a reason out. A plan that was read promises that all its
-chunks lie within their tensors and their files, fill both without counting anything twice, and are as long as their elements.
+Everything here is judgement: bytes and sizes in, a plan or a reason out. A plan that was read promises that its
+chunks lie within their tensors and their files, are as long as their elements, and that no byte is counted twice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import msgspec
@@ -62,34 +62,43 @@ def decode(raw: bytes, sizes: Mapping[str, int], itemsize: Callable[[str], int])
     """
     try:
         plan = msgspec.msgpack.decode(raw, type=Plan)
-        used = [0] * len(plan.files)
-        for key, tensor in plan.tensors.items():
-            width = itemsize(tensor.dtype)
-            for chunk in tensor.chunks:
-                if not (_lies_within(chunk, tensor) and chunk.length == prod(chunk.sizes) * width):
-                    raise ValueError(f"a chunk of {ascii(key)[:80]} does not fit its tensor")
-                if not 0 <= chunk.file < len(plan.files) or chunk.start < 0:
-                    raise ValueError(f"a chunk of {ascii(key)[:80]} lies nowhere")
-                used[chunk.file] += chunk.length
-                if chunk.start + chunk.length > sizes[plan.files[chunk.file]]:
-                    raise ValueError(f"a chunk of {ascii(key)[:80]} lies beyond the end of its file")
-            if sum(prod(chunk.sizes) for chunk in tensor.chunks) != prod(tensor.size):
-                raise ValueError(f"the chunks of {ascii(key)[:80]} do not fill it")
-        for name, bytes_used in zip(plan.files, used, strict=True):
-            if bytes_used > sizes[name]:
-                raise ValueError(f"more lies in {ascii(name)[:80]} than it has bytes")
+    except (*UNREADABLE, OverflowError) as exc:
+        raise ValueError(f"{FILE_NAME} is not a plan as this program writes it") from exc
+    try:
+        wrong = next(_faults(plan, sizes, itemsize), None)
     except KeyError as exc:
         raise ValueError(f"{FILE_NAME} speaks of {ascii(exc.args[0])[:80]}, which is not here") from exc
-    except (*UNREADABLE, OverflowError, TypeError) as exc:
-        raise ValueError(f"{FILE_NAME} is not a plan as this program writes it") from exc
-    except ValueError as exc:
-        raise ValueError(f"{FILE_NAME} is not the plan of these files: {exc}") from exc
+    if wrong:
+        raise ValueError(f"{FILE_NAME} is not the plan of these files: {wrong}")
     return plan
+
+
+def _faults(plan: Plan, sizes: Mapping[str, int], itemsize: Callable[[str], int]) -> Iterator[str]:
+    """What of a plan cannot be, one by one."""
+    used = [0] * len(plan.files)
+    for key, tensor in plan.tensors.items():
+        width = itemsize(tensor.dtype)
+        named = ascii(key)[:80]
+        for chunk in tensor.chunks:
+            if not (_lies_within(chunk, tensor) and chunk.length == prod(chunk.sizes) * width):
+                yield f"a chunk of {named} does not fit its tensor"
+                return
+            if not 0 <= chunk.file < len(plan.files):
+                yield f"a chunk of {named} is in no file"
+                return
+            if not 0 <= chunk.start <= sizes[plan.files[chunk.file]] - chunk.length:
+                yield f"a chunk of {named} lies outside its file"
+            used[chunk.file] += chunk.length
+        if sum(prod(chunk.sizes) for chunk in tensor.chunks) != prod(tensor.size):
+            yield f"the chunks of {named} do not fill it"
+    for name, used_bytes in zip(plan.files, used, strict=True):
+        if used_bytes > sizes[name]:
+            yield f"more lies in {ascii(name)[:80]} than it has bytes"
 
 
 def _lies_within(chunk: Chunk, tensor: Tensor) -> bool:
     dims = len(tensor.size)
     return len(chunk.offsets) == len(chunk.sizes) == dims and all(
-        0 <= offset and 0 <= size and offset + size <= whole
+        offset >= 0 and size >= 0 and offset + size <= whole
         for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
     )

@@ -5,7 +5,7 @@ Each row says how a value comes apart into what msgpack has (or into values of o
 again. Adding a kind is adding a row. Whatever ``whole`` raises at parts that it never made is told as unreadable data.
 """
 
-import datetime
+import datetime as dt
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def _describes(dtype: "np.dtype[Any]") -> object | None:
-    """What NumPy's own file format calls a dtype; None where that would not bring the same one back, or holds objects."""
+    """What NumPy's own file format calls a dtype; None where that brings back another one, or it holds objects."""
     try:
         described = np.lib.format.dtype_to_descr(dtype)
         again = np.lib.format.descr_to_dtype(described)
@@ -103,18 +103,18 @@ def _scalar(parts: Sequence[Any]) -> object:
     return _array([parts[0], (1,), "C", parts[1]])[0]
 
 
-def _datetime_parts(value: datetime.datetime) -> list[object]:
+def _datetime_parts(value: dt.datetime) -> list[object]:
     whole = [value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond]
     return [*whole, value.tzinfo, value.fold]
 
 
-def _time_parts(value: datetime.time) -> list[object]:
+def _time_parts(value: dt.time) -> list[object]:
     return [value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold]
 
 
-def _zone_parts(value: datetime.timezone) -> list[object]:
+def _zone_parts(value: dt.timezone) -> list[object]:
     offset, name = value.utcoffset(None), value.tzname(None)
-    return [offset] if name == datetime.timezone(offset).tzname(None) else [offset, name]
+    return [offset] if name == dt.timezone(offset).tzname(None) else [offset, name]
 
 
 def _slot(parts: Sequence[Any]) -> Slot:
@@ -128,6 +128,12 @@ def _pickled(parts: Sequence[Any]) -> Pickled:
     return Pickled(_slot(parts).key)
 
 
+def _datetime(parts: Sequence[Any]) -> dt.datetime:
+    *whole, zone, fold = parts
+    return dt.datetime(*whole, tzinfo=zone, fold=fold)
+
+
+_HALVES = "surrogatepass"
 _SCALAR = Kind("numpy scalar", (), _scalar_parts, _scalar)
 
 KINDS = (
@@ -140,22 +146,22 @@ KINDS = (
         lambda p: int.from_bytes(p[0], "little", signed=True),
     ),
     # With halves of surrogate pairs, which UTF-8 has not: names of files that are no text.
-    Kind("str", (str,), lambda v: [v.encode("utf-8", "surrogatepass")], lambda p: p[0].decode("utf-8", "surrogatepass")),
+    Kind("str", (str,), lambda v: [v.encode("utf-8", _HALVES)], lambda p: p[0].decode("utf-8", _HALVES)),
     Kind("complex", (complex,), lambda v: [v.real, v.imag], lambda p: complex(*p)),
     Kind("bytearray", (bytearray,), lambda v: [bytes(v)], lambda p: bytearray(memoryview(p[0]))),
     Kind("range", (range,), lambda v: [v.start, v.stop, v.step], lambda p: range(*p)),
     Kind("slice", (slice,), lambda v: [v.start, v.stop, v.step], lambda p: slice(*p)),
     Kind("path", (type(pathlib.Path()),), lambda v: [str(v)], lambda p: pathlib.Path(*p)),
-    Kind("date", (datetime.date,), lambda v: [v.year, v.month, v.day], lambda p: datetime.date(*p)),
-    Kind("time", (datetime.time,), _time_parts, lambda p: datetime.time(*p[:-1], fold=p[-1])),
-    Kind("datetime", (datetime.datetime,), _datetime_parts, lambda p: datetime.datetime(*p[:-1], fold=p[-1])),
+    Kind("date", (dt.date,), lambda v: [v.year, v.month, v.day], lambda p: dt.date(*p)),
+    Kind("time", (dt.time,), _time_parts, lambda p: dt.time(*p[:-1], fold=p[-1])),
+    Kind("datetime", (dt.datetime,), _datetime_parts, _datetime),
     Kind(
         "timedelta",
-        (datetime.timedelta,),
+        (dt.timedelta,),
         lambda v: [v.days, v.seconds, v.microseconds],
-        lambda p: datetime.timedelta(*p),
+        lambda p: dt.timedelta(*p),
     ),
-    Kind("timezone", (datetime.timezone,), _zone_parts, lambda p: datetime.timezone(*p)),
+    Kind("timezone", (dt.timezone,), _zone_parts, lambda p: dt.timezone(*p)),
     Kind("numpy array", (np.ndarray,), _array_parts, _array),
     _SCALAR,
     Kind("torch", (torch.dtype, torch.layout, torch.memory_format), lambda v: [str(v)], lambda p: _OF_TORCH[p[0]]),

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a state is not a tensor, as msgpack: data that says what it is and cannot run code.
 
-None, booleans, floats, bytes, strings and integers of 64 bits are msgpack's own. Everything else is an array that begins with a
-tag: ``["tuple", 1, 2]``, ``["dict", key, value, key, value]``. Each kind is one row of a table (here for containers, in
-``value_kinds`` for the rest): how it comes apart into simpler values, and how it is put together from them. So every
-value comes back exactly, with its type, its order, its NaN and its sign of zero, and a reader makes nothing that has no row.
+None, booleans, floats, bytes, strings and integers of 64 bits are msgpack's own. Anything else is an array that begins
+with a tag: ``["tuple", 1, 2]``, ``["dict", key, value, key, value]``. Each kind is one row of a table (here for
+containers, in ``value_kinds`` for the rest): how it comes apart into simpler values, and how it is put together from
+them. So every value comes back exactly, with its type, its order, its NaN and its sign of zero, and a reader makes
+nothing that has no row.
 
 What has no row is refused when it is saved, with its place in the state. Types of a user's own (named tuples,
 dataclasses, enums) are stored as their fields once they were named, and rebuilt from the type that the reader names.
@@ -196,7 +197,7 @@ def _named_tuple(kind: type, parts: Sequence[object]) -> object:
 
 def _enum(kind: type, parts: Sequence[object]) -> object:
     if not issubclass(kind, enum.Enum):
-        raise ValueError(f"{kind.__qualname__} is no enum")
+        raise TypeError(f"{kind.__qualname__} is no enum")
     (value,) = parts
     return kind(value)
 
@@ -254,7 +255,7 @@ def _ordered_parts(value: OrderedDict[object, object]) -> list[object]:
 def _ordered(parts: Sequence[Any]) -> OrderedDict[Any, Any]:
     made: OrderedDict[Any, Any] = OrderedDict(_pairs(parts[1:]))
     if parts[0] is not None:
-        made._metadata = parts[0]  # type: ignore[attr-defined]  # torch's own attribute of state dicts
+        vars(made)["_metadata"] = parts[0]  # torch's own attribute of state dicts
     return made
 
 
@@ -283,9 +284,7 @@ _ROWS = (
     _Container("ordered dict", OrderedDict, _ordered_parts, _ordered, lambda v: [(), *_by_key(v)]),
     _Container("default dict", defaultdict, _default_parts, _default, lambda v: [(), *_by_key(v)]),
     _Container("counter", Counter, lambda v: _flat(v.items()), lambda p: Counter(dict(_pairs(p))), _by_key),
-    _Container(
-        "deque", deque, lambda v: [v.maxlen, *v], lambda p: deque(p[1:], p[0]), lambda v: [(), *_indices(v)]
-    ),
+    _Container("deque", deque, lambda v: [v.maxlen, *v], lambda p: deque(p[1:], p[0]), lambda v: [(), *_indices(v)]),
     *(
         _Container(tag, kind, lambda v: _flat(vars(v).items()), _attributes(kind), lambda v: _by_key(vars(v)))
         for tag, kind in (("namespace", argparse.Namespace), ("simple namespace", types.SimpleNamespace))
