@@ -119,7 +119,8 @@ def _rebuilder(value: Any) -> Callable[[list[object]], object] | None:  # noqa: 
     if kind is deque:
         return lambda items: deque(items, value.maxlen)
     if isinstance(value, tuple) and hasattr(kind, "_make"):
-        return kind._make
+        rebuild: Callable[[list[object]], object] = kind._make
+        return rebuild
     return None
 
 
@@ -191,8 +192,10 @@ def _require_strided(tensor: torch.Tensor, path: Path) -> None:
     )
     if sharded:
         return  # each rank writes its own block
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        kind = "quantized" if tensor.is_quantized else "meta" if tensor.device.type == "meta" else "sparse"
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+    elif tensor.is_quantized or tensor.device.type == "meta":
+        kind = "quantized" if tensor.is_quantized else "meta"
     elif hasattr(tensor, "__tensor_flatten__"):
         kind = type(tensor).__qualname__
     else:

@@ -14,11 +14,15 @@ Nothing here unpickles: DCP does so only for entries that are not tensors, and a
 """
 
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -145,7 +149,7 @@ class Writer(StorageWriter):
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The elements as they lie in memory, last dimension fastest; without a copy where they already lie so."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+    return plain.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write_all(handle: int, data: memoryview) -> None:
@@ -294,7 +298,7 @@ def _lazy(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _read_all(handle: int, into: memoryview, start: int) -> None:
@@ -303,3 +307,28 @@ def _read_all(handle: int, into: memoryview, start: int) -> None:
         if not count:
             raise OSError("a file of the checkpoint ends too early")
         into, start = into[count:], start + count
+
+
+# -- calling DCP ----------------------------------------------------------------------------------------------------
+
+
+def load_alone(flat: dict[str, Any], reader: StorageReader, planner: LoadPlanner) -> None:
+    """Load exactly these keys, by this rank alone.
+
+    Raises:
+        CheckpointError: they cannot be loaded.
+    """
+    try:
+        with quietly():
+            state_dict_loader.load(flat, storage_reader=reader, planner=planner, no_dist=True)
+    except CheckpointException as exc:
+        failure, _ = next(iter(exc.failures.values()))
+        raise CheckpointError(cause_of(failure)) from exc
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without DCP's warning that a single process is meant: here it always is meant when it is said."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

@@ -7,11 +7,12 @@ Only for users who asked for it (``CheckpointManager(allow_pickle=True)``): unpi
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megascale_ops.checkpoint import contents
+from megascale_ops.checkpoint.dcp_storage import load_alone
 
 
 class OldFolder:
@@ -44,7 +45,7 @@ class OldFolder:
 
     def load(self, flat: dict[str, Any]) -> None:
         """Load exactly these keys, by this rank alone."""
-        state_dict_loader.load(flat, storage_reader=FileSystemReader(self._folder), no_dist=True)
+        load_alone(flat, FileSystemReader(self._folder), DefaultLoadPlanner())
 
     def unpickled(self, key: str) -> object:
         """What the user asked to pickle: in these folders there is none."""

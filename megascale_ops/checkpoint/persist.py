@@ -10,19 +10,18 @@ what it needs by itself, so a rank that fails leaves no other waiting. Nothing i
 
 import pickle
 import re
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from megascale_ops.checkpoint import contents, legacy, manifest, storage, values
 from megascale_ops.checkpoint.allowed import Allowed, dotted
-from megascale_ops.checkpoint.dcp_storage import Reader, Writer
+from megascale_ops.checkpoint.dcp_storage import Reader, Writer, load_alone, quietly
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import EchoError, Ranks, cause_of
 from megascale_ops.checkpoint.value_kinds import dtype_named
@@ -63,7 +62,7 @@ def write(folder: Path, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
         CheckpointError: on every rank, when any rank could not write; on that rank with the cause.
     """
     try:
-        with _quietly():
+        with quietly():
             state_dict_saver.save(
                 dict(flat),
                 storage_writer=Writer(folder, ranks.rank),
@@ -119,12 +118,7 @@ def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Al
             loaded |= contents.targets(value, captured, structures[name], source.stored, allowed)
         except ValueError as exc:
             raise CheckpointError(f"{name!r} does not fit: {exc}") from exc
-    with _quietly():
-        try:
-            source.load(loaded)
-        except CheckpointException as exc:
-            failure, _ = next(iter(exc.failures.values()))
-            raise CheckpointError(cause_of(failure)) from exc
+    source.load(loaded)
     loaded |= {key: source.unpickled(key) for key in pickled}
     for name, value in state.items():
         whole = contents.put_together(structures[name], loaded, allowed)
@@ -173,8 +167,7 @@ class _NewFolder:
         return found
 
     def load(self, flat: dict[str, Any]) -> None:
-        planner = DefaultLoadPlanner(flatten_state_dict=False)
-        state_dict_loader.load(flat, storage_reader=self._reader, planner=planner, no_dist=True)
+        load_alone(flat, self._reader, DefaultLoadPlanner(flatten_state_dict=False))
 
     def unpickled(self, key: str) -> object:
         try:
@@ -200,11 +193,3 @@ def _pickled_keys(structures: Mapping[str, contents.Structure], allowed: Allowed
                 )
             keys.append(key)
     return keys
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without DCP's warning that a single process is meant: here it always is meant when it is said."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield

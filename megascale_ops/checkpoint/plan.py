@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in a checkpoint's files each tensor lies: ``plan.msgpack``.
 
-A tensor is a box of elements; each rank that holds part of it writes one or more chunks, smaller boxes inside it.
-The plan names for every chunk its file and the bytes there, which are the elements as they lie in memory, last dimension
+A tensor is a box of elements; each rank that holds part of it writes one or more chunks, boxes inside it. The
+plan names for every chunk its file and the bytes there, which are the elements as they lie in memory, last dimension
 fastest. So a job of another number of ranks can cut the tensors anew, and reading them needs nothing but this file.
 
 Everything here is judgement: bytes and sizes in, a plan or a reason out. A plan that was read promises that its

@@ -71,8 +71,8 @@ def kind_of(value: object) -> Kind | None:
 def _describes(dtype: "np.dtype[Any]") -> object | None:
     """What NumPy's own file format calls a dtype; None where that brings back another one, or it holds objects."""
     try:
-        described = np.lib.format.dtype_to_descr(dtype)
-        again = np.lib.format.descr_to_dtype(described)
+        described = np.lib.format.dtype_to_descr(dtype)  # type: ignore[no-untyped-call]
+        again = np.lib.format.descr_to_dtype(described)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError):
         return None
     return described if again == dtype and not dtype.hasobject else None
@@ -85,7 +85,7 @@ def _array_parts(value: "np.ndarray[Any, Any]") -> list[object]:
 
 def _array(parts: Sequence[Any]) -> "np.ndarray[Any, Any]":
     described, shape, order, raw = parts
-    dtype = np.lib.format.descr_to_dtype(described)
+    dtype = np.lib.format.descr_to_dtype(described)  # type: ignore[no-untyped-call]
     if dtype.hasobject:
         raise ValueError("an array of objects is no data")
     if dtype.itemsize == 0:
@@ -129,8 +129,8 @@ def _pickled(parts: Sequence[Any]) -> Pickled:
 
 
 def _datetime(parts: Sequence[Any]) -> dt.datetime:
-    *whole, zone, fold = parts
-    return dt.datetime(*whole, tzinfo=zone, fold=fold)
+    year, month, day, hour, minute, second, microsecond, zone, fold = parts
+    return dt.datetime(year, month, day, hour, minute, second, microsecond, tzinfo=zone, fold=fold)
 
 
 _HALVES = "surrogatepass"

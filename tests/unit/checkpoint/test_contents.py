@@ -131,9 +131,8 @@ def test_what_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [
-        (torch.ones(2, 2).to_sparse(), "sparse"),
+        (torch.ones(2, 2).to_sparse(), "sparse_coo"),
         (torch.empty(2, device="meta"), "meta"),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized"),
     ],
 )
 def test_a_tensor_that_is_no_block_of_memory_is_refused_by_its_place(tensor: torch.Tensor, kind: str) -> None:
