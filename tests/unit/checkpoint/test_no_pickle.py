@@ -79,7 +79,7 @@ def resealed(folder: Path, **changes: Any) -> None:  # noqa: ANN401  fields of a
 
 def is_number(dtype: torch.dtype) -> bool:
     """Whether torch knows the size of its elements: of quantized types and mere bits it does not, nor does DCP."""
-    if dtype is torch.complex32:  # torch warns at each
+    if dtype is torch.complex32 or str(dtype).startswith("torch.q"):  # torch warns of these
         return False
     try:
         return dtype is torch.bool or dtype.is_floating_point or dtype.is_complex or bool(torch.iinfo(dtype).bits >= 8)
