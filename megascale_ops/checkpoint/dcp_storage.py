@@ -149,7 +149,7 @@ class Writer(StorageWriter):
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The elements as they lie in memory, last dimension fastest; without a copy where they already lie so."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    return _memory(plain)
 
 
 def _write_all(handle: int, data: memoryview) -> None:
@@ -298,7 +298,8 @@ def _lazy(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    """The bytes of a contiguous tensor, to read or to write. Of one element, it may have any stride."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _read_all(handle: int, into: memoryview, start: int) -> None:

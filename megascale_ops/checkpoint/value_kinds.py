@@ -9,7 +9,7 @@ import datetime as dt
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,21 +71,21 @@ def kind_of(value: object) -> Kind | None:
 def _describes(dtype: "np.dtype[Any]") -> object | None:
     """What NumPy's own file format calls a dtype; None where that brings back another one, or it holds objects."""
     try:
-        described = np.lib.format.dtype_to_descr(dtype)  # type: ignore[no-untyped-call]
-        again = np.lib.format.descr_to_dtype(described)  # type: ignore[no-untyped-call]
+        described = np.lib.format.dtype_to_descr(dtype)  # type: ignore[no-untyped-call]  # of NumPy
+        again = np.lib.format.descr_to_dtype(described)  # type: ignore[no-untyped-call]  # of NumPy
     except (ValueError, TypeError):
         return None
     return described if again == dtype and not dtype.hasobject else None
 
 
 def _array_parts(value: "np.ndarray[Any, Any]") -> list[object]:
-    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-    return [_describes(value.dtype), tuple(value.shape), order, value.tobytes(order)]  # type: ignore[arg-type]
+    order: Literal["C", "F"] = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    return [_describes(value.dtype), tuple(value.shape), order, value.tobytes(order)]
 
 
 def _array(parts: Sequence[Any]) -> "np.ndarray[Any, Any]":
     described, shape, order, raw = parts
-    dtype = np.lib.format.descr_to_dtype(described)  # type: ignore[no-untyped-call]
+    dtype = np.lib.format.descr_to_dtype(described)  # type: ignore[no-untyped-call]  # of NumPy
     if dtype.hasobject:
         raise ValueError("an array of objects is no data")
     if dtype.itemsize == 0:
@@ -133,6 +133,13 @@ def _datetime(parts: Sequence[Any]) -> dt.datetime:
     return dt.datetime(year, month, day, hour, minute, second, microsecond, tzinfo=zone, fold=fold)
 
 
+def _device(parts: Sequence[Any]) -> torch.device:
+    (name,) = parts
+    if not isinstance(name, str):  # torch asks what accelerators there are for a mere number
+        raise TypeError("a device without a name")
+    return torch.device(name)
+
+
 _HALVES = "surrogatepass"
 _SCALAR = Kind("numpy scalar", (), _scalar_parts, _scalar)
 
@@ -166,6 +173,6 @@ KINDS = (
     _SCALAR,
     Kind("torch", (torch.dtype, torch.layout, torch.memory_format), lambda v: [str(v)], lambda p: _OF_TORCH[p[0]]),
     Kind("size", (torch.Size,), list, torch.Size),
-    Kind("device", (torch.device,), lambda v: [str(v)], lambda p: torch.device(*p)),
+    Kind("device", (torch.device,), lambda v: [str(v)], _device),
 )
 _BY_TYPE = {each: row for row in KINDS for each in row.types}

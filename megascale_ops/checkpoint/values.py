@@ -31,7 +31,16 @@ MOST_DEEP = 100
 
 _NATIVE = (type(None), bool, int, float, str, bytes)
 # Whatever a reader's row raises at parts that are not what its writer made.
-_UNFIT = (*UNREADABLE, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError)
+_UNFIT = (
+    *UNREADABLE,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,  # torch's, for names of devices
+)
 _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, tuple, int, float, str, bool)}
 
 
@@ -46,8 +55,7 @@ def encode(value: object, allowed: Allowed, path: Path) -> bytes:
     Raises:
         CheckpointError: something in it cannot be stored as data; it names the place and what to do.
     """
-    writer = _Encoder(allowed)
-    node = writer.node(value, path, 0)
+    node = _node(value, allowed, path, 0)
     try:
         return msgspec.msgpack.encode(node)
     except (ValueError, OverflowError) as exc:  # msgpack counts up to 4 GiB
@@ -61,65 +69,60 @@ def decode(raw: bytes, allowed: Allowed) -> Any:  # noqa: ANN401  a state holds 
         CheckpointError: it is no such data, or holds a type that was not named.
     """
     try:
-        return _Decoder(allowed).value(msgspec.msgpack.decode(raw), 0)
+        return _value(msgspec.msgpack.decode(raw), allowed, 0)
     except _UNFIT as exc:
         said = "".join(character if character.isprintable() else "?" for character in str(exc))[:120]
         raise CheckpointError(f"it is not data as this program writes it ({type(exc).__name__}: {said})") from exc
 
 
-class _Encoder:
-    def __init__(self, allowed: Allowed) -> None:
-        self._allowed = allowed
-
-    def node(self, value: object, path: Path, depth: int) -> object:
-        """A value as msgpack can hold it."""
-        if depth > MOST_DEEP:
-            raise CheckpointError(f"{spelled(path[:6])}... is nested deeper than {MOST_DEEP}, or holds itself")
-        if (whole := _native(value)) is not _NOT_NATIVE:
-            return whole
-        kind = type(value)
-        if self._allowed.has(kind):
-            tag, places, parts = _taken_apart(value)
-        elif (row := _CONTAINERS.get(kind)) is not None:
-            try:
-                tag, places, parts = row.tag, row.places(value), row.parts(value)
-            except ValueError as exc:
-                raise CheckpointError(f"{spelled(path)}: {exc}") from exc
-        elif (found := kind_of(value)) is not None:
-            tag, parts = found.tag, found.parts(value)
-            places = [()] * len(parts)
-        else:
-            raise CheckpointError(_refusal(value, path))
-        nodes = [self.node(part, path + place, depth + 1) for place, part in zip(places, parts, strict=True)]
-        if kind in {set, frozenset}:
-            nodes.sort(key=msgspec.msgpack.encode)  # the same bytes for the same set
-        return [tag, *nodes]
+def _node(value: object, allowed: Allowed, path: Path, depth: int) -> object:
+    """A value as msgpack can hold it."""
+    if depth > MOST_DEEP:
+        raise CheckpointError(f"{spelled(path[:4])}... is nested deeper than {MOST_DEEP}, or holds itself")
+    if (whole := _native(value)) is not _NOT_NATIVE:
+        return whole
+    kind = type(value)
+    if allowed.has(kind):
+        tag, places, parts = _taken_apart(value)
+    elif (row := _CONTAINERS.get(kind)) is not None:
+        try:
+            tag, places, parts = row.tag, row.places(value), row.parts(value)
+        except ValueError as exc:
+            raise CheckpointError(f"{spelled(path)}: {exc}") from exc
+    elif (found := kind_of(value)) is not None:
+        tag, parts = found.tag, found.parts(value)
+        places = [()] * len(parts)
+    else:
+        raise CheckpointError(_refusal(value, path))
+    nodes = [_node(part, allowed, path + place, depth + 1) for place, part in zip(places, parts, strict=True)]
+    if kind in {set, frozenset}:
+        nodes.sort(key=msgspec.msgpack.encode)  # the same bytes for the same set
+    return [tag, *nodes]
 
 
-class _Decoder:
-    def __init__(self, allowed: Allowed) -> None:
-        self._allowed = allowed
+def _value(node: object, allowed: Allowed, depth: int) -> Any:  # noqa: ANN401  same
+    """The value that a node stands for."""
+    if type(node) in _NATIVE:
+        return node
+    if type(node) is not list or not node or depth > MOST_DEEP + 1:
+        raise ValueError(f"a {type(node).__name__} stands where a value should")
+    tag = node[0]
+    parts = [_value(part, allowed, depth + 1) for part in node[1:]]
+    if isinstance(tag, str) and tag in _REBUILT:
+        return _REBUILT[tag](_named(parts[0], allowed), parts[1:])
+    row = _BY_TAG.get(tag) if isinstance(tag, str) else None
+    if row is None:
+        raise ValueError(f"no kind of value is called {tag!r}")
+    return row.whole(parts)
 
-    def value(self, node: object, depth: int) -> Any:  # noqa: ANN401  same
-        """The value that a node stands for."""
-        if type(node) in _NATIVE:
-            return node
-        if type(node) is not list or not node or depth > MOST_DEEP + 1:
-            raise ValueError(f"a {type(node).__name__} stands where a value should")
-        tag = node[0]
-        parts = [self.value(part, depth + 1) for part in node[1:]]
-        if tag in _REBUILT:
-            return _REBUILT[tag](self._type(parts[0]), parts[1:])
-        row = _BY_TAG.get(tag) if isinstance(tag, str) else None
-        if row is None:
-            raise ValueError(f"no kind of value is called {tag!r}")
-        return row.whole(parts)
 
-    def _type(self, name: object) -> type:
-        kind = self._allowed.types.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise CheckpointError(f"it holds a {name}: name that type in CheckpointManager(types=({name},))")
-        return kind
+def _named(name: object, allowed: Allowed) -> type:
+    """The user's type of that name."""
+    kind = allowed.types.get(name) if isinstance(name, str) else None
+    if kind is None:
+        named = ascii(name)[1:81].rstrip("'")
+        raise CheckpointError(f"it holds a {named}: name that type in CheckpointManager(types=({named},))")
+    return kind
 
 
 _NOT_NATIVE = object()

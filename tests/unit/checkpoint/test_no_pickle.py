@@ -257,10 +257,12 @@ def test_every_type_of_element_and_every_layout_comes_back(tmp_path: Path) -> No
     state: dict[str, Any] = {str(dtype): raw.clone().view(dtype) for dtype in dtypes if is_number(dtype)}
     state |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "transposed": torch.arange(6).reshape(2, 3).t()}
     state |= {"conjugate": torch.tensor([1 + 2j]).conj(), "every second": torch.arange(10)[::2]}
+    state |= {"one of many": torch.arange(10.0)[::10]}
     CheckpointManager(tmp_path).save(1, state)
     back: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in state.items()}
     strided = torch.zeros(10, dtype=torch.int64)
     back["every second"] = strided[::2]
+    back["one of many"] = torch.zeros(10)[::10]
     back["conjugate"] = torch.zeros(1, dtype=torch.complex64).conj()
 
     CheckpointManager(tmp_path).restore(back)
