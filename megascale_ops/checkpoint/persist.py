@@ -110,7 +110,7 @@ def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Al
     if unknown:
         raise CheckpointError(f"it holds {', '.join(contents.names_in(source.keys))} but not {', '.join(unknown)}")
     structures = source.structures(list(state))
-    pickled = _pickled_keys(structures, allowed)
+    unpickled = {key: source.unpickled(key) for key in _pickled_keys(structures, allowed)}
     loaded: dict[str, Any] = {}
     for name, value in state.items():
         try:
@@ -119,7 +119,7 @@ def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Al
         except ValueError as exc:
             raise CheckpointError(f"{name!r} does not fit: {exc}") from exc
     source.load(loaded)
-    loaded |= {key: source.unpickled(key) for key in pickled}
+    loaded |= unpickled
     for name, value in state.items():
         whole = contents.put_together(structures[name], loaded, allowed)
         if contents.is_stateful(value):
