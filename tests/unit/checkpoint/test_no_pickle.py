@@ -97,7 +97,11 @@ def is_pickle(data: bytes) -> bool:
 
 def saved(root: Path, **options: Any) -> Path:  # noqa: ANN401  the manager's
     """A checkpoint of one of each; its folder."""
-    state = {"model": nn.Linear(30, 20), "notes": {"epoch": 3}, "opaque": Opaque(1)}
+    state = {
+        "model": nn.Linear(30, 20),
+        "notes": {"epoch": 3},
+        "opaque": Opaque(1 << 4000),
+    }  # a longer pickle than Runs is
     CheckpointManager(root, pickled=("opaque",), **options).save(1, state)
     return storage.final_folder(root, 1)
 
