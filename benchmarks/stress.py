@@ -184,7 +184,7 @@ def damaged_and_killed(stage: Stage, dice: random.Random) -> None:
     """A byte of the newest checkpoint is flipped and a rank killed: the one before must be taken."""
     newest = stage.good()[0]
     stage.damaged.add(str(newest))
-    shard = newest / "__0_0.distcp"
+    shard = newest / "__0_0.tensors"
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)

@@ -135,7 +135,7 @@ def _damage(how: Callable[[Path, Path], None]) -> Callable[[Job], Undo]:
 
 
 def _largest(folder: Path) -> Path:
-    return max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    return max(folder.glob("*.tensors"), key=lambda path: path.stat().st_size)
 
 
 def _tear(newest: Path, _before: Path) -> None:

@@ -3,37 +3,41 @@
 
 Each top-level entry of a state, say ``"optimizer"``, becomes
 
-- one entry per tensor, named by its path as torch.distributed.checkpoint names it (``optimizer.state.0.exp_avg``), so
+- one tensor per tensor, named by its path as torch.distributed.checkpoint names it (``optimizer.state.0.exp_avg``), so
   that tensors are stored once however many ranks hold them, sharded ones shard by shard;
-- one entry for the rest, ``optimizer::structure``: the same nest of dicts and lists with a ``Slot`` where each tensor
-  was. It keeps what the paths alone would lose: integer keys, tuples, numbers, strings.
+- one for the rest, ``optimizer::structure``: the same nest of dicts and lists with a ``Slot`` where each tensor
+  was, as data (see ``values``). It keeps what the paths alone would lose: integer keys, tuples, numbers, strings;
+- one for each value that the user asked to pickle, ``optimizer.x::pickled``.
 
-With the structure at hand a fresh optimizer, which has no moments yet, gets back exactly the moments that were saved.
+The second and third are bytes, given on as tensors of bytes: so what writes and reads checkpoints knows tensors and
+nothing else. With the structure at hand a fresh optimizer, which has no moments yet, gets back exactly the moments that
+were saved.
 """
 
 import copy
+import dataclasses
+import pickle
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-Path = tuple[Any, ...]
-Leaf = TypeVar("Leaf")
+from megascale_ops.checkpoint import values
+from megascale_ops.checkpoint.allowed import Allowed, Path, dotted, spelled
+from megascale_ops.checkpoint.value_kinds import Pickled, Slot
+from megascale_ops.errors import CheckpointError
 
-_STRUCTURE = "::structure"
+STRUCTURE = "::structure"
+PICKLED = "::pickled"
 
-
-@dataclass(frozen=True)
-class Slot:
-    """Stands in a structure where a tensor was; ``key`` is the tensor's name in the checkpoint."""
-
-    key: str
+_NOTHING_MORE = Allowed()
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A top-level entry without its tensors. Not a dict, so that it is not flattened any further."""
+    """A top-level entry with a ``Slot`` for each tensor. Format 1 pickled it, so its name and its field stay."""
 
     value: Any
 
@@ -48,12 +52,12 @@ class Stored:
 
 def structure_key(name: str) -> str:
     """Under which key the structure of a top-level entry is stored."""
-    return name + _STRUCTURE
+    return name + STRUCTURE
 
 
 def names_in(keys: Iterable[str]) -> list[str]:
     """The top-level entries that a checkpoint with these keys holds."""
-    return sorted(key.removesuffix(_STRUCTURE) for key in keys if key.endswith(_STRUCTURE))
+    return sorted(key.removesuffix(STRUCTURE) for key in keys if key.endswith(STRUCTURE))
 
 
 def is_stateful(value: object) -> bool:
@@ -66,50 +70,137 @@ def capture(value: Any) -> Any:  # noqa: ANN401  a state holds whatever the user
     return value.state_dict() if is_stateful(value) else value
 
 
-def replace(value: Any, kind: type[Leaf], change: Callable[[Path, Leaf], object], path: Path = ()) -> Any:  # noqa: ANN401  same
-    """Rebuild a nest of dicts, lists and tuples with every ``kind`` in it changed.
+def replace(
+    value: Any,  # noqa: ANN401  same
+    wanted: Callable[[Path, Any], bool],
+    change: Callable[[Path, Any], object],
+    path: Path = (),
+    allowed: Allowed = _NOTHING_MORE,
+) -> Any:  # noqa: ANN401  same
+    """Rebuild a nest of dicts, lists, tuples and named dataclasses with everything wanted in it changed.
 
     Args:
         value: the nest; left as it is.
-        kind: the type to look for. Anything else that is not a dict, list or tuple is kept as it is.
-        change: called with the path and the leaf, returns what stands there instead.
+        wanted: what to change, by its path and itself. What is not wanted and holds nothing is kept as it is.
+        change: called with the path and the value, returns what stands there instead.
         path: where in the whole ``value`` stands.
+        allowed: into which dataclasses to look.
+
+    Raises:
+        CheckpointError: the nest is deeper than can be stored, or holds itself.
     """
-    if isinstance(value, kind):
+    if len(path) > values.MOST_DEEP + 1:
+        raise CheckpointError(f"{spelled(path[:4])}... is nested deeper than {values.MOST_DEEP}, or holds itself")
+
+    def again(item: object, key: object) -> object:
+        return replace(item, wanted, change, (*path, key), allowed)
+
+    if wanted(path, value):
         return change(path, value)
     if isinstance(value, dict):
         changed = copy.copy(value)  # keeps its type and attributes, such as a module's versions
         for key, item in value.items():
-            changed[key] = replace(item, kind, change, (*path, key))
+            changed[key] = again(item, key)
         return changed
-    if type(value) in {list, tuple}:
-        return type(value)(replace(item, kind, change, (*path, index)) for index, item in enumerate(value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(replace(item, kind, change, (*path, index)) for index, item in enumerate(value)))
-    return value
+    if dataclasses.is_dataclass(value) and allowed.has(type(value)):
+        made = copy.copy(value)
+        for each in dataclasses.fields(value):
+            object.__setattr__(made, each.name, again(getattr(value, each.name), each.name))
+        return made
+    rebuild = _rebuilder(value)
+    return rebuild([again(item, index) for index, item in enumerate(value)]) if rebuild else value
 
 
-def find(value: Any, kind: type[Leaf]) -> dict[Path, Leaf]:  # noqa: ANN401  same
+def _rebuilder(value: Any) -> Callable[[list[object]], object] | None:  # noqa: ANN401  same
+    """How a sequence like this one is made of other items; None for what is no sequence that is looked into."""
+    kind = type(value)
+    if kind in {list, tuple}:
+        return kind
+    if kind is deque:
+        return lambda items: deque(items, value.maxlen)
+    if isinstance(value, tuple) and hasattr(kind, "_make"):
+        rebuild: Callable[[list[object]], object] = kind._make
+        return rebuild
+    return None
+
+
+def find(value: Any, kind: type, allowed: Allowed = _NOTHING_MORE) -> dict[Path, Any]:  # noqa: ANN401  same
     """Every ``kind`` in a nest, by path."""
-    found: dict[Path, Leaf] = {}
-    replace(value, kind, found.setdefault)
+    found: dict[Path, Any] = {}
+    replace(value, lambda _, item: isinstance(item, kind), found.setdefault, allowed=allowed)
     return found
 
 
-def take_apart(captured: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat dict of tensors and structures, ready for torch.distributed.checkpoint."""
+def take_apart(captured: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> dict[str, torch.Tensor]:
+    """A flat dict of tensors, ready for torch.distributed.checkpoint.
+
+    Args:
+        captured: what ``capture`` made of each entry.
+        allowed: what is pickled, and which types of the user's own may stand in it.
+
+    Raises:
+        CheckpointError: something in it can't be stored; it names the place and what to do.
+    """
     flat: dict[str, Any] = {structure_key(name): None for name in captured}
 
-    def store(path: Path, tensor: torch.Tensor) -> Slot:
-        key = ".".join(map(str, path))
-        while key in flat:  # {"a.b": ..., "a": {"b": ...}} spell alike
-            key += "~"
-        flat[key] = tensor
+    def store(path: Path, value: Any) -> Slot | Pickled:  # noqa: ANN401  same
+        if dotted(path) in allowed.pickled:
+            key = _unused(dotted(path), PICKLED, flat)
+            flat[key] = as_bytes(_pickle(value, path))
+            return Pickled(key)
+        _require_strided(value, path)
+        key = _unused(dotted(path), "", flat)
+        flat[key] = value
         return Slot(key)
 
+    def wanted(path: Path, value: object) -> bool:
+        return isinstance(value, torch.Tensor) or (bool(allowed.pickled) and dotted(path) in allowed.pickled)
+
     for name, value in captured.items():
-        flat[structure_key(name)] = Structure(replace(value, torch.Tensor, store, (name,)))
+        structure = replace(value, wanted, store, (name,), allowed)
+        flat[structure_key(name)] = as_bytes(values.encode(structure, allowed, (name,)))
     return flat
+
+
+def as_bytes(raw: bytes) -> torch.Tensor:
+    """Bytes as a tensor of bytes."""
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+
+
+def _unused(name: str, suffix: str, taken: Mapping[str, Any]) -> str:
+    """A key that no other tensor has (``{"a.b": ..., "a": {"b": ...}}`` spell alike), and none that means something."""
+    while name + suffix in taken or name.endswith((STRUCTURE, PICKLED)):
+        name += "~"
+    return name + suffix
+
+
+def _pickle(value: object, path: Path) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as exc:  # whatever the user's own objects raise when they are asked
+        raise CheckpointError(f"{spelled(path)} can't be pickled: {exc}") from exc
+
+
+def _require_strided(tensor: torch.Tensor, path: Path) -> None:
+    """Refuse what is no block of elements in memory, before anything is written.
+
+    Raises:
+        CheckpointError: it is none, with its place.
+    """
+    sharded = (
+        hasattr(tensor, "to_local") or hasattr(tensor, "local_shards") or hasattr(tensor, "__create_write_items__")
+    )
+    if sharded:
+        return  # each rank writes its own block
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+    elif tensor.is_quantized or tensor.device.type == "meta":
+        kind = "quantized" if tensor.is_quantized else "meta"
+    elif hasattr(tensor, "__tensor_flatten__"):
+        kind = type(tensor).__qualname__
+    else:
+        return
+    raise CheckpointError(f"{spelled(path)}: a {kind} tensor can't be stored as it is: store what it is made of")
 
 
 def targets(
@@ -117,6 +208,7 @@ def targets(
     captured: Any,  # noqa: ANN401  same
     structure: Structure,
     stored: Callable[[str], Stored],
+    allowed: Allowed = _NOTHING_MORE,
 ) -> dict[str, torch.Tensor]:
     """The tensors that one top-level entry is loaded into, by key.
 
@@ -128,14 +220,15 @@ def targets(
         captured: what ``capture`` made of it.
         structure: the entry as it was saved.
         stored: answers with shape and type of a key.
+        allowed: into which dataclasses to look.
 
     Raises:
         ValueError: the state and the checkpoint do not fit; the text names the tensor.
     """
-    present = find(captured, torch.Tensor)
+    present = find(captured, torch.Tensor, allowed)
     parameters = _parameters_by_index(value)
     made: dict[str, torch.Tensor] = {}
-    for path, slot in find(structure.value, Slot).items():
+    for path, slot in find(structure.value, Slot, allowed).items():
         saved, have = stored(slot.key), present.pop(path, None)
         if have is not None and tuple(have.shape) != saved.shape:
             raise ValueError(f"{slot.key} has shape {list(saved.shape)} in the checkpoint and {list(have.shape)} here")
@@ -152,9 +245,19 @@ def targets(
     return made
 
 
-def put_together(structure: Structure, loaded: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401  same
+def pickles_in(structure: Structure, allowed: Allowed = _NOTHING_MORE) -> dict[Path, str]:
+    """Where in an entry pickled values stand, and under which keys they are stored."""
+    return {path: found.key for path, found in find(structure.value, Pickled, allowed).items()}
+
+
+def put_together(structure: Structure, loaded: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> Any:  # noqa: ANN401  same
     """The reverse of ``take_apart`` for one entry."""
-    return replace(structure.value, Slot, lambda _, slot: loaded[slot.key])
+    return replace(
+        structure.value,
+        lambda _, item: isinstance(item, Slot | Pickled),
+        lambda _, item: loaded[item.key],
+        allowed=allowed,
+    )
 
 
 def _parameters_by_index(value: object) -> dict[int, torch.Tensor]:

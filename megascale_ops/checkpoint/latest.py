@@ -58,6 +58,9 @@ def verify(root: Path | str) -> list[CheckpointReport]:
 def newest(root: Path | str) -> Choice:
     """The newest checkpoint that verifies; stops reading as soon as it has one.
 
+    A restart refuses two kinds of it instead of loading them: format 1 where no pickle is allowed, and formats later
+    than this program's, which stand among the skipped here.
+
     Raises:
         OSError: the folder exists and cannot be listed.
     """

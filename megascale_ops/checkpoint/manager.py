@@ -15,16 +15,19 @@ together, each a share of its files; if anything is wrong they all fall back to 
 import logging
 import os
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megascale_ops.checkpoint import latest, manifest, storage, writer_lock
+from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
 
     from megascale_ops.checkpoint.ranks import Ranks
@@ -49,30 +52,61 @@ class CheckpointManager:
     The first save puts the job's name on the folder, for as long as the process lives: another job that saves there is
     refused. Restoring needs no such right.
 
+    What is not a tensor is stored as data: plain Python values, NumPy arrays, torch's dtypes and devices. Anything else
+    is refused by the save, with its place. So no checkpoint runs code when it is loaded, whatever wrote it, but for
+    what ``pickled`` and ``allow_pickle`` name.
+
     Args:
         path: the folder; made when it is not there.
         keep: how many checkpoints stay (3: the newest, one to fall back to, one more while a new one is written).
         process_group: torch's process group; None means the default one.
+        types: named tuples, dataclasses and enums that stand in the state; stored as their fields.
+        pickled: places in the state (``"optimizer.x"``) whose values are pickled, and unpickled only where they are
+            named again.
+        allow_pickle: load a checkpoint of an older version, which is a pickle; None: as
+            MEGASCALE_CHECKPOINT_ALLOW_PICKLE says (1: yes).
 
     Raises:
-        UsageError: ``keep`` is less than 1, or the folder cannot be written to.
+        UsageError: ``keep`` is less than 1, ``types`` has something else, or the folder cannot be written to.
     """
 
-    def __init__(self, path: str | Path, *, keep: int = 3, process_group: "ProcessGroup | None" = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        keep: int = 3,
+        process_group: "ProcessGroup | None" = None,
+        types: Iterable[type] = (),
+        pickled: Iterable[str] = (),
+        allow_pickle: bool | None = None,
+    ) -> None:
         if keep < 1:
             raise UsageError(f"keep is {keep}; at least one checkpoint must be kept")
         self.path = Path(path).absolute()
         self.keep = keep
         self.skipped: list[CheckpointReport] = []
         self._process_group = process_group
+        if allow_pickle is None:
+            allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
+        self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
         storage.prepare_root(self.path)
 
     @classmethod
     def from_environment(
-        cls, default: str | Path = "checkpoints", *, keep: int = 3, process_group: "ProcessGroup | None" = None
+        cls,
+        default: str | Path = "checkpoints",
+        *,
+        keep: int = 3,
+        process_group: "ProcessGroup | None" = None,
+        types: Iterable[type] = (),
+        pickled: Iterable[str] = (),
+        allow_pickle: bool | None = None,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
-        return cls(os.environ.get(_DIR_VARIABLE) or default, keep=keep, process_group=process_group)
+        path = os.environ.get(_DIR_VARIABLE) or default
+        return cls(
+            path, keep=keep, process_group=process_group, types=types, pickled=pickled, allow_pickle=allow_pickle
+        )
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Save a state; when this returns, the checkpoint is whole and on disk.
@@ -108,8 +142,9 @@ class CheckpointManager:
             The step of the checkpoint, or -1 when there is none.
 
         Raises:
-            CheckpointError: on every rank, when there are checkpoints but none verifies, or when the state does not
-                fit the checkpoint. After the second the state may be loaded in part.
+            CheckpointError: on every rank, when there are checkpoints but none verifies, when the newest is of a later
+                program or a pickle that was not allowed, or when the state does not fit the checkpoint. After the
+                last the state may be loaded in part.
         """
         ranks = self._ranks()
         if ranks.leads:
@@ -119,8 +154,12 @@ class CheckpointManager:
             return -1
         from megascale_ops.checkpoint import persist
 
-        folder = Path(chosen.path)
-        ranks.agree(f"restoring step {chosen.step} from {folder}", lambda: persist.read_into(folder, state))
+        folder, sealed = Path(chosen.path), chosen.manifest
+        assert sealed is not None, "a checkpoint without a manifest does not verify"
+        if ranks.leads and sealed.version <= manifest.LAST_PICKLED and self._allowed.old_pickles:
+            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
+        doing = f"restoring step {chosen.step} from {folder}"
+        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
         tell("restored", chosen.step)
         return chosen.step
 
@@ -138,11 +177,12 @@ class CheckpointManager:
 
         doing = f"saving step {step} to {self.path}"
         lock = writer_lock.lock_of(self.path)
-        captured: dict[str, Any] = {}
+        flat: dict[str, torch.Tensor] = {}
         writer = 0
 
         def prepare() -> tuple[int, int]:
-            captured.update((name, contents.capture(value)) for name, value in state.items())
+            captured = {name: contents.capture(value) for name, value in state.items()}
+            flat.update(contents.take_apart(captured, self._allowed))
             number = lock.hold(ranks.rank, ranks.world_size) if ranks.leads else 0
             if ranks.leads:
                 storage.begin(self.path, step, number)
@@ -150,7 +190,7 @@ class CheckpointManager:
 
         def write() -> list[FileEntry]:
             folder = storage.partial_folder(self.path, step, writer)
-            persist.write(folder, captured, ranks)
+            persist.write(folder, flat, ranks)
             return persist.digest_own(folder, ranks)
 
         def seal(sealed: Manifest) -> None:
@@ -201,6 +241,11 @@ class CheckpointManager:
             report = manifest.merge(ranks.agree(doing, share))
             if report.ok:
                 return report
+            if any(fault.kind == "other version" for fault in report.faults):
+                raise CheckpointError(
+                    f"{doing} failed: the newest, of step {report.step}, is of a later version "
+                    f"({report.faults[0].detail}): update this program, or move {report.path} away"
+                )
             self.skipped.append(report)
             if ranks.leads:
                 _log.warning("skipped: %s", report.sentence())

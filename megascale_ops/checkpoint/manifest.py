@@ -20,12 +20,17 @@ import msgspec
 
 from megascale_ops.foreign import UNREADABLE
 
-VERSION = 1
+# 2: the plan and all that is not a tensor is data. 1: they were pickles; such a folder verifies, and is loaded only on
+# request.
+VERSION = 2
+LAST_PICKLED = 1
+# The same name as schema.environment.CHECKPOINT_ALLOW_PICKLE; schema and checkpoint share a floor.
+ALLOW_VARIABLE = "MEGASCALE_CHECKPOINT_ALLOW_PICKLE"
 FILE_NAME = "manifest.json"
 # 64 MB: 160 bytes a file, so the shards of 400,000 ranks. What is larger is not read.
 MOST_BYTES = 64 << 20
 
-# What torch.distributed.checkpoint calls its files, and plainly named ones beside them: nothing that leads out of the
+# What we and torch.distributed.checkpoint call files, and plainly named ones beside them: nothing that leads out of the
 # folder or acts on a terminal.
 _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 # A detail quotes what stands in a foreign file.
@@ -69,7 +74,7 @@ class Fault(msgspec.Struct, frozen=True):
     detail: str = ""
 
     def sentence(self) -> str:
-        """Return it as a sentence for people: ``__0_0.distcp is missing``."""
+        """Return it as a sentence for people: ``__0_0.tensors is missing``."""
         verb = "" if self.kind.endswith("differs") else "is "
         text = f"{self.file} {self.kind}" if not verb else f"{self.file} {verb}{self.kind}"
         return f"{text} ({self.detail})" if self.detail else text
@@ -112,6 +117,13 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
+class _Outside(msgspec.Struct, frozen=True):
+    """The file in any version: a body, whatever is in it, and its digest."""
+
+    manifest: msgspec.Raw
+    sha256: str
+
+
 class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
@@ -142,9 +154,8 @@ def decode(raw: bytes) -> Manifest:
     """
     try:
         version = msgspec.json.decode(raw, type=_Outline).manifest.version
-        if version != VERSION:
-            detail = f"written by version {version}, this program reads version {VERSION}"
-            raise ManifestError(Fault(FILE_NAME, "other version", detail))
+        if not 1 <= version <= VERSION:
+            raise ManifestError(_other_version(raw, version))
         manifest = msgspec.json.decode(raw, type=_Sealed).manifest
     except UNREADABLE as exc:
         raise ManifestError(Fault(FILE_NAME, "malformed", plain(str(exc))[:_DETAIL_LENGTH])) from exc
@@ -155,6 +166,23 @@ def decode(raw: bytes) -> Manifest:
             said = f"{ascii(entry.name)[:_DETAIL_LENGTH]} is not the name of a shard, or its size is below zero"
             raise ManifestError(Fault(FILE_NAME, "malformed", said))
     return manifest
+
+
+def _other_version(raw: bytes, version: int) -> Fault:
+    """Tell a manifest of a later program from a damaged one: this much of the file stays the same in every version."""
+    parts = msgspec.json.decode(raw, type=_Outside)
+    body = msgspec.json.encode(msgspec.json.decode(parts.manifest))
+    if hashlib.sha256(body).hexdigest() != parts.sha256:
+        return Fault(FILE_NAME, "digest differs")
+    return Fault(FILE_NAME, "other version", f"its format is {version}, this program reads up to {VERSION}")
+
+
+def pickle_sentence(folder: str) -> str:
+    """What to tell of a checkpoint that is a pickle, where the user did not ask for one."""
+    return (
+        f"{folder} was written by an older version as a pickle, which runs what its writer wanted: if you trust that, "
+        f"load it once with CheckpointManager(allow_pickle=True) or {ALLOW_VARIABLE}=1, and save again"
+    )
 
 
 def judge_file(entry: FileEntry, seen: FileSeen) -> Fault | None:

@@ -3,62 +3,70 @@
 
 Importing this module costs half a second (DCP), so ``manager`` imports it inside its functions.
 
-Writing is collective: DCP plans which rank writes what and every rank writes one file. Reading is not: every rank reads
-what it needs by itself, so a rank that fails leaves no other waiting. DCP reads its plan and all that is not a tensor
-with pickle; therefore nothing here is called before every digest of the folder was verified.
+Writing is collective: DCP plans which rank writes what and every rank writes its files. Reading is not: a rank reads
+what it needs by itself, so a rank that fails leaves no other waiting. Nothing is unpickled but what the user has named
+(``pickled``, ``allow_pickle``), and that only after every digest of the folder was verified.
 """
 
+import pickle
 import re
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+import torch
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from megascale_ops.checkpoint import contents, storage
-from megascale_ops.checkpoint.manifest import FileEntry
+from megascale_ops.checkpoint import contents, legacy, manifest, storage, values
+from megascale_ops.checkpoint.allowed import Allowed, dotted
+from megascale_ops.checkpoint.dcp_storage import Reader, Writer, load_alone, quietly
+from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import EchoError, Ranks, cause_of
+from megascale_ops.checkpoint.value_kinds import dtype_named
 from megascale_ops.errors import CheckpointError
 
-_SHARD = re.compile(r"__(\d+)_\d+\.distcp")  # DCP's name for what rank n wrote
+_OF_RANK = re.compile(r"__(\d+)_\d+\.(tensors|msgpack|pickle)")  # what rank n wrote
 
 
-class _Writer(FileSystemWriter):
-    """DCP's writer, failing in one sentence: pickled from rank to rank, failures lose what they were raised from."""
+class _Folder(Protocol):
+    """A checkpoint of either format, as ``read_into`` needs it."""
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except (OSError, RuntimeError) as exc:  # torch wraps a full disk in a RuntimeError
-            raise CheckpointError(cause_of(exc)) from exc
+    @property
+    def keys(self) -> frozenset[str]:
+        """Everything that is stored."""
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        try:
-            super().finish(metadata, results)
-        except (OSError, RuntimeError) as exc:
-            raise CheckpointError(cause_of(exc)) from exc
+    def stored(self, key: str) -> contents.Stored:
+        """Shape and type of a tensor."""
+
+    def structures(self, names: list[str]) -> dict[str, contents.Structure]:
+        """The structures of these entries."""
+
+    def load(self, flat: dict[str, Any]) -> None:
+        """Load exactly these tensors, by this rank alone."""
+
+    def unpickled(self, key: str) -> object:
+        """What the user asked to pickle."""
 
 
-def write(folder: Path, captured: Mapping[str, Any], ranks: Ranks) -> None:
+def write(folder: Path, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
     """Write this rank's share of a state; every rank must call.
+
+    Args:
+        folder: where to.
+        flat: the state, taken apart by ``contents``.
+        ranks: who takes part.
 
     Raises:
         CheckpointError: on every rank, when any rank could not write; on that rank with the cause.
     """
-    writer = _Writer(folder, single_file_per_rank=True, sync_files=True)
     try:
-        with _quietly():
+        with quietly():
             state_dict_saver.save(
-                contents.take_apart(captured),
-                storage_writer=writer,
+                dict(flat),
+                storage_writer=Writer(folder, ranks.rank),
+                planner=DefaultSavePlanner(flatten_state_dict=False),
                 process_group=ranks.process_group if ranks.distributed else None,
                 no_dist=not ranks.distributed,
             )
@@ -69,7 +77,7 @@ def write(folder: Path, captured: Mapping[str, Any], ranks: Ranks) -> None:
 
 
 def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
-    """Digest the files that this rank wrote; the leading rank also digests files of no rank (DCP's plan).
+    """Digest the files that this rank wrote; the leading rank also digests files of no rank (the plan).
 
     Read back right after writing, so from the page cache of the same host.
 
@@ -78,64 +86,110 @@ def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
     """
     own: list[FileEntry] = []
     for path in sorted(folder.iterdir()):
-        match = _SHARD.fullmatch(path.name)
+        match = _OF_RANK.fullmatch(path.name)
         if int(match.group(1)) == ranks.rank if match else ranks.leads:
             own.append(storage.digest(path))
     return own
 
 
-def read_into(folder: Path, state: dict[str, Any]) -> None:
+def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Allowed) -> None:
     """Load a verified checkpoint into a state, in place.
 
     Args:
         folder: the checkpoint.
+        sealed: its manifest.
         state: as given to ``save``; tensors and stateful objects are loaded in place, other entries are replaced.
+        allowed: what may be unpickled, and which types of the user's own may be made.
 
     Raises:
-        ValueError: the state and the checkpoint do not fit; the text names the entry.
+        CheckpointError: the state and the checkpoint do not fit (the text names the entry), or the folder asks for
+            more than is allowed. Then the state is as it was.
     """
-    reader = FileSystemReader(folder)
-    plan = reader.read_metadata().state_dict_metadata
-    unknown = [name for name in state if contents.structure_key(name) not in plan]
+    source = _opened(folder, sealed, allowed)
+    unknown = [name for name in state if contents.structure_key(name) not in source.keys]
     if unknown:
-        raise ValueError(f"it holds {', '.join(contents.names_in(plan))} but not {', '.join(unknown)}")
-
-    def stored(key: str) -> contents.Stored:
-        described = plan[key]
-        assert isinstance(described, TensorStorageMetadata), f"{key}: a slot stands for a tensor"
-        return contents.Stored(tuple(described.size), described.properties.dtype)
-
-    structures: dict[str, Any] = {contents.structure_key(name): None for name in state}
-    _load(structures, folder)
+        raise CheckpointError(f"it holds {', '.join(contents.names_in(source.keys))} but not {', '.join(unknown)}")
+    structures = source.structures(list(state))
+    unpickled = {key: source.unpickled(key) for key in _pickled_keys(structures, allowed)}
     loaded: dict[str, Any] = {}
     for name, value in state.items():
-        structure = structures[contents.structure_key(name)]
         try:
-            loaded |= contents.targets(value, contents.capture(value), structure, stored)
+            captured = contents.capture(value)
+            loaded |= contents.targets(value, captured, structures[name], source.stored, allowed)
         except ValueError as exc:
-            raise ValueError(f"{name!r} does not fit: {exc}") from exc
-    _load(loaded, folder)
+            raise CheckpointError(f"{name!r} does not fit: {exc}") from exc
+    source.load(loaded)
+    loaded |= unpickled
     for name, value in state.items():
-        whole = contents.put_together(structures[contents.structure_key(name)], loaded)
+        whole = contents.put_together(structures[name], loaded, allowed)
         if contents.is_stateful(value):
             value.load_state_dict(whole)
         else:
             state[name] = whole
 
 
-def _load(flat: dict[str, Any], folder: Path) -> None:
-    """Load exactly these keys, by this rank alone."""
-    try:
-        with _quietly():
-            state_dict_loader.load(flat, storage_reader=FileSystemReader(folder), no_dist=True)
-    except CheckpointException as exc:
-        failure, _ = next(iter(exc.failures.values()))
-        raise CheckpointError(cause_of(failure)) from exc
+def _opened(folder: Path, sealed: Manifest, allowed: Allowed) -> _Folder:
+    if sealed.version > manifest.LAST_PICKLED:
+        return _NewFolder(folder, sealed, allowed)
+    if not allowed.old_pickles:
+        raise CheckpointError(manifest.pickle_sentence(folder.name))
+    return legacy.OldFolder(folder)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without DCP's warning that a single process is meant: here it always is meant when it is said."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
+class _NewFolder:
+    """A verified checkpoint of the present format."""
+
+    def __init__(self, folder: Path, sealed: Manifest, allowed: Allowed) -> None:
+        self._allowed = allowed
+        try:
+            self._reader = Reader(folder, {entry.name: entry.size_bytes for entry in sealed.files})
+        except ValueError as exc:
+            raise CheckpointError(str(exc)) from exc
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._reader.plan.tensors)
+
+    def stored(self, key: str) -> contents.Stored:
+        described = self._reader.plan.tensors.get(key)
+        if described is None:
+            raise ValueError(f"its structure speaks of a tensor {ascii(key)[:80]}, its plan does not")
+        return contents.Stored(described.size, dtype_named(described.dtype))
+
+    def structures(self, names: list[str]) -> dict[str, contents.Structure]:
+        found: dict[str, contents.Structure] = {}
+        for name in names:
+            try:
+                raw = self._reader.read_bytes(contents.structure_key(name))
+                found[name] = contents.Structure(values.decode(raw, self._allowed))
+            except (ValueError, CheckpointError) as exc:
+                raise CheckpointError(f"{name!r} can't be read: {exc}") from exc
+        return found
+
+    def load(self, flat: dict[str, Any]) -> None:
+        load_alone(flat, self._reader, DefaultLoadPlanner(flatten_state_dict=False))
+
+    def unpickled(self, key: str) -> object:
+        try:
+            return pickle.loads(self._reader.read_bytes(key))  # noqa: S301  the user has named this value
+        except Exception as exc:  # whatever the user's own objects raise when they are made
+            raise CheckpointError(f"{key.removesuffix(contents.PICKLED)} can't be unpickled: {exc}") from exc
+
+
+def _pickled_keys(structures: Mapping[str, contents.Structure], allowed: Allowed) -> list[str]:
+    """The keys of all pickled values, each of them named by the user.
+
+    Raises:
+        CheckpointError: one is not; nothing was unpickled.
+    """
+    keys: list[str] = []
+    for name, structure in structures.items():
+        for path, key in contents.pickles_in(structure, allowed).items():
+            place = dotted((name, *path))
+            if place not in allowed.pickled:
+                raise CheckpointError(
+                    f"{place} was pickled, and loading it runs what its writer wanted: if you trust that, name it in "
+                    f'CheckpointManager(pickled=("{place}",))'
+                )
+            keys.append(key)
+    return keys

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoint folders on a file system: written beside, sealed by one rename, deleted by one rename.
 
-    <root>/step-00000120/            a whole checkpoint: shards, .metadata, manifest.json
+    <root>/step-00000120/            a whole checkpoint: shards, plan.msgpack, manifest.json
     <root>/.step-00000120.7.partial/ being written by the seventh writer of this folder; the next one deletes it
     <root>/.step-00000120.replaced/  the former checkpoint of a step that is being saved again; still counts
     <root>/.step-00000120.deleted/   being deleted

@@ -104,12 +104,12 @@ class Restored(NamedTuple):
 def restored(saved: Saved) -> Restored:
     """Restore from what was saved, and from a copy with a flipped byte, a missing shard and a torn write."""
     folder = shutil.copytree(saved.folder / "save", saved.folder / "damaged")
-    flipped = folder / "step-00000004" / "__0_0.distcp"
+    flipped = folder / "step-00000004" / "__0_0.tensors"
     data = bytearray(flipped.read_bytes())
     data[len(data) // 2] ^= 0x10
     flipped.write_bytes(data)
-    (folder / "step-00000003" / "__1_0.distcp").unlink()
-    torn = folder / "step-00000002" / "__1_0.distcp"
+    (folder / "step-00000003" / "__1_0.tensors").unlink()
+    torn = folder / "step-00000002" / "__1_0.tensors"
     torn.write_bytes(torn.read_bytes()[:-4096])
     (sound, damaged), stderr = play(saved.folder, ("restore", saved.folder / "save"), ("restore", folder))
     return Restored(sound, damaged, stderr)

@@ -203,7 +203,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_said(launch: Launch) -> None
     arguments = ("run", "--job=toy", "--nproc-per-node=2", "--", str(script), *small, "--checkpoint-every=5")
     assert launch.finish(launch.spawn(*arguments, "--steps=20")) == 0, launch.output()
     newest = max((launch.run_dir() / "checkpoints").glob("step-*"))
-    shard = next(path for path in sorted(newest.iterdir()) if path.suffix == ".distcp")
+    shard = next(path for path in sorted(newest.iterdir()) if path.suffix == ".tensors")
     damaged = bytearray(shard.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     shard.write_bytes(damaged)

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from megascale_ops.checkpoint import contents
+from megascale_ops.checkpoint import contents, values
+from megascale_ops.checkpoint.allowed import Allowed
+from megascale_ops.errors import CheckpointError
 
 
 class Pair(NamedTuple):
@@ -16,6 +18,15 @@ class Pair(NamedTuple):
 
     left: Any
     right: Any
+
+
+NAMED = Allowed.of((), (Pair,), old_pickles=False)
+
+
+def structure_of(flat: dict[str, torch.Tensor], name: str, allowed: Allowed = NAMED) -> contents.Structure:
+    """The structure of an entry, as a restore reads it."""
+    raw = flat[contents.structure_key(name)].numpy().tobytes()
+    return contents.Structure(values.decode(raw, allowed))
 
 
 def test_any_nest_comes_back_with_its_types() -> None:
@@ -27,8 +38,9 @@ def test_any_nest_comes_back_with_its_types() -> None:
         "number": 7,
     }
 
-    flat = contents.take_apart({"entry": value})
-    structure = flat.pop(contents.structure_key("entry"))
+    flat = contents.take_apart({"entry": value}, NAMED)
+    structure = structure_of(flat, "entry")
+    del flat[contents.structure_key("entry")]
     back = contents.put_together(structure, flat)
 
     assert sorted(flat) == ["entry.0.a", "entry.list.1.0", "entry.pair.0"]
@@ -53,7 +65,7 @@ def test_names_that_spell_alike_do_not_collide() -> None:
     state = {"s": {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}}
 
     flat = contents.take_apart(state)
-    back = contents.put_together(flat[contents.structure_key("s")], flat)
+    back = contents.put_together(structure_of(flat, "s"), flat)
 
     assert back["a.b"].item() == 0
     assert back["a"]["b"].item() == 1
@@ -63,7 +75,7 @@ def test_a_bare_tensor_is_an_entry_too() -> None:
     """The simplest state of all."""
     flat = contents.take_apart({"x": torch.ones(2)})
 
-    assert torch.equal(contents.put_together(flat["x::structure"], flat), torch.ones(2))
+    assert torch.equal(contents.put_together(structure_of(flat, "x"), flat), torch.ones(2))
     assert contents.names_in(flat) == ["x"]
 
 
@@ -74,15 +86,14 @@ def test_a_fresh_optimizer_gets_room_for_the_moments_it_lacks() -> None:
     model(torch.ones(1, 3)).sum().backward()
     trained.step()
     flat = contents.take_apart({"optimizer": trained.state_dict()})
-    structure = flat[contents.structure_key("optimizer")]
+    structure = structure_of(flat, "optimizer")
+    del flat[contents.structure_key("optimizer")]
 
     made = contents.targets(
         fresh, fresh.state_dict(), structure, lambda key: contents.Stored(tuple(flat[key].shape), flat[key].dtype)
     )
 
-    assert {key: tensor.shape for key, tensor in made.items()} == {
-        key: tensor.shape for key, tensor in flat.items() if isinstance(tensor, torch.Tensor)
-    }
+    assert {key: tensor.shape for key, tensor in made.items()} == {key: tensor.shape for key, tensor in flat.items()}
     assert not any(tensor.requires_grad for tensor in made.values())
 
 
@@ -94,7 +105,7 @@ def test_tensors_that_are_there_are_loaded_in_place() -> None:
     made = contents.targets(
         model,
         model.state_dict(),
-        flat[contents.structure_key("model")],
+        structure_of(flat, "model"),
         lambda key: contents.Stored(tuple(flat[key].shape), flat[key].dtype),
     )
 
@@ -104,7 +115,7 @@ def test_tensors_that_are_there_are_loaded_in_place() -> None:
 def test_what_does_not_fit_is_named() -> None:
     """Another shape, or a tensor that was never saved: the name and the shapes are told."""
     flat = contents.take_apart({"model": {"weight": torch.ones(2)}})
-    structure = flat[contents.structure_key("model")]
+    structure = structure_of(flat, "model")
 
     with pytest.raises(ValueError, match=r"model.weight has shape \[2\] in the checkpoint and \[3\] here"):
         contents.targets(None, {"weight": torch.ones(3)}, structure, lambda _: contents.Stored((2,), torch.float32))
@@ -115,3 +126,28 @@ def test_what_does_not_fit_is_named() -> None:
             structure,
             lambda _: contents.Stored((2,), torch.float32),
         )
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.ones(2, 2).to_sparse(), "sparse_coo"),
+        (torch.empty(2, device="meta"), "meta"),
+    ],
+)
+def test_a_tensor_that_is_no_block_of_memory_is_refused_by_its_place(tensor: torch.Tensor, kind: str) -> None:
+    """Before anything is written."""
+    with pytest.raises(CheckpointError, match=rf"state\['a'\]\['b'\]: a {kind} tensor can't be stored as it is"):
+        contents.take_apart({"a": {"b": tensor}})
+
+
+def test_no_name_of_a_tensor_passes_for_a_structure_or_a_pickle() -> None:
+    """Names that end as ours do are changed, so that no tensor is taken for something else."""
+    state = {"m": {"x::structure": torch.ones(1), "y::pickled": torch.zeros(1)}}
+
+    flat = contents.take_apart(state)
+    back = contents.put_together(structure_of(flat, "m"), flat)
+
+    assert contents.names_in(flat) == ["m"]
+    assert sorted(flat) == ["m.x::structure~", "m.y::pickled~", "m::structure"]
+    assert [tensor.item() for tensor in back.values()] == [1, 0]

@@ -33,8 +33,8 @@ def our_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def damage(folder: Path) -> None:
-    """Flip a byte of the first shard."""
-    shard = folder / "__0_0.distcp"
+    """Flip a byte of the first file."""
+    shard = folder / "__0_0.msgpack"
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
@@ -112,7 +112,7 @@ def test_a_damaged_newest_is_passed_over_and_said_so(tmp_path: Path, caplog: pyt
     assert [report.step for report in manager.skipped] == [2]
     said = our_messages(caplog)
     assert len(said) == 1
-    assert said[0].startswith("skipped: checkpoint of step 2 is damaged: __0_0.distcp digest differs")
+    assert said[0].startswith("skipped: checkpoint of step 2 is damaged: __0_0.msgpack digest differs")
 
 
 def test_when_none_verifies_training_does_not_start_over_in_silence(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_a_manifest_of_another_version_names_both_versions() -> None:
     """Who is told to upgrade must know from what to what."""
     raw = manifest.encode(msgspec.structs.replace(MANIFEST, version=9))
 
-    with pytest.raises(ManifestError, match=r"other version \(written by version 9, this program reads version 1\)"):
+    with pytest.raises(ManifestError, match=r"other version \(its format is 9, this program reads up to 2\)"):
         manifest.decode(raw)
 
 
