@@ -166,3 +166,25 @@ def test_ranks_that_disagree_about_the_step_save_nothing(saved: Saved) -> None:
     """Shards of different steps never become one checkpoint."""
     assert all("the ranks are at different steps, [5, 6]" in one["error"] for one in saved.reports["disagree"])
     assert candidates(saved.folder / "disagree") == []
+
+
+def test_what_each_rank_has_of_its_own_comes_back_to_it(tmp_path: Path) -> None:
+    """Generators, numbers, and an object that was named; where it is not named all ranks refuse with one sentence."""
+    folder = tmp_path / "checkpoints"
+    play(tmp_path, ("save own", folder))
+
+    (reports,), _ = play(tmp_path, ("restore own", folder))
+
+    assert [(report["step"], report["same"]) for report in reports] == [(3, True)] * 2
+    assert reports[0]["error"] == reports[1]["error"]
+    assert "rank0.order was pickled" in reports[0]["error"]
+    assert len(list((folder / "step-00000003").glob("__?_0.pickle"))) == 2
+
+
+def test_what_is_no_data_on_one_rank_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """Before anything is written, so no rank waits in a save that cannot be."""
+    (reports,), _ = play(tmp_path, ("save opaque", tmp_path / "checkpoints"))
+
+    assert reports[0] == reports[1]
+    assert "on rank 1: state['b']: an object of type Order can't be stored as data" in reports[0]["error"]
+    assert candidates(tmp_path / "checkpoints") == []
