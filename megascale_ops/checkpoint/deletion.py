@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a checkpoint folder, have ``retention`` decide, and delete what goes: after a save, and for the command line.
+
+Nothing is deleted under a reader that came at the last moment: the folder is moved away first, then the marks are read,
+and it is moved back where one has come. A reader that found it gone looks for another one.
+"""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops import foreign
+from megascale_ops.checkpoint import manifest as manifests
+from megascale_ops.checkpoint import readers, retention, storage
+from megascale_ops.checkpoint.manifest import Fault, FileSeen, Manifest, ManifestError
+from megascale_ops.checkpoint.retention import Decision, Rule, Standing
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """One checkpoint folder by its manifest and the sizes of its files; no digest was computed."""
+
+    path: str
+    step: int
+    manifest: Manifest | None
+    faults: tuple[Fault, ...] = ()
+    size_bytes: int = 0  # of what is there
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong as far as was looked."""
+        return not self.faults
+
+
+def glance(folder: Path) -> Glance:
+    """Look at one checkpoint without reading its shards; never raises."""
+    step = storage.step_of(folder)
+    size_bytes = storage.bytes_in(folder)
+    try:
+        manifest = manifests.decode(foreign.read(folder / manifests.FILE_NAME, manifests.MOST_BYTES))
+    except FileNotFoundError:
+        return Glance(str(folder), step, None, (Fault(manifests.FILE_NAME, "missing"),), size_bytes)
+    except ManifestError as exc:
+        return Glance(str(folder), step, None, (exc.fault,), size_bytes)
+    except OSError as exc:
+        fault = Fault(manifests.FILE_NAME, "unreadable", storage.describe(exc))
+        return Glance(str(folder), step, None, (fault,), size_bytes)
+    found = [manifests.judge_step(manifest, step)]
+    for entry in manifest.files:
+        size = storage.size_of(folder / entry.name)
+        seen = FileSeen(entry.name, None if size < 0 else size, entry.sha256)
+        found.append(manifests.judge_file(entry, seen))
+    return Glance(str(folder), step, manifest, tuple(fault for fault in found if fault), size_bytes)
+
+
+def plan(
+    root: Path,
+    rule: Rule,
+    *,
+    newest_step: int | None = None,
+    damaged: Collection[str] = (),
+    by_metric: bool = True,
+    clear: bool = True,
+) -> list[Decision]:
+    """What becomes of each checkpoint of a folder, newest first.
+
+    Args:
+        root: the folder.
+        rule: what its owner wants.
+        newest_step: see ``retention.decide``.
+        damaged: paths that are known not to verify.
+        by_metric: read the manifests, which say the metric and show some damage; needed for ``keep_best``.
+        clear: remove the marks of readers that are gone.
+
+    Raises:
+        OSError: the folder can't be listed.
+    """
+    reading = readers.readers_of(root, clear=clear)
+    return retention.decide(
+        [_standing(path, damaged, reading, by_metric=by_metric) for path in storage.candidates(root)],
+        rule,
+        newest_step,
+    )
+
+
+def _standing(
+    path: Path, damaged: Collection[str], reading: dict[int, tuple[str, ...]], *, by_metric: bool
+) -> Standing:
+    step, metric, is_damaged = storage.step_of(path), None, str(path) in damaged
+    if by_metric and not is_damaged:
+        seen = glance(path)
+        is_damaged = not seen.ok
+        metric = manifests.metric_of(seen.manifest) if seen.manifest is not None else None
+    return Standing(step, str(path), metric, is_damaged, reading.get(step, ()))
+
+
+def carry_out(root: Path, decisions: Iterable[Decision]) -> list[Decision]:
+    """Delete what goes, the oldest first; what a reader has marked meanwhile stays.
+
+    Returns:
+        What was deleted.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    doomed = [one for one in decisions if not one.stays]
+    return [one for one in reversed(doomed) if delete_unread(root, Path(one.path))]
+
+
+def delete_unread(root: Path, folder: Path) -> bool:
+    """Delete one checkpoint unless it is read; whether it is gone.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    step = storage.step_of(folder)
+    doomed = storage.move_away(folder)
+    if doomed is None:
+        return True
+    if step in readers.readers_of(root) and not folder.exists():
+        doomed.rename(folder)
+        return False
+    storage.delete_moved(doomed)
+    return True
