@@ -5,7 +5,7 @@ Nothing is deleted under a reader that came at the last moment: the folder is mo
 and it is moved back where one has come. A reader that found it gone looks for another one.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -94,8 +94,15 @@ def _standing(
     return Standing(step, str(path), metric, is_damaged, reading.get(step, ()))
 
 
-def carry_out(root: Path, decisions: Iterable[Decision]) -> list[Decision]:
+def carry_out(
+    root: Path, decisions: Iterable[Decision], before: Callable[[Decision], object] | None = None
+) -> list[Decision]:
     """Delete what goes, the oldest first; what a reader has marked meanwhile stays.
+
+    Args:
+        root: the folder.
+        decisions: what was decided.
+        before: called ahead of each deletion; what it raises ends them.
 
     Returns:
         What was deleted.
@@ -103,8 +110,13 @@ def carry_out(root: Path, decisions: Iterable[Decision]) -> list[Decision]:
     Raises:
         OSError: the file system refuses.
     """
-    doomed = [one for one in decisions if not one.stays]
-    return [one for one in reversed(doomed) if delete_unread(root, Path(one.path))]
+    deleted = []
+    for one in reversed([each for each in decisions if not each.stays]):
+        if before is not None:
+            before(one)
+        if delete_unread(root, Path(one.path)):
+            deleted.append(one)
+    return deleted
 
 
 def delete_unread(root: Path, folder: Path) -> bool:

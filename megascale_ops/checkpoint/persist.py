@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -121,6 +122,31 @@ def read_into(folder: Path, state: dict[str, Any]) -> None:
             value.load_state_dict(whole)
         else:
             state[name] = whole
+
+
+def stored_in(folder: Path) -> dict[str, contents.Stored]:
+    """Shape and type of every tensor of a verified checkpoint, by name."""
+    plan = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        key: contents.Stored(tuple(described.size), described.properties.dtype)
+        for key, described in plan.items()
+        if isinstance(described, TensorStorageMetadata)
+    }
+
+
+def read_tensors(folder: Path, wanted: Mapping[str, contents.Stored]) -> dict[str, torch.Tensor]:
+    """Some tensors of a verified checkpoint, whole and on the CPU."""
+    loaded = {key: torch.empty(stored.shape, dtype=stored.dtype) for key, stored in wanted.items()}
+    _load(loaded, folder)
+    return loaded
+
+
+def read_structures(folder: Path) -> dict[str, Any]:
+    """All that is not a tensor in a verified checkpoint: by entry, with a ``contents.Slot`` where a tensor was."""
+    names = contents.names_in(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    structures: dict[str, Any] = {contents.structure_key(name): None for name in names}
+    _load(structures, folder)
+    return {name: structures[contents.structure_key(name)].value for name in names}
 
 
 def _load(flat: dict[str, Any], folder: Path) -> None:
