@@ -136,9 +136,9 @@ def _groups(wanted: Mapping[str, Stored]) -> Iterator[dict[str, Stored]]:
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """A tensor's elements as doubles, some at a time; a complex one's parts count as two."""
     plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    for piece in plain.reshape(-1).split(_COMPARED):
-        if piece.numel():
-            yield piece.to(torch.float64)
+    flat = plain.reshape(-1)
+    for start in range(0, flat.numel(), _COMPARED):
+        yield flat[start : start + _COMPARED].to(torch.float64)
 
 
 def _values(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[tuple[Change, ...], int]:

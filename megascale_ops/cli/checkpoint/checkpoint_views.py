@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from megascale_ops.cli.checkpoint.planning import Planned
     from megascale_ops.cli.checkpoint.pruning import Row
 
-# 12 digits of a SHA-256: enough to compare by eye; --json has all.
-_DIGITS = 12
+# 8 digits of a SHA-256: enough to compare by eye, and the list fits 80 columns; --json has all.
+_DIGITS = 8
 
 
 def digest_of(seen: "Glance") -> str:
@@ -46,6 +46,8 @@ def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]])
             digest_of(one)[:_DIGITS],
             _state(one, reading),
         )
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     return _with_rest(table, len(found), "checkpoints")
 
 
@@ -115,12 +117,17 @@ def plan_view(planned: "Planned", elsewhere: Mapping[str, float]) -> RenderableT
     steps = "" if not plan.steps else " (every step)" if plan.steps == 1 else f" (every {plan.steps:,} steps)"
     bound = {"daly": "", "write": ", as long as a write takes", "step": ", one step: the shortest there is"}
     outcome = plain_table("save every", "interval", "lost")
-    outcome.add_row("best", f"{duration(plan.interval_s)}{steps}{bound[plan.bound_by]}", percent(plan.lost_share))
+    at_most = "at most " if any(one.is_bound for one in planned.inputs.values()) else ""
+    best = f"{duration(plan.interval_s)}{steps}{bound[plan.bound_by]}"
+    outcome.add_row("best", best, at_most + percent(plan.lost_share))
     others = {"half of it": plan.interval_s / 2, "twice": plan.interval_s * 2, "as it saves now": planned.now.seconds}
     for name, share in elsewhere.items():
-        outcome.add_row(name, duration(others[name] or 0.0), percent(share))
+        outcome.add_row(name, duration(others[name] or 0.0), at_most + percent(share))
     formulas = f"Young {duration(plan.young_s)}, Daly {duration(plan.daly_s)}: from the end of a save to the next one"
-    return Group(inputs, Text(""), outcome, Text(formulas, style="dim"))
+    notes = [Text(formulas, style="dim")]
+    if at_most:
+        notes.append(Text("no failure was seen: if it fails less often than that, a longer interval is better"))
+    return Group(inputs, Text(""), outcome, *notes)
 
 
 def _state(one: "Glance", reading: Mapping[int, tuple[str, ...]]) -> Text:
@@ -132,7 +139,7 @@ def _state(one: "Glance", reading: Mapping[int, tuple[str, ...]]) -> Text:
 
 def _moment(wall_s: float) -> str:
     try:
-        return datetime.fromtimestamp(wall_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(wall_s).astimezone().strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):  # a manifest that others wrote
         return ""
 

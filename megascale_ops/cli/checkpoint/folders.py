@@ -98,8 +98,8 @@ def _newest_whole(path: str, count: int) -> list[Path]:
             why = why or f"; {report.sentence()}"
         if len(found) == count:
             return found
-    wanted = "one is" if count == 1 else "two are"
-    raise CheckpointError(f"{wanted} needed, and {len(found)} whole checkpoints are in {path}{why}")
+    lacking = "no whole checkpoint is" if count == 1 else "fewer than two whole checkpoints are"
+    raise CheckpointError(f"{lacking} in {path}{why}")
 
 
 @contextmanager

@@ -82,14 +82,15 @@ def _input(name: str, given: float | None, measured: Measured | None) -> Input:
         return Input(given, _GIVEN)
     if name == "write":
         return Input(0.0, "not given: on disk when training goes on")
-    if measured is None:
-        return Input(None, "not given")
-    return {
-        "stall": measured.stall,
-        "between-failures": measured.between_failures,
-        "restart": measured.restart,
-        "step": measured.step,
+    unknown = Input(None, "not given")
+    found = {
+        "stall": measured.stall if measured is not None else unknown,
+        "between-failures": measured.between_failures if measured is not None else unknown,
+        "restart": measured.restart if measured is not None else unknown,
+        "step": measured.step if measured is not None else unknown,
     }[name]
+    is_left_out = name == "restart" and found.seconds is None
+    return found._replace(source=f"{found.source}: counts as 0") if is_left_out else found
 
 
 def shares(planned: Planned) -> dict[str, float]:

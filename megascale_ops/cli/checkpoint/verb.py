@@ -22,7 +22,7 @@ def checkpoint() -> None:
     """Look after checkpoints: PATH is a folder of them, one of them, or a run folder."""
 
 
-@checkpoint.command("ls")
+@checkpoint.command("ls", short_help="List checkpoints, with sizes and digests.")
 @_path_argument
 @json_option
 @log_options
@@ -64,7 +64,7 @@ def ls(path: str, as_json: bool) -> None:
         click.echo(f"held by {holder}")
 
 
-@checkpoint.command()
+@checkpoint.command(short_help="Read all files and compare their digests.")
 @_path_argument
 @json_option
 @log_options
@@ -93,7 +93,7 @@ def verify(path: str, as_json: bool) -> int:
     return int(len(whole) < len(reports))
 
 
-@checkpoint.command()
+@checkpoint.command(short_help="Show which tensors changed, and how much.")
 @_path_argument
 @click.argument("other", metavar="[PATH]", required=False, type=click.Path())
 @json_option
@@ -127,7 +127,7 @@ def diff(path: str, other: str | None, as_json: bool) -> None:
     click.echo(differences_line(found))
 
 
-@checkpoint.command()
+@checkpoint.command(short_help="Delete those that no option keeps.")
 @_path_argument
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="The newest N that are whole stay; 1 if not given.")
 @click.option("--keep-every", type=click.IntRange(1), metavar="K", help="So does the first from each K steps on.")
@@ -173,7 +173,7 @@ def prune(
     _show_pruned(meant, rows, dry_run=dry_run, as_json=as_json)
 
 
-@checkpoint.command()
+@checkpoint.command(short_help="Work out how often a job should save.")
 @job_argument
 @where_options
 @click.option("--stall", type=_SECONDS, metavar="SECONDS", help="Training stands still for so long when it saves.")
