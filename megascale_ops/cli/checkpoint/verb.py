@@ -9,11 +9,21 @@ from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import FiniteRange, job_argument, json_option, log_options, where_options
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from megascale_ops.checkpoint.deletion import Glance
     from megascale_ops.checkpoint.manifest import CheckpointReport
     from megascale_ops.cli.checkpoint.folders import Meant
 
-_path_argument = click.argument("path", metavar="PATH", type=click.Path())
+
+def _folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+    """Let the shell complete folders."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="dir")]
+
+
+_path_argument = click.argument("path", metavar="PATH", type=click.Path(), shell_complete=_folders)
 _SECONDS = FiniteRange(min=0)
 
 
@@ -95,7 +105,7 @@ def verify(path: str, as_json: bool) -> int:
 
 @checkpoint.command(short_help="Show which tensors changed, and how much.")
 @_path_argument
-@click.argument("other", metavar="[PATH]", required=False, type=click.Path())
+@click.argument("other", metavar="[PATH]", required=False, type=click.Path(), shell_complete=_folders)
 @json_option
 @log_options
 def diff(path: str, other: str | None, as_json: bool) -> None:
