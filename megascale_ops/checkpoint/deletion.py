@@ -130,7 +130,7 @@ def delete_unread(root: Path, folder: Path) -> bool:
     if doomed is None:
         return True
     if step in readers.readers_of(root) and not folder.exists():
-        doomed.rename(folder)
+        storage.move_back(doomed, folder)
         return False
     storage.delete_moved(doomed)
     return True

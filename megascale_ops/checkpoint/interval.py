@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often to save: what a save costs against what a failure costs.
 
-Whoever saves often pays the stall often; whoever saves seldom makes more steps a second time after a failure. With a
-stall of ``s`` seconds a save and failures that come by chance every ``M`` seconds on average, the least is lost at
+A job that saves often pays the stall often; one that saves seldom makes more steps a second time after a failure. With
+a stall of ``s`` seconds a save and failures that come by chance every ``M`` seconds on average, the least is lost at
 
     sqrt(2 s M)                                                            Young 1974
     sqrt(2 s M) (1 + sqrt(s / 2M) / 3 + (s / 2M) / 9) - s,  M from s >= 2M on     Daly 2006, equation 37

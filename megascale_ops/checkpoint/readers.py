@@ -112,7 +112,7 @@ def readers_of(root: Path, *, clear: bool = False) -> dict[int, tuple[str, ...]]
     now_s = _file_system_s(root) if marks else 0.0
     found: dict[int, list[str]] = {}
     for path in marks:
-        who = _reader(path, now_s)
+        who = _who_reads(path, now_s)
         if who:
             found.setdefault(int(path.name.split(".")[1].removeprefix("reader-")), []).append(who)
         elif clear:
@@ -120,7 +120,7 @@ def readers_of(root: Path, *, clear: bool = False) -> dict[int, tuple[str, ...]]
     return {step: tuple(named) for step, named in found.items()}
 
 
-def _reader(path: Path, now_s: float) -> str:
+def _who_reads(path: Path, now_s: float) -> str:
     """Who reads by this mark; empty: it reads no more."""
     try:
         age_s = now_s - path.lstat().st_mtime

@@ -208,6 +208,15 @@ def move_away(folder: Path, step: int | None = None) -> Path | None:
     return doomed
 
 
+def move_back(doomed: Path, folder: Path) -> None:
+    """Put what was moved away where it was.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    doomed.rename(folder)
+
+
 def delete_moved(doomed: Path) -> None:
     """Delete what was moved away.
 

@@ -21,6 +21,10 @@ from megascale_ops.schema.history import Facts, History
 from megascale_ops.trace.report_facts import Gathered, Report, Told
 from tests.fakes.checkpoints import sealed
 
+README_COMMANDS = (
+    "megascale-ops checkpoint plan --stall 30 --write 90 --between-failures 86400 --restart 300 --step 2.5",
+)
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -250,7 +254,7 @@ def test_diff_shows_what_changed_from_one_to_the_next(tmp_path: Path, capsys: py
 
 def test_a_plan_shows_its_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     """From options alone, no run is needed."""
-    given = ("--stall", 30, "--write", 90, "--between-failures", 86400, "--restart", 300, "--step", 2.5)
+    given = README_COMMANDS[0].split()[3:]
 
     code, out, _ = said(capsys, "plan", *given)
     _, told = numbers(capsys, "plan", *given)
