@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops import foreign
+from megascale_ops.checkpoint import latest, readers, retention, storage
 from megascale_ops.checkpoint import manifest as manifests
-from megascale_ops.checkpoint import readers, retention, storage
-from megascale_ops.checkpoint.manifest import Fault, FileSeen, Manifest, ManifestError
+from megascale_ops.checkpoint.manifest import Fault, FileSeen, Manifest
 from megascale_ops.checkpoint.retention import Decision, Rule, Standing
 
 
@@ -34,17 +33,9 @@ class Glance(msgspec.Struct, frozen=True):
 
 def glance(folder: Path) -> Glance:
     """Look at one checkpoint without reading its shards; never raises."""
-    step = storage.step_of(folder)
-    size_bytes = storage.bytes_in(folder)
-    try:
-        manifest = manifests.decode(foreign.read(folder / manifests.FILE_NAME, manifests.MOST_BYTES))
-    except FileNotFoundError:
-        return Glance(str(folder), step, None, (Fault(manifests.FILE_NAME, "missing"),), size_bytes)
-    except ManifestError as exc:
-        return Glance(str(folder), step, None, (exc.fault,), size_bytes)
-    except OSError as exc:
-        fault = Fault(manifests.FILE_NAME, "unreadable", storage.describe(exc))
-        return Glance(str(folder), step, None, (fault,), size_bytes)
+    step, size_bytes, manifest = storage.step_of(folder), storage.bytes_in(folder), latest.read_manifest(folder)
+    if isinstance(manifest, Fault):
+        return Glance(str(folder), step, None, (manifest,), size_bytes)
     found = [manifests.judge_step(manifest, step)]
     for entry in manifest.files:
         size = storage.size_of(folder / entry.name)
@@ -69,7 +60,7 @@ def plan(
         rule: what its owner wants.
         newest_step: see ``retention.decide``.
         damaged: paths that are known not to verify.
-        by_metric: read the manifests, which say the metric and show some damage; needed for ``keep_best``.
+        by_metric: read the manifests, which say the metric; one that can't be read is damage. For ``keep_best``.
         clear: remove the marks of readers that are gone.
 
     Raises:
@@ -88,9 +79,9 @@ def _standing(
 ) -> Standing:
     step, metric, is_damaged = storage.step_of(path), None, str(path) in damaged
     if by_metric and not is_damaged:
-        seen = glance(path)
-        is_damaged = not seen.ok
-        metric = manifests.metric_of(seen.manifest) if seen.manifest is not None else None
+        manifest = latest.read_manifest(path)
+        is_damaged = isinstance(manifest, Fault)
+        metric = None if isinstance(manifest, Fault) else manifests.metric_of(manifest)
     return Standing(step, str(path), metric, is_damaged, reading.get(step, ()))
 
 

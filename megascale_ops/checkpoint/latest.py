@@ -12,7 +12,7 @@ import msgspec
 from megascale_ops import foreign
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint import storage
-from megascale_ops.checkpoint.manifest import CheckpointReport, Fault
+from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, Manifest, ManifestError
 from megascale_ops.errors import CheckpointError
 
 
@@ -37,19 +37,25 @@ def inspect(
     Returns:
         The report; an unreadable or missing manifest is a fault like any other, never an exception.
     """
-    step = storage.step_of(folder)
-    try:
-        manifest = manifests.decode(foreign.read(folder / manifests.FILE_NAME, manifests.MOST_BYTES))
-    except FileNotFoundError:
-        return CheckpointReport(str(folder), step, (Fault(manifests.FILE_NAME, "missing"),))
-    except OSError as exc:
-        return CheckpointReport(str(folder), step, (Fault(manifests.FILE_NAME, "unreadable", storage.describe(exc)),))
-    except manifests.ManifestError as exc:
-        return CheckpointReport(str(folder), step, (exc.fault,))
+    step, manifest = storage.step_of(folder), read_manifest(folder)
+    if isinstance(manifest, Fault):
+        return CheckpointReport(str(folder), step, (manifest,))
     found = [manifests.judge_step(manifest, step)]
     share = manifest.files[part::parts]
     found += [manifests.judge_file(entry, storage.observe(folder, entry, told)) for entry in share]
     return CheckpointReport(str(folder), step, tuple(fault for fault in found if fault), manifest)
+
+
+def read_manifest(folder: Path) -> Manifest | Fault:
+    """The manifest of a checkpoint, or why it can't be believed; never raises."""
+    try:
+        return manifests.decode(foreign.read(folder / manifests.FILE_NAME, manifests.MOST_BYTES))
+    except ManifestError as exc:
+        return exc.fault
+    except FileNotFoundError:
+        return Fault(manifests.FILE_NAME, "missing")
+    except OSError as exc:
+        return Fault(manifests.FILE_NAME, "unreadable", storage.describe(exc))
 
 
 def require_unchanged(folder: Path, report: CheckpointReport) -> None:
