@@ -95,13 +95,13 @@ def _input(name: str, given: float | None, measured: Measured | None) -> Input:
 
 def shares(planned: Planned) -> dict[str, float]:
     """Return what is lost at other intervals, by their name."""
-    interval_s = planned.plan.interval_s
-    found = {
-        "half of it": lost_share(planned.costs, interval_s / 2),
-        "twice": lost_share(planned.costs, interval_s * 2),
-    }
+    costs, interval_s = planned.costs, planned.plan.interval_s
+    found = {}
+    if interval_s / 2 >= max(costs.write_s, costs.step_s):  # else it can't be done
+        found["half of it"] = lost_share(costs, interval_s / 2)
+    found["twice"] = lost_share(costs, interval_s * 2)
     if planned.now.seconds:
-        found["as it saves now"] = lost_share(planned.costs, planned.now.seconds)
+        found["as it saves now"] = lost_share(costs, planned.now.seconds)
     return found
 
 

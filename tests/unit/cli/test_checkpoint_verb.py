@@ -267,6 +267,19 @@ def test_a_plan_shows_its_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["plan"]["lost_share"] < min(told["lost_share_at"].values())
 
 
+def test_what_bounds_a_plan_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stall of nothing: the write is what bounds it, and half of that can't be done."""
+    given = ("--stall", 0, "--write", 60, "--between-failures", 3600)
+
+    _, out, _ = said(capsys, "plan", *given)
+    _, told = numbers(capsys, "plan", *given)
+
+    assert "1 min 0 s, as long as a write takes" in out
+    assert "not given: counts as 0" in out
+    assert list(told["lost_share_at"]) == ["twice"]
+    assert told["inputs"]["restart"]["seconds"] is None
+
+
 def record(incidents: int, steps: list[StepTime]) -> Report:
     """Return a job of 1000 s that failed so often, with its account of time."""
     facts = Facts("gpt", began_wall_s=5000.0, costs=tuple(tuple(one) for one in steps), known_wall_s=5000.0, step_s=0.5)
