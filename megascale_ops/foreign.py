@@ -9,7 +9,7 @@ regular one, and is read up to a bound that the caller names. And what then stan
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -90,14 +90,16 @@ def read(path: Path, most_bytes: int, *, follow: bool = False, owner: int | None
     return data
 
 
-def digest(handle: int, most_bytes: int) -> tuple[int, str]:
-    """How many bytes were read, at most ``most_bytes``, and their SHA-256."""
+def digest(handle: int, most_bytes: int, told: Callable[[int], object] | None = None) -> tuple[int, str]:
+    """How many bytes were read, at most ``most_bytes``, and their SHA-256; ``told`` hears of them as they are read."""
     import hashlib  # 4 MB of OpenSSL, which an agent does without
 
     sha256, count = hashlib.sha256(), 0
     for chunk in _chunks(handle, most_bytes):
         sha256.update(chunk)
         count += len(chunk)
+        if told is not None:
+            told(len(chunk))
     return count, sha256.hexdigest()
 
 

@@ -13,6 +13,7 @@ together, each a share of its files; if anything is wrong they all fall back to 
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -20,10 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megascale_ops.checkpoint import latest, manifest, storage, writer_lock
+import msgspec
+
+from megascale_ops.checkpoint import deletion, latest, manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import tell
+from megascale_ops.checkpoint.readers import Reading
+from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +39,9 @@ if TYPE_CHECKING:
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
+
+# 3: a folder would have to lose what was listed three times within a look at a few manifests.
+_MOST_LOOKS = 3
 
 _log = logging.getLogger("megascale_ops.checkpoint")
 
@@ -59,6 +67,9 @@ class CheckpointManager:
     Args:
         path: the folder; made when it is not there.
         keep: how many checkpoints stay (3: the newest, one to fall back to, one more while a new one is written).
+        keep_every: the first at or after every multiple of so many steps stays, too; 0: none for that reason.
+        keep_best: so many with the best ``metric`` stay, too; 0: none for that reason.
+        higher_is_better: of the metric; a loss is better when it is lower.
         process_group: torch's process group; None means the default one.
         types: named tuples, dataclasses and enums that stand in the state; stored as their fields.
         pickled: places in the state (``"optimizer.x"``) whose values are pickled, and unpickled only where they are
@@ -67,7 +78,8 @@ class CheckpointManager:
             MEGASCALE_CHECKPOINT_ALLOW_PICKLE says (1: yes).
 
     Raises:
-        UsageError: ``keep`` is less than 1, ``types`` has something else, or the folder cannot be written to.
+        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or the folder cannot
+            be written to.
     """
 
     def __init__(
@@ -75,15 +87,16 @@ class CheckpointManager:
         path: str | Path,
         *,
         keep: int = 3,
+        keep_every: int = 0,
+        keep_best: int = 0,
+        higher_is_better: bool = False,
         process_group: "ProcessGroup | None" = None,
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
     ) -> None:
-        if keep < 1:
-            raise UsageError(f"keep is {keep}; at least one checkpoint must be kept")
+        self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
         self.path = Path(path).absolute()
-        self.keep = keep
         self.skipped: list[CheckpointReport] = []
         self._process_group = process_group
         if allow_pickle is None:
@@ -97,23 +110,40 @@ class CheckpointManager:
         default: str | Path = "checkpoints",
         *,
         keep: int = 3,
+        keep_every: int = 0,
+        keep_best: int = 0,
+        higher_is_better: bool = False,
         process_group: "ProcessGroup | None" = None,
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
-        path = os.environ.get(_DIR_VARIABLE) or default
         return cls(
-            path, keep=keep, process_group=process_group, types=types, pickled=pickled, allow_pickle=allow_pickle
+            os.environ.get(_DIR_VARIABLE) or default,
+            keep=keep,
+            keep_every=keep_every,
+            keep_best=keep_best,
+            higher_is_better=higher_is_better,
+            process_group=process_group,
+            types=types,
+            pickled=pickled,
+            allow_pickle=allow_pickle,
         )
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    @property
+    def keep(self) -> int:
+        """How many of the newest stay."""
+        return self.rule.keep
+
+    def save(self, step: int, state: dict[str, Any], *, metric: float | None = None) -> None:
         """Save a state; when this returns, the checkpoint is whole and on disk.
 
         Args:
             step: the step that was finished, the same on every rank.
             state: see the class.
+            metric: what the state is measured by (a validation loss), for ``keep_best``; that of the leading rank
+                counts. One that is not finite is left out: a state without a measure is no best one.
 
         Raises:
             CheckpointError: on every rank, when any rank could not do its part (disk full, no rights, ...), or when
@@ -126,7 +156,7 @@ class CheckpointManager:
             raise UsageError("a checkpoint of an empty state would restore nothing")
         tell("save_begin", step)
         try:
-            self._save(step, state, self._ranks())
+            self._save(step, state, self._ranks(), _measured(step, metric))
         finally:
             tell("save_end", step)
 
@@ -149,17 +179,11 @@ class CheckpointManager:
         ranks = self._ranks()
         if ranks.leads:
             self._look_for_writers(ranks)
-        chosen = self._choose(ranks)
-        if chosen is None:
-            return -1
-        from megascale_ops.checkpoint import persist
-
-        folder, sealed = Path(chosen.path), chosen.manifest
-        assert sealed is not None, "a checkpoint without a manifest does not verify"
-        if ranks.leads and sealed.version <= manifest.LAST_PICKLED and self._allowed.old_pickles:
-            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
-        doing = f"restoring step {chosen.step} from {folder}"
-        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
+        with readers.reading(self.path, ranks.rank, ranks.world_size) as reader:
+            chosen = self._choose(ranks, reader)
+            if chosen is None:
+                return -1
+            self._read(chosen, state, ranks)
         tell("restored", chosen.step)
         return chosen.step
 
@@ -172,7 +196,7 @@ class CheckpointManager:
 
         return Ranks(self._process_group)
 
-    def _save(self, step: int, state: dict[str, Any], ranks: "Ranks") -> None:
+    def _save(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
         from megascale_ops.checkpoint import contents, persist
 
         doing = f"saving step {step} to {self.path}"
@@ -203,7 +227,9 @@ class CheckpointManager:
             _require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
-            sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files)
+            sealed = Manifest(
+                step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files, metric=metric
+            )
             ranks.agree(doing, lambda: seal(sealed) if ranks.leads else None)
         except CheckpointError:
             if ranks.leads and lock.number:
@@ -216,7 +242,9 @@ class CheckpointManager:
         damaged = {report.path for report in self.skipped} - {str(storage.final_folder(self.path, step))}
         try:
             lock.confirm()
-            storage.delete_old(self.path, newest_step=step, keep=self.keep, damaged=damaged)
+            by_metric = self.rule.keep_best > 0
+            decided = deletion.plan(self.path, self.rule, newest_step=step, damaged=damaged, by_metric=by_metric)
+            deletion.carry_out(self.path, decided)
         except CheckpointError:
             return  # they are another job's now; the next save will report it
         except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
@@ -231,12 +259,40 @@ class CheckpointManager:
         if answer.verb == "refuse":
             _log.warning("this process can restore from %s and will not be able to save: %s", self.path, answer.reason)
 
-    def _choose(self, ranks: "Ranks") -> CheckpointReport | None:
-        """Agree on the newest checkpoint that every rank finds whole."""
-        self.skipped = []
+    def _read(self, chosen: CheckpointReport, state: dict[str, Any], ranks: "Ranks") -> None:
+        from megascale_ops.checkpoint import persist
+
+        folder, sealed = Path(chosen.path), chosen.manifest
+        assert sealed is not None, "a checkpoint without a manifest does not verify"
+        if ranks.leads and sealed.version <= manifest.LAST_PICKLED and self._allowed.old_pickles:
+            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
+        doing = f"restoring step {chosen.step} from {folder}"
+        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
+        ranks.agree(doing, lambda: latest.require_unchanged(folder, chosen) if ranks.leads else None)
+
+    def _choose(self, ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
+        """Agree on the newest checkpoint that every rank finds whole; the leading rank has marked it."""
         doing = f"looking for checkpoints in {self.path}"
-        folders = ranks.agree(doing, lambda: storage.candidates(self.path) if ranks.leads else [])[0]
+        for _ in range(_MOST_LOOKS):
+            self.skipped = []
+            folders = ranks.agree(doing, lambda: storage.candidates(self.path) if ranks.leads else [])[0]
+            looked = self._first_whole(doing, folders, ranks, reader)
+            if looked is not None:
+                return looked
+            if not folders:
+                return None
+            if not self._is_any_gone(doing, ranks):
+                break
+        raise CheckpointError(
+            f"none of the {len(folders)} checkpoints in {self.path} verifies, the newest: "
+            f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
+        )
+
+    def _first_whole(self, doing: str, folders: list[Path], ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
+        """The first of these that verifies; what is passed over goes to ``skipped``."""
         for folder in folders:
+            if ranks.leads:
+                reader.mark(storage.step_of(folder))
             share = partial(latest.inspect, folder, part=ranks.rank, parts=ranks.world_size)
             report = manifest.merge(ranks.agree(doing, share))
             if report.ok:
@@ -249,12 +305,22 @@ class CheckpointManager:
             self.skipped.append(report)
             if ranks.leads:
                 _log.warning("skipped: %s", report.sentence())
-        if folders:
-            raise CheckpointError(
-                f"none of the {len(folders)} checkpoints in {self.path} verifies, the newest: "
-                f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
-            )
         return None
+
+    def _is_any_gone(self, doing: str, ranks: "Ranks") -> bool:
+        """Whether a checkpoint was deleted after it was listed: then others have come, and one looks again."""
+        return ranks.agree(doing, lambda: not all(Path(one.path).exists() for one in self.skipped))[0]
+
+
+def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
+    """What a manifest says of a metric."""
+    if metric is None:
+        return msgspec.UNSET
+    number = float(metric)
+    if not math.isfinite(number):
+        _log.warning("the metric of step %d is %s, so the checkpoint is saved without", step, number)
+        return msgspec.UNSET
+    return number
 
 
 def _require_one_step(doing: str, steps: list[int]) -> None:

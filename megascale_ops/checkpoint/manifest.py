@@ -55,6 +55,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written_wall_s: float  # wall clock of the rank that sealed it, for display only
     files: tuple[FileEntry, ...]
     version: int = VERSION
+    # Of the state, for retention. Where none was given there is no field, so that older manifests read as they did.
+    metric: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class FileSeen(msgspec.Struct, frozen=True):
@@ -137,6 +139,11 @@ class _Outline(msgspec.Struct, frozen=True):
 def plain(text: str) -> str:
     """A text without what a terminal would act on; for what was read from a file that others may write."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def metric_of(manifest: Manifest) -> float | None:
+    """What the state was measured by when it was saved; None: nothing was given."""
+    return None if isinstance(manifest.metric, msgspec.UnsetType) else manifest.metric
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -8,6 +8,7 @@ what it needs by itself, so a rank that fails leaves no other waiting. Nothing i
 (``pickled``, ``allow_pickle``), and that only after every digest of the folder was verified.
 """
 
+import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from megascale_ops.checkpoint import contents, legacy, manifest, storage, values
+from megascale_ops.checkpoint import contents, latest, legacy, manifest, storage, values
 from megascale_ops.checkpoint.allowed import Allowed, dotted
 from megascale_ops.checkpoint.dcp_storage import Reader, Writer, load_alone, quietly
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
@@ -134,6 +135,40 @@ def _opened(folder: Path, sealed: Manifest, allowed: Allowed) -> _Folder:
     if not allowed.old_pickles:
         raise CheckpointError(manifest.pickle_sentence(folder.name))
     return legacy.OldFolder(folder)
+
+
+def stored_in(folder: Path) -> dict[str, contents.Stored]:
+    """Shape and type of every tensor of a verified checkpoint, by name."""
+    source = _looked_at(folder)
+    others = {contents.structure_key(name) for name in contents.names_in(source.keys)}
+    return {key: source.stored(key) for key in sorted(source.keys - others) if not key.endswith(contents.PICKLED)}
+
+
+def read_tensors(folder: Path, wanted: Mapping[str, contents.Stored]) -> dict[str, torch.Tensor]:
+    """Some tensors of a verified checkpoint, whole and on the CPU."""
+    loaded = {key: torch.empty(stored.shape, dtype=stored.dtype) for key, stored in wanted.items()}
+    _looked_at(folder).load(loaded)
+    return loaded
+
+
+def read_structures(folder: Path) -> dict[str, Any]:
+    """All that is not a tensor in a verified checkpoint: by entry, with a ``contents.Slot`` where a tensor was."""
+    source = _looked_at(folder)
+    names = contents.names_in(source.keys)
+    return {name: structure.value for name, structure in source.structures(names).items()}
+
+
+def _looked_at(folder: Path) -> _Folder:
+    """A verified checkpoint of which nothing is loaded into a state; an older one as the environment allows.
+
+    Raises:
+        CheckpointError: it can't be read, or is of a format that is not read without leave.
+    """
+    sealed = latest.read_manifest(folder)
+    if isinstance(sealed, manifest.Fault):
+        raise CheckpointError(sealed.sentence())
+    old_pickles = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
+    return _opened(folder, sealed, Allowed(old_pickles=old_pickles))
 
 
 class _NewFolder:

@@ -16,8 +16,9 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from megascale_ops import foreign
@@ -88,17 +89,18 @@ def digest(path: Path) -> FileEntry:
         return FileEntry(path.name, *foreign.digest(handle, size_bytes))
 
 
-def observe(folder: Path, expected: FileEntry) -> FileSeen:
+def observe(folder: Path, expected: FileEntry, told: Callable[[int], object] | None = None) -> FileSeen:
     """Look at a file that a manifest promises. Never raises: what cannot be read is an observation too.
 
-    No more is read than the manifest promises, whatever grows there meanwhile.
+    No more is read than the manifest promises, whatever grows there meanwhile; ``told`` hears of bytes as they are
+    read.
     """
     try:
         with foreign.opened(folder / expected.name) as handle:
             size_bytes = os.fstat(handle).st_size
             if size_bytes != expected.size_bytes:
                 return FileSeen(expected.name, size_bytes)
-            return FileSeen(expected.name, *foreign.digest(handle, size_bytes))
+            return FileSeen(expected.name, *foreign.digest(handle, size_bytes, told))
     except FileNotFoundError:
         return FileSeen(expected.name)
     except OSError as exc:
@@ -133,7 +135,7 @@ def seal(root: Path, manifest: Manifest, writer: int) -> Path:
     """
     partial, final = partial_folder(root, manifest.step, writer), final_folder(root, manifest.step)
     for entry in manifest.files:
-        if _size_of(partial / entry.name) != entry.size_bytes:
+        if size_of(partial / entry.name) != entry.size_bytes:
             raise CheckpointError(f"{entry.name} is not here as its rank wrote it; all nodes must share this folder")
     write_whole(partial / manifests.FILE_NAME, manifests.encode(manifest), durably=True)
     replaced = root / f".{final.name}.replaced"
@@ -146,11 +148,22 @@ def seal(root: Path, manifest: Manifest, writer: int) -> Path:
     return final
 
 
-def _size_of(path: Path) -> int:
+def size_of(path: Path) -> int:
     """Bytes of a regular file; -1 where there is none."""
     with contextlib.suppress(OSError), foreign.opened(path) as handle:
         return os.fstat(handle).st_size
     return -1
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of all files right in a folder, promised or not; what can't be seen counts nothing."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 def discard(folder: Path) -> None:
@@ -168,38 +181,49 @@ def _remove(folder: Path, step: int) -> None:
 
     Deleted in place, it could be renamed to a checkpoint half-way through.
     """
-    doomed = folder.with_name(f".step-{step:08d}.deleted")
-    if folder != doomed:
-        if os.path.lexists(doomed):
-            _remove(doomed, step)
-        try:
-            folder.rename(doomed)
-        except FileNotFoundError:
-            return  # it was sealed, or deleted, just now
-    if doomed.is_symlink() or not doomed.is_dir():
-        doomed.unlink()
-    else:
-        shutil.rmtree(doomed)
+    doomed = move_away(folder, step)
+    if doomed is not None:
+        delete_moved(doomed)
 
 
-def delete_old(root: Path, *, newest_step: int, keep: int, damaged: Collection[str] = ()) -> list[Path]:
-    """Keep the ``keep`` newest checkpoints up to ``newest_step`` and delete what is older.
+def move_away(folder: Path, step: int | None = None) -> Path | None:
+    """Take a folder out of sight, to be deleted or moved back; None: it was not there any more.
 
-    Damaged ones do not count towards ``keep``; they go when they are older than everything kept. Checkpoints of later
-    steps belong to another attempt and are left alone.
-
-    Returns:
-        What was deleted.
+    Args:
+        folder: the folder.
+        step: what it is of, where its name is not that of a checkpoint.
 
     Raises:
         OSError: the file system refuses.
     """
-    ours = [path for path in candidates(root) if step_of(path) <= newest_step]
-    good = [path for path in ours if str(path) not in damaged]
-    if len(good) < keep:
-        return []
-    oldest_kept = step_of(good[keep - 1])
-    doomed = [path for path in ours if step_of(path) < oldest_kept]
-    for path in doomed:
-        discard(path)
+    doomed = folder.with_name(f".step-{step_of(folder) if step is None else step:08d}.deleted")
+    if folder == doomed:
+        return doomed
+    if os.path.lexists(doomed):
+        delete_moved(doomed)
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return None  # it was sealed, or deleted, just now
     return doomed
+
+
+def move_back(doomed: Path, folder: Path) -> None:
+    """Put what was moved away where it was.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    doomed.rename(folder)
+
+
+def delete_moved(doomed: Path) -> None:
+    """Delete what was moved away.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    if doomed.is_symlink() or not doomed.is_dir():
+        doomed.unlink()
+    else:
+        shutil.rmtree(doomed)

@@ -182,6 +182,24 @@ def lock_of(root: Path) -> WriterLock:
     return _locks.setdefault(key, WriterLock(root))
 
 
+def living_writer(root: Path) -> str:
+    """Who writes to a folder now; empty: no process does. Waits for a lease at most, where only time can tell.
+
+    Raises:
+        OSError: the folder can't be listed.
+    """
+    watcher, began_s = WriterLock(root), time.monotonic()
+    first = lock_files.read_lock(root)
+    while (answer := watcher.poll_lock(0, 1)).verb == "watch":
+        if lock_files.read_lock(root) != first or time.monotonic() - began_s > _MOST_WATCH_S:
+            break  # renewed, so it lives; or others come and go
+        time.sleep(_WATCH_S)
+    if answer.verb == "take":
+        return ""
+    newest = lock_files.read_lock(root).writer
+    return newest.who() if newest is not None else "a process whose name can't be read"
+
+
 def _keep(lock: WriterLock) -> None:
     """Renew its lease until it is given back."""
     global _keeper  # noqa: PLW0603  one thread a process; in a forked child the parent's does not run

@@ -84,6 +84,7 @@ VERBS = {
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "stop": Verb("megascale_ops.cli.runs.stop", "stop", "End a job in order, after a checkpoint where asked for."),
     "compare": Verb("megascale_ops.cli.runs.compare", "compare", "Show two runs side by side."),
+    "checkpoint": Verb("megascale_ops.cli.checkpoint.verb", "checkpoint", "List, verify, compare, prune checkpoints."),
     "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
     "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
     "completion": Verb("megascale_ops.cli.completion", "completion", "Print what lets a shell complete by Tab."),

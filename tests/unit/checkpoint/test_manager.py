@@ -232,3 +232,67 @@ def test_the_name_in_the_environment_is_the_schemas() -> None:
     from megascale_ops.schema import environment
 
     assert manager._DIR_VARIABLE == environment.CHECKPOINT_DIR
+
+
+def test_the_best_and_every_so_many_steps_stay_beside_the_newest(tmp_path: Path) -> None:
+    """By the metric that was given with each save; one that is no number makes no best one."""
+    manager = CheckpointManager(tmp_path, keep=1, keep_every=4, keep_best=1)
+
+    for step, loss in enumerate([3.0, 1.0, 2.0, float("nan"), 4.0, 3.5, 3.6], start=1):
+        manager.save(step, {"a": step}, metric=loss)
+
+    assert [storage.step_of(path) for path in storage.candidates(tmp_path)] == [7, 4, 2]
+
+
+def test_a_manifest_without_a_metric_is_the_one_that_it_always_was(tmp_path: Path) -> None:
+    """Older programs read it, and theirs are read; with one it says so."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": 1})
+    manager.save(2, {"a": 1}, metric=0.5)
+    texts = [(storage.final_folder(tmp_path, step) / "manifest.json").read_text() for step in (1, 2)]
+
+    assert ["metric" in text for text in texts] == [False, True]
+    assert CheckpointManager(tmp_path).restore({"a": 0}) == 2
+
+
+def test_a_checkpoint_that_is_saved_again_while_it_is_read_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was verified is not what was read, so nothing is trusted."""
+    from megascale_ops.checkpoint import persist
+
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": 1})
+    read = persist.read_into
+
+    def overtaken(folder: Path, state: dict[str, Any]) -> None:
+        read(folder, state)
+        manager.save(1, {"a": 2})
+
+    monkeypatch.setattr(persist, "read_into", overtaken)
+
+    with pytest.raises(CheckpointError, match="it was saved again while it was read: restore once more"):
+        CheckpointManager(tmp_path).restore({"a": 0})
+
+
+def test_checkpoints_that_go_while_they_are_looked_for_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job saves on beside a restore: what was listed is gone, so it looks again."""
+    manager = CheckpointManager(tmp_path, keep=1)
+    manager.save(1, {"a": 1})
+    listed, looks = storage.candidates, []
+
+    def late(root: Path) -> list[Path]:
+        found = listed(root)
+        looks.append(len(looks))
+        if looks == [0]:
+            manager.save(2, {"a": 2})
+        return found
+
+    state = {"a": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "candidates", late)
+        assert CheckpointManager(tmp_path).restore(state) == 2
+
+    assert state == {"a": 2}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from megascale_ops.checkpoint import latest, storage
+from megascale_ops.checkpoint import deletion, latest, storage
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
+from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.errors import CheckpointError, UsageError
 from tests.fakes.checkpoints import SHARDS, sealed
 
@@ -78,19 +79,6 @@ def test_a_shard_that_did_not_reach_this_host_is_not_sealed(tmp_path: Path) -> N
     assert steps(tmp_path) == []
 
 
-def test_old_checkpoints_go_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
-    """``keep`` good ones stay whatever is damaged; later steps of another attempt are left alone."""
-    for step in (10, 20, 30, 40, 99):
-        sealed(tmp_path, step)
-
-    kept_all = storage.delete_old(tmp_path, newest_step=40, keep=4, damaged={str(storage.final_folder(tmp_path, 30))})
-    deleted = storage.delete_old(tmp_path, newest_step=40, keep=2, damaged={str(storage.final_folder(tmp_path, 30))})
-
-    assert kept_all == []
-    assert [storage.step_of(path) for path in deleted] == [10]
-    assert steps(tmp_path) == [99, 40, 30, 20]
-
-
 def test_a_path_that_cannot_be_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """The path and the system's reason, nothing else."""
     (tmp_path / "file").write_text("")
@@ -130,7 +118,7 @@ def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(
             left = count_down(patched, moment)
             try:
                 sealed(root, 2, SHARDS | {"__1_0.distcp": b"again"})
-                storage.delete_old(root, newest_step=2, keep=1)
+                deletion.carry_out(root, deletion.plan(root, Rule(keep=1), newest_step=2))
             except Crash:
                 moments += 1
 
