@@ -265,8 +265,8 @@ def test_a_checkpoint_that_is_saved_again_while_it_is_read_is_said_so(
     manager.save(1, {"a": 1})
     read = persist.read_into
 
-    def overtaken(folder: Path, state: dict[str, Any]) -> None:
-        read(folder, state)
+    def overtaken(*given: Any) -> None:  # noqa: ANN401 (passed on)
+        read(*given)
         manager.save(1, {"a": 2})
 
     monkeypatch.setattr(persist, "read_into", overtaken)
