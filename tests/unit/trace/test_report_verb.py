@@ -114,7 +114,7 @@ def test_a_job_that_does_not_exist(capsys: pytest.CaptureFixture[str], folder: P
     assert "unknown job 'gtp': did you mean 'gpt'?" in capsys.readouterr().err
 
     assert main(["report", "nobody"]) == 1
-    assert "neither a running controller nor a journal was found under" in capsys.readouterr().err
+    assert "unknown job 'nobody' (`megascale-ops jobs` lists the runs of this machine" in capsys.readouterr().err
 
     assert main(["report", "gpt", "--job", "other"]) == 2
     assert "two jobs are named" in capsys.readouterr().err
