@@ -78,18 +78,22 @@ def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     """Return the only rank that was not in the call that all others were in; empty where there is no such rank.
 
     A rank received data that did not fit, and all ranks in that call brought the same to it. So the data came from
-    the one that was elsewhere, also where its box does not show in which call: DDP starts its own from C++.
+    the one that was elsewhere, also where its box does not show in which call: DDP starts its own from C++. A call that
+    is over counts as well, as long as it is not over for all: Gloo completes what fails, and a peer's call fails when
+    the first to die closes its connections.
     """
     known = [exit_ for exit_ in exits if exit_.calls]
-    unfinished = [[fact for fact in exit_.calls if fact.seq >= 0 and not fact.done] for exit_ in known]
-    inside = [{(fact.group, fact.seq): fact for fact in facts} for facts in unfinished]
-    places = Counter(place for calls in inside for place in calls)
-    if len(known) < _FEWEST or not places:
+    # Without a name it is only counted, and a count is as old as the heartbeat that brought it.
+    named_calls = [[fact for fact in exit_.calls if fact.seq >= 0 and fact.function] for exit_ in known]
+    called = [{(fact.group, fact.seq): fact for fact in facts} for facts in named_calls]
+    places = Counter(place for calls in called for place in calls)
+    waited = {place for calls in called for place, fact in calls.items() if not fact.done}
+    if len(known) < _FEWEST or not any(places[place] == len(known) - 1 for place in waited):
         return {}
-    (group, seq), crowd = places.most_common(1)[0]
-    outside = [exit_.rank for exit_, calls in zip(known, inside, strict=True) if (group, seq) not in calls]
-    meant = [calls[group, seq] for calls in inside if (group, seq) in calls]
-    if crowd != len(known) - 1 or any(difference(meant[0], fact) for fact in meant):
+    group, seq = min(place for place in waited if places[place] == len(known) - 1)
+    outside = [exit_.rank for exit_, calls in zip(known, called, strict=True) if (group, seq) not in calls]
+    meant = [calls[group, seq] for calls in called if (group, seq) in calls]
+    if any(difference(meant[0], fact) for fact in meant):
         return {}
     text = f"called something else as number {seq} of group {group}, where all others were in {describe(meant[0])}"
     return {outside[0]: Deviation("order", group, seq, text)}

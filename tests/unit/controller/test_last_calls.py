@@ -3,6 +3,7 @@
 
 import signal
 
+import msgspec
 import pytest
 
 from megascale_ops.diagnosis.exits.classify import Ended
@@ -25,13 +26,18 @@ def _of(call: tuple[str, int]) -> tuple[str, str, str, int]:
     return function, "", "", bytes_moved
 
 
-def _judge(*calls: tuple[CollectiveFact, ...], died: int = 0) -> Verdict:
-    """Judge a round in which Gloo aborted rank ``died`` over sizes, and the runner stopped the others."""
+def _judge(*calls: tuple[CollectiveFact, ...], died: int = 0, failed: int = -1) -> Verdict:
+    """Judge a round in which Gloo aborted rank ``died`` over sizes, and the runner stopped the others.
+
+    Rank ``failed`` raised before that: its connection to the dead one was closed.
+    """
     ended = [
         Ended(
             f"n{rank // 2}",
             RankExit(rank, rank, 9, -signal.SIGABRT, 0.0, step=10, last_words=("gloo_mismatch",), calls=own)
             if rank == died
+            else RankExit(rank, rank, 9, 1, 0.0, step=10, last_words=("gloo_peer_closed",), calls=own)
+            if rank == failed
             else RankExit(rank, rank, 9, -signal.SIGTERM, 0.0, by_us=True, step=10, calls=own),
             0.1,
         )
@@ -90,6 +96,35 @@ def test_the_only_one_that_is_elsewhere_is_named_also_where_its_call_is_not_seen
 
     assert (verdict.fault, verdict.culprits) == ("collective_order", (2,))
     assert "where all others were in all_reduce #6 of group 0" in verdict.reason
+
+
+@pytest.mark.parametrize("failed", [-1, 1])
+def test_a_call_that_gloo_has_completed_since_it_failed_counts_as_waiting(failed: int) -> None:
+    """The first to die closes its connections: a peer's call in the same collective is over, raised or not yet."""
+    waiting, elsewhere = _calls(("all_reduce", 4)), _calls()
+    over = (*waiting[:-1], msgspec.structs.replace(waiting[-1], done=True))
+
+    verdict = _judge(waiting, over, waiting, elsewhere, failed=failed)
+
+    assert (verdict.fault, verdict.culprits) == ("collective_order", (3,))
+
+
+def test_a_call_that_is_over_for_all_who_made_it_accuses_nobody() -> None:
+    """Nobody waits in it: the one that has not called it yet is late, and the data was of something else."""
+    over, late = _calls(), _calls(steps=2)
+
+    assert _judge(over, over, over, late).culprits == ()
+
+
+def test_a_call_that_is_only_counted_shows_nobody_elsewhere() -> None:
+    """DDP's own are counted by heartbeats: a rank whose last one is older has not called something else."""
+    counted = (CollectiveFact("0", 6, "", done=True), CollectiveFact("0", 7, ""))
+    begun = (*_calls(), *counted)
+    waiting = (*begun, CollectiveFact("0", 8, "all_reduce", bytes_moved=4))
+    older = (*_calls(), CollectiveFact("0", 8, "all_reduce", bytes_moved=4))
+
+    assert _judge(waiting, waiting, older, begun).culprits == (3,)
+    assert _judge(begun, begun, _calls(), begun).culprits == ()
 
 
 def test_of_two_that_are_elsewhere_nobody_is_named() -> None:
