@@ -91,12 +91,13 @@ def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     if len(known) < _FEWEST or not any(places[place] == len(known) - 1 for place in waited):
         return {}
     group, seq = min(place for place in waited if places[place] == len(known) - 1)
-    outside = [exit_.rank for exit_, calls in zip(known, called, strict=True) if (group, seq) not in calls]
+    outside = [exit_ for exit_, calls in zip(known, called, strict=True) if (group, seq) not in calls]
     meant = [calls[group, seq] for calls in called if (group, seq) in calls]
-    if any(difference(meant[0], fact) for fact in meant):
+    is_member = any(fact.group == group for fact in outside[0].calls)
+    if not is_member or any(difference(meant[0], fact) for fact in meant):
         return {}
     text = f"called something else as number {seq} of group {group}, where all others were in {describe(meant[0])}"
-    return {outside[0]: Deviation("order", group, seq, text)}
+    return {outside[0].rank: Deviation("order", group, seq, text)}
 
 
 def _deviation(model: RankExit, other: RankExit, group: str) -> Deviation | None:

@@ -127,6 +127,13 @@ def test_a_call_that_is_only_counted_shows_nobody_elsewhere() -> None:
     assert _judge(begun, begun, _calls(), begun).culprits == ()
 
 
+def test_a_rank_that_is_not_of_the_group_is_not_elsewhere() -> None:
+    """Three of four ranks form a group of their own: the fourth never calls what they do."""
+    own = (*_calls(), CollectiveFact("three", 0, "all_reduce", bytes_moved=4))
+
+    assert _judge(own, own, own, _calls()).culprits == ()
+
+
 def test_of_two_that_are_elsewhere_nobody_is_named() -> None:
     """One of them may only have been late."""
     waiting, elsewhere = _calls(("all_reduce", 4)), _calls()
