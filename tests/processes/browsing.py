@@ -23,6 +23,15 @@ from tests.processes.launch import PATIENCE_S
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 MS = 1000.0
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&amp;'
+# What is written on canvases from now on, until it is read.
+LISTEN = """() => {
+    window.written = new Set();
+    const fill = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        window.written.add(`${this.canvas.id}: ${text}`);
+        return fill.call(this, text, ...place);
+    };
+}"""
 
 
 class Seen:

@@ -16,7 +16,7 @@ from megascale_ops.schema.messages import Join, Leave
 from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.held_frame import hold_frames
 from tests.fakes.served_controller import serve_controller
-from tests.processes.browsing import MS, Seen, opened, poison
+from tests.processes.browsing import LISTEN, MS, Seen, opened, poison
 from tests.processes.launch import PATIENCE_S, Launch, until
 
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
@@ -117,17 +117,6 @@ async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
         assert re.search(r"median rank [\d.]+ m?s a step", facts), told
         assert slow.startswith("rank 2")
         assert slow_own >= 125 > own > 0, told
-
-
-# What is written on canvases from now on, until it is read.
-LISTEN = """() => {
-    window.written = new Set();
-    const fill = CanvasRenderingContext2D.prototype.fillText;
-    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
-        window.written.add(`${this.canvas.id}: ${text}`);
-        return fill.call(this, text, ...place);
-    };
-}"""
 
 
 async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -> None:

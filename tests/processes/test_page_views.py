@@ -15,7 +15,7 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 from tests.fakes.reading_agent import reading_agent
 from tests.fakes.served_controller import Served, serve_controller
-from tests.processes.browsing import EVIL, MS, opened, poison
+from tests.processes.browsing import EVIL, LISTEN, MS, opened, poison
 from tests.processes.launch import PATIENCE_S
 
 pytestmark = pytest.mark.processes
@@ -30,17 +30,6 @@ async def _many_jobs(served: Served, number: int) -> None:
         await served.loop.joining.join(join, 5.0)
     verdict = Verdict("killed", "rank 1: SIGKILL", 1.0, (1,), ("a",))
     served.loop.jobs["job-30"].change(state="failed", since_wall_s=time.time(), ended_verdict=verdict)
-
-
-# What is written on canvases from now on.
-LISTEN = """() => {
-    window.written = new Set();
-    const fill = CanvasRenderingContext2D.prototype.fillText;
-    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
-        window.written.add(`${this.canvas.id}: ${text}`);
-        return fill.call(this, text, ...place);
-    };
-}"""
 
 
 async def _job_with(served: Served, name: str, losses: list[StepWork]) -> None:

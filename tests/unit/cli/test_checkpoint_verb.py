@@ -176,13 +176,15 @@ def test_a_holder_of_another_machine_is_living_while_it_renews(folder: Path, mon
     me = processes.describe_writer(0, 1)
     other = msgspec.structs.replace(me, lease_s=0.1, process=msgspec.structs.replace(me.process, host="node-b"))
     assert lock_files.create(folder, 1, other)
-    sleep = writer_lock.time.sleep
+    now = [100.0]
+    monkeypatch.setattr(writer_lock.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(writer_lock.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
 
     assert writer_lock.living_writer(folder) == ""
 
     def renew(seconds: float) -> None:
         os.utime(lock_files.path_of(folder, 1), ns=(1, 1))
-        sleep(seconds)
+        now.append(now.pop() + seconds)
 
     monkeypatch.setattr(writer_lock.time, "sleep", renew)
     assert writer_lock.living_writer(folder) == other.who()
