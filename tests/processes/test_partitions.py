@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from megascale_ops.schema.events import JobStatus
+from megascale_ops.schema.events import Incident, JobStatus
 from tests.fakes.relay import Relay
 from tests.processes.launch import TOY, acted_upon, until
 from tests.processes.networks import Networks, made, with_networks
@@ -50,21 +50,26 @@ def _furthest(status: JobStatus) -> int:
 def test_a_node_cut_off_from_the_controller_only_goes_on_training(clusters: Clusters, name: str, how: str) -> None:
     """Nobody restarts while all make steps together, however long: a warning says so, and ends when it is healed."""
     cluster = clusters("a", "b", nnodes="1:2")
+
+    def warnings() -> list[Incident]:
+        """Those of a node that is not heard: a busy machine has warnings of slow ranks beside it."""
+        return [one for one in cluster.incidents() if one.verdict is not None and one.verdict.fault == "node_lost"]
+
     with _behind_relay(cluster, name) as relay:
         (relay.cut if how == "cut" else relay.hold)()
-        until(lambda: cluster.faults(warnings=True), "the warning that a node is not heard")
+        until(warnings, "the warning that a node is not heard")
         before = _furthest(cluster.until_status())
         time.sleep(8.0)  # more than the patience again
         after = cluster.until_status()
-        warning = cluster.incidents()[0]
+        [warning] = warnings()
         relay.heal()
-        until(lambda: cluster.incidents()[0].state == "over", "the warning to end")
+        until(lambda: warnings()[0].state == "over", "the warning to end")
         cluster.finish()
 
     assert (after.state, after.round) == ("running", 1)
     assert _furthest(after) > before + 20
     assert warning.verdict is not None
-    assert (warning.state, warning.verdict.fault, warning.verdict.nodes) == ("watching", "node_lost", (name,))
+    assert (warning.state, warning.verdict.nodes) == ("watching", (name,))
     assert cluster.faults() == []
     assert "in round 2" not in cluster["a"].output() + cluster["b"].output()
 
