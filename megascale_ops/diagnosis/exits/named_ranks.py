@@ -6,7 +6,7 @@ Most words of victims name no rank. A few do, for their library has looked:
 - Gloo's monitored barrier names the ranks that did not come, within its group;
 - torch's report of a desync names the ranks that did not join the collective that the others are in;
 - a kernel of torch's symmetric memory names the rank whose signal did not come;
-- JAX's coordination service names the process whose heartbeats have stopped;
+- JAX's coordination service names the processes whose heartbeats have stopped, or that did not come to a barrier;
 - a store that waits for NCCL's id names the rank that should have put it there;
 - distributed checkpoints gather the exceptions of all ranks and raise them in all of them.
 
@@ -24,9 +24,13 @@ _DESYNC = re.compile(r"\[(\d{1,9})\] finished collective #(\d{1,12}), but didn't
 _NO_ID = re.compile(r"retr(?:ie|ei)ving ncclUniqueId from \[(\d{1,9})\][^\n]{0,200}(?:[Tt]imeout|[Tt]imed out)")
 # torch's CUDASymmetricMemory.cu; numbers count within the group that shares the memory.
 _NO_SIGNAL = re.compile(r"CUDASymmetricMemory::\w{1,40}: rank (\d{1,9}) failed to receive signal from rank (\d{1,9})")
+# XLA's coordination_service.cc: a list behind the words, or one name before them.
+_A_TASK = r"/job:\w{1,80}/replica:\d{1,9}/task:\d{1,9}"
 _UNHEALTHY = re.compile(
-    r"(?:stopped sending heartbeats\)|heartbeat timeout)[^\n]{0,80}\n?((?:\s*/job:\w{1,80}/replica:0/task:\d{1,9},?)+)"
+    rf"(?:stopped sending heartbeats\)|heartbeat timeout)[^\n]{{0,80}}\n?((?:\s*{_A_TASK},?)+)"
+    rf"|Task ({_A_TASK}) heartbeat timeout"
 )
+_LATE = re.compile(rf"[Tt]imed out task names:((?:\s{{0,8}}{_A_TASK},?)+)")
 _TASK = re.compile(r"/task:(\d{1,9})")
 # torch/distributed/checkpoint/api.py, CheckpointException: each rank's traceback, its exception last.
 _GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d{1,9}(?:, \d{1,9})*)\]\)")
@@ -46,7 +50,7 @@ class Named(NamedTuple):
 
 def named_in(text: str) -> Named | None:
     """Return the ranks that a victim's words name; None where they name no rank."""
-    found = (read(text) for read in (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_nccl_id))
+    found = (read(text) for read in _READERS)
     return next((one for one in found if one is not None), None)
 
 
@@ -76,11 +80,19 @@ def _of_signals(text: str) -> Named | None:
 
 
 def _of_heartbeats(text: str) -> Named | None:
-    if (found := _UNHEALTHY.search(text)) is None:
+    if not (found := _UNHEALTHY.findall(text)):
         return None
-    ranks = tuple(sorted({int(task) for task in _TASK.findall(found[1])}))
+    ranks = tuple(sorted({int(task) for one in found for task in _TASK.findall("".join(one))}))
     # 0.6: a process that stopped sending may have been cut off or be dead as well as frozen.
     return Named(ranks, "silent", f"{named(ranks)} stopped sending heartbeats to JAX's coordination service", 0.6)
+
+
+def _of_late_tasks(text: str) -> Named | None:
+    if (found := _LATE.search(text)) is None:
+        return None
+    ranks = tuple(sorted({int(task) for task in _TASK.findall(found[1])}))
+    # 0.8: a task is a process, and the service lists some of those that are late where they are many.
+    return Named(ranks, "not_joined", f"{named(ranks)} did not come to a barrier of JAX's coordination service", 0.8)
 
 
 def _of_nccl_id(text: str) -> Named | None:
@@ -108,6 +120,9 @@ def gathered_in(text: str) -> Named | None:
     words = f": {raised[first][1]}: {raised[first][2][:200]}{hint}" if raised else ""
     why = f"{named(ranks)} failed in a distributed checkpoint, which raises it in all ranks{words}"
     return Named(ranks, "exception" if fault in ("peer", "unknown") else fault, why, 0.9)
+
+
+_READERS = (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_late_tasks, _of_nccl_id)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

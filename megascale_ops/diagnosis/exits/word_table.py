@@ -256,8 +256,9 @@ PATTERNS: tuple[Row, ...] = (
     _victim(
         "jax_peer",
         r"(?:JAX distributed|[Cc]oordination) service detected (?:fatal errors|an error)|another task died"
-        r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)",
-        "JAX's coordination service, which ends all processes but the one that it hears no more of",
+        r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)|/task:\d{1,9} heartbeat timeout"
+        r"|DEADLINE_EXCEEDED: Barrier timed out",
+        "JAX's coordination service, which ends all processes but the one that it hears no more of or waits for",
     ),
     _victim(
         "nccl_aborted",
