@@ -32,8 +32,12 @@ _OTHERS = -1  # local ranks that are not listed
 
 @take_torchruns_own
 @click.command("run", cls=TorchrunCommand, context_settings={"allow_interspersed_args": False})
-@click.option("--nproc-per-node", metavar="N", help="Ranks on this node: a number, or auto, gpu, cpu.  [1]")
-@click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes of the job; a range makes it elastic.  [1]")
+@click.option(
+    "--nproc-per-node", metavar="N", help="Ranks on this node: a number, or auto, gpu, cpu.  [1; a Slurm step's GPUs]"
+)
+@click.option(
+    "--nnodes", metavar="N|MIN:MAX", help="Nodes of the job; a range makes it elastic.  [1, or a Slurm step's]"
+)
 @click.option("--job", "--rdzv-id", metavar="NAME", help="Name of the job.  [script and time]")
 @click.option("--controller", metavar="URL", help="Controller to obey.  [one of this run's own]")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun: the controller is there.")

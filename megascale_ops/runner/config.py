@@ -7,6 +7,9 @@ import msgspec
 
 from megascale_ops.schema.policy import JobPolicy
 
+# As the Slurm step says, in which srun has started this run; 1 outside of one.
+BY_STEP = "step"
+
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section ``[run]`` of the configuration; every field is an option of ``megascale-ops run``.
@@ -25,8 +28,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         "warm_delay_s": "Seconds after the ranks' start before spare processes are started.",
     }
 
-    nproc_per_node: str = "1"  # a number, or auto, gpu, cpu
-    nnodes: str = "1"  # N or MIN:MAX
+    nproc_per_node: str = BY_STEP  # a number, or auto, gpu, cpu
+    nnodes: str = BY_STEP  # N or MIN:MAX
     node_name: str = ""
     job: str = ""
     controller: str = ""  # "": start one for this run

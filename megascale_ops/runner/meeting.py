@@ -43,13 +43,17 @@ class Meeting(NamedTuple):
     node_rank: int = -1
 
 
-def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], bool]) -> Meeting:
+def meet(
+    config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], bool], *, is_shared: bool = False
+) -> Meeting:
     """Return where the nodes meet.
 
     Args:
         config: The effective configuration.
         nodes: Least and most nodes.
         is_here: Whether a host name or address is this machine's.
+        is_shared: Whether the nodes most likely share the run folder, as those of a Slurm job share its user's home:
+            then the token that the controller gets is found there.
 
     Raises:
         UsageError: several nodes are asked for without a meeting point, or it can't be read.
@@ -65,9 +69,9 @@ def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], boo
         )
     # torchrun's static rendezvous takes no range, so with one the master's address and port are for the ranks alone.
     if endpoint:
-        return _in_place_of(config, _split(endpoint), most, is_here)
+        return _in_place_of(config, _split(endpoint), most, is_here, is_shared=is_shared)
     if config.master_addr and least > 1:
-        return _beside_master(config, most, is_here)
+        return _beside_master(config, most, is_here, is_shared=is_shared)
     if least == 1:
         said = f"--nnodes {config.nnodes} starts with one node and stays so: no controller is given for others to join"
         return Meeting(said=(said,))
@@ -89,7 +93,13 @@ def _needless(config: RunConfig, why: str) -> Iterator[str]:
 
 
 def _in_place_of(
-    config: RunConfig, where: tuple[str, int], most: int, is_here: Callable[[str], bool], why: str = ""
+    config: RunConfig,
+    where: tuple[str, int],
+    most: int,
+    is_here: Callable[[str], bool],
+    why: str = "",
+    *,
+    is_shared: bool = False,
 ) -> Meeting:
     """Put the controller where torchrun's line has its store."""
     host, port = where
@@ -97,7 +107,7 @@ def _in_place_of(
     by_rank = config.rdzv_backend in ("", "static") and config.node_rank >= 0
     serves = config.node_rank == 0 if by_rank else is_here(host)
     address = _joined(host, port)
-    if not is_loopback(host) and not config.token_file:
+    if not is_loopback(host) and not config.token_file and not is_shared:
         raise UsageError(
             f"the nodes meet at {address}, which other machines reach: anybody there could stop the job; "
             "make a token by `megascale-ops token new FILE` and give that file to every node as --token-file FILE"
@@ -108,12 +118,12 @@ def _in_place_of(
     )
 
 
-def _beside_master(config: RunConfig, most: int, is_here: Callable[[str], bool]) -> Meeting:
+def _beside_master(config: RunConfig, most: int, is_here: Callable[[str], bool], *, is_shared: bool) -> Meeting:
     """Put the controller on rank 0's node, at another port than the one where torchrun's static line has its store."""
     port = config.master_port or _MASTER_PORT
     host = config.master_addr.strip("[]")
     where = host, port - _APART if port - _APART >= _FIRST_PORT else port + _APART
-    found = _in_place_of(config, where, most, is_here, f"; rank 0 serves at {_joined(host, port)}")
+    found = _in_place_of(config, where, most, is_here, f"; rank 0 serves at {_joined(host, port)}", is_shared=is_shared)
     first = 0 if found.serve else -1  # scripts look for rank 0 on the node that serves
     return found._replace(master_port=port, node_rank=max(config.node_rank, first))
 

@@ -14,6 +14,7 @@ import msgspec
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
+from megascale_ops.runner.slurm_step import Step, within
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.policy import value_of
 
@@ -33,6 +34,7 @@ class Machine(msgspec.Struct, frozen=True):
     python: str
     cwd: str = "/"  # where the user stands
     is_here: Callable[[str], bool] = lambda _host: False  # whether a host name or address is this machine's
+    step: Step | None = None  # the Slurm step of which this run is a task
     is_python: Callable[[str], bool] = lambda path: path.endswith(".py")  # whether Python runs what is at a path
 
 
@@ -100,12 +102,15 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number)
 
 
-def default_job(command: tuple[str, ...], *, alone: bool, stamp: str) -> str:
+def default_job(command: tuple[str, ...], *, alone: bool, stamp: str, step: Step | None = None) -> str:
     """Name a job after its script; alone on a machine with the time too, so that a second try starts afresh.
 
-    Nodes of one job must agree on its name, so where they meet at a controller the time stays out.
+    Nodes of one job must agree on its name, so where they meet at a controller the time stays out. Where Slurm has
+    started them its job's number comes instead: a requeued job goes on.
     """
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem[:_LONGEST_STEM]).strip("-._") or "job"
+    if not alone and step is not None:
+        return f"{stem}-{step.job}"
     return f"{stem}-{stamp}" if alone else stem
 
 
@@ -139,10 +144,14 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     if config.module and (config.wrap or config.no_python):
         raise UsageError("--module can't be combined with --wrap or --no-python: a module is run by Python")
     _check_numbers(config)
+    config, said = within(config, machine.step)
     min_nodes, max_nodes = parse_nnodes(config.nnodes)
-    meeting = meet(config, (min_nodes, max_nodes), machine.is_here)
+    meeting = meet(config, (min_nodes, max_nodes), machine.is_here, is_shared=machine.step is not None)
+    meeting = meeting._replace(said=(*said, *meeting.said))
     nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
-    job = check_name("job", config.job or default_job(command, alone=not meeting.controller, stamp=machine.stamp))
+    job = check_name(
+        "job", config.job or default_job(command, alone=not meeting.controller, stamp=machine.stamp, step=machine.step)
+    )
     node = check_name("node", config.node_name or machine.hostname)
     program, arguments = _entry(config, command, machine)
     run_dir = config.run_dir or f"{machine.state_root}/{job}"

@@ -17,6 +17,7 @@ from megascale_ops.blackbox.roots import take_root
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.link.token_files import find_token
 from megascale_ops.runner.plan import Machine, Plan
+from megascale_ops.runner.slurm_step import read_step
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ def look_at_machine() -> Machine:
         cwd=_cwd(),
         python=os.environ.get("PYTHON_EXEC") or sys.executable,  # torchrun's way to name another one
         is_here=is_this_machine,
+        step=read_step(os.environ),
         is_python=is_python,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of one node on this machine: munged, slurmctld and slurmd, started by hand and stopped for certain.
+"""A real Slurm on this machine, of one node or more: munged, slurmctld and slurmd, started by hand, surely stopped.
 
     with OneNode(prolog=..., epilog=..., task_prolog=...) as slurm:
         job = slurm.submit(script, env)
@@ -31,14 +31,13 @@ _CONFIGURATION = """
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/linear
@@ -51,15 +50,28 @@ PrologFlags=Alloc
 Prolog={prolog}
 Epilog={epilog}
 TaskProlog={task_prolog}
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 CPUs=1
+{nodes}
 PartitionName=all Nodes=ALL Default=YES
 """
 
 
-class OneNode:
-    """A cluster of this machine alone; its node is n1."""
+_WITH_NAMES = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
-    def __init__(self, *, prolog: Path, epilog: Path, task_prolog: Path) -> None:
+
+class OneNode:
+    """A cluster of this machine alone; its node is n1.
+
+    Of several nodes each is a slurmd, all are this machine, and their tasks know them by name: n1, n2, ...
+    """
+
+    def __init__(
+        self,
+        *,
+        prolog: Path = Path("/bin/true"),
+        epilog: Path = Path("/bin/true"),
+        task_prolog: Path = Path("/bin/true"),
+        nodes: int = 1,
+    ) -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if missing or os.getuid() != 0:
             pytest.skip(f"Slurm takes root and {', '.join(NEEDED)}; not here: {', '.join(missing) or 'root'}")
@@ -69,8 +81,14 @@ class OneNode:
         scripts = {"prolog": prolog, "epilog": epilog, "task_prolog": task_prolog}
         host = socket.gethostname().partition(".")[0]
         self._configuration = self.folder / "slurm.conf"
+        self._names = [f"n{number}" for number in range(1, nodes + 1)]
+        ports = _free_ports(1 + nodes)
+        # In one line: of two lines Slurm refuses the second, for it has the same host name.
+        many = f"n[1-{nodes}]" if nodes > 1 else "n1"
+        line = f"NodeName={many} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=1"
+        line += f" Port=[{','.join(map(str, ports[1:]))}]" if nodes > 1 else f" Port={ports[1]}"
         self._configuration.write_text(
-            _CONFIGURATION.format(host=host, ports=_free_ports(2), folder=self.folder, **scripts)
+            _CONFIGURATION.format(host=host, ports=ports, folder=self.folder, nodes=line, **scripts)
         )
         self.env = {**os.environ, "SLURM_CONF": str(self._configuration)}
 
@@ -79,7 +97,7 @@ class OneNode:
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
-        for name in ("state", "spool"):
+        for name in ("state", *(f"spool.{node}" for node in self._names)):
             (self.folder / name).mkdir()
         files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
         try:
@@ -87,7 +105,10 @@ class OneNode:
             self._start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files)
             until((self.folder / "munge.socket").exists, "munged listens", PATIENCE_S, self.logs)
             self._start("slurmctld", "-D", "-i", "-c", "-f", str(self._configuration))
-            self._start("slurmd", "-D", "-c", "-f", str(self._configuration))
+            for name in self._names:
+                daemon = ("slurmd", "-D", "-c", "-N", name, "-f", str(self._configuration))
+                named = ("unshare", "-m", "sh", "-c", _WITH_NAMES, "sh", str(self._hosts()))
+                self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}")
             until(lambda: self.node_state() == "idle", "the node takes jobs", PATIENCE_S, self.logs)
         except BaseException:
             self.close()
@@ -110,6 +131,12 @@ class OneNode:
                 program.wait(10.0)
         self._running.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hosts(self) -> Path:
+        """Write the table of host names that the nodes have in place of this machine's."""
+        path = self.folder / "hosts"
+        path.write_text(f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self._names)}\n")
+        return path
 
     def submit(self, script: str, env: Mapping[str, str]) -> str:
         """Hand in a batch script with an environment; return the job's number."""
@@ -147,10 +174,12 @@ class OneNode:
         files = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in files) + self.output()
 
-    def _start(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.log").open("wb") as log:
+    def _start(self, name: str, *arguments: str, log: str = "") -> None:
+        with (self.folder / f"{log or name}.log").open("wb") as output:
             self._running.append(
-                subprocess.Popen([name, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
+                subprocess.Popen(
+                    [name, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.env
+                )
             )
 
     def _ask(self, *command: str, env: Mapping[str, str] | None = None, said: str | None = None) -> str:

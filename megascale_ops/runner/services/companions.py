@@ -120,7 +120,7 @@ def pause_s(deaths: int) -> float:
 
 
 def start_controller(
-    run_dir: Path, env: dict[str, str], listen: str = "127.0.0.1:0", token_file: str = ""
+    run_dir: Path, env: dict[str, str], listen: str = "127.0.0.1:0", token_file: str = "", url: str = ""
 ) -> tuple[Companion, Whereabouts]:
     """Start a controller, on a free loopback port where none is named, and wait until it serves.
 
@@ -129,6 +129,7 @@ def start_controller(
         env: Its environment.
         listen: HOST:PORT.
         token_file: With the token that it asks for; "": it gets one of its own, in ``controller.token``.
+        url: By which all nodes reach it, written in the run folder; "": the address that it listens at.
 
     Returns:
         The companion, and where it is.
@@ -166,7 +167,7 @@ def start_controller(
         if made is not None:
             made.unlink(missing_ok=True)
     companion.replace_arguments(arguments(address, token_file))
-    found = Whereabouts(f"http://{address}", companion.pid, os.getpid(), token_file)
+    found = Whereabouts(url or f"http://{address}", companion.pid, os.getpid(), token_file)
     write_whereabouts(run_dir, found)
     return companion, found
 

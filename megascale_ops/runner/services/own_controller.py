@@ -49,7 +49,7 @@ def find_controller(config: RunConfig, meeting: Meeting, run_dir: Path, env: dic
     if meeting.serve and is_free(int(port)):
         listen = meeting.serve if is_loopback(host) else f"0.0.0.0:{port}"
         try:
-            return _bring_up(run_dir, env, listen, config.token_file)._replace(url=meeting.controller)
+            return _bring_up(run_dir, env, listen, config.token_file, meeting.controller)
         except MegascaleError:
             if is_free(int(port)):
                 raise
@@ -60,8 +60,8 @@ def find_controller(config: RunConfig, meeting: Meeting, run_dir: Path, env: dic
     )
 
 
-def _bring_up(run_dir: Path, env: dict[str, str], listen: str, token_file: str) -> Found:
-    companion, found = companions.start_controller(run_dir, env, listen, token_file)
+def _bring_up(run_dir: Path, env: dict[str, str], listen: str, token_file: str, url: str = "") -> Found:
+    companion, found = companions.start_controller(run_dir, env, listen, token_file, url)
     return Found(found.url, found.token_file, companion)
 
 
@@ -100,8 +100,9 @@ def wait_for_controller(
                 raise
             if time.monotonic() >= end_s:
                 raise UsageError(
-                    f"the controller at {url} wants a token, and no run of this user on this machine says which: give "
-                    "all runs of this job the same --token-file FILE (`megascale-ops token new FILE` makes one)"
+                    f"the controller at {url} wants a token, and no run folder of this user on this machine says "
+                    "which: give all runs of this job the same --token-file FILE (`megascale-ops token new FILE` makes "
+                    "one)"
                 ) from error
         else:
             if is_told:

@@ -14,7 +14,7 @@ HERE = {"localhost", "127.0.0.1", "::1", "head"}
 
 def met(**given: object) -> Meeting:
     """Return where nodes meet."""
-    config = RunConfig(**given)  # type: ignore[arg-type]  # a test's shorthand
+    config = RunConfig(**{"nnodes": "1", **given})  # type: ignore[arg-type]  # a test's shorthand
     return meet(config, parse_nnodes(config.nnodes), lambda host: host in HERE)
 
 

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`srun megascale-ops run -- train.py`, no more, under Slurm's own daemons: the nodes of the step find each other."""
+
+import pytest
+
+from tests.fakes.slurm import OneNode
+from tests.processes.launch import PLAIN, Launch
+from tests.processes.test_slurm import PROGRAM
+
+pytestmark = pytest.mark.processes
+
+
+def _batch(srun: str, *options: str) -> str:
+    run = " ".join((str(PROGRAM), "run", *options, "--", str(PLAIN), "--steps=20"))
+    return f"#!/bin/bash\n#SBATCH --nodes=2\nexec srun {srun} {run}\n"
+
+
+def _env(launch: Launch) -> dict[str, str]:
+    return {name: value for name, value in launch.env.items() if not name.startswith("SLURM_")}
+
+
+def test_the_nodes_of_a_step_train_as_one_job(launch: Launch) -> None:
+    """One controller, on the first node, two nodes in its round; the second found its token in the run folder."""
+    with OneNode(nodes=2) as slurm:
+        job = slurm.submit(_batch("--ntasks-per-node=1"), _env(launch))
+        slurm.until_state(job, "COMPLETED", "FAILED")
+        state, printed = slurm.job(job)["JobState"], slurm.output()
+
+    assert state == "COMPLETED", printed
+    assert printed.count("the nodes meet at n1:") == 2, printed
+    assert printed.count("brought up by this run") == 1
+    assert f"job plain-{job}" in printed
+    assert "rank 0 done" in printed, printed
+    assert "rank 1 done" in printed, printed
+    assert (launch.state / "megascale-ops" / f"plain-{job}").is_dir()
+
+
+def test_trials_side_by_side_stay_apart(launch: Launch) -> None:
+    """The opposite: `--nnodes 1` on each node of the step is two jobs, which do not meet."""
+    with OneNode(nodes=2) as slurm:
+        job = slurm.submit(_batch("--ntasks-per-node=1", "--nnodes=1"), _env(launch))
+        slurm.until_state(job, "COMPLETED", "FAILED")
+        state, printed = slurm.job(job)["JobState"], slurm.output()
+
+    assert state == "COMPLETED", printed
+    assert "the nodes meet" not in printed
+    assert len([*(launch.state / "megascale-ops").glob("plain-*")]) == 2, printed

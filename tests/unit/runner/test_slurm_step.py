@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What srun tells a task becomes the nodes of the job and the place where they meet."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megascale_ops.runner.config import RunConfig
+from megascale_ops.runner.plan import Machine, Plan, make_plan
+from megascale_ops.runner.slurm_step import Step, first_host, read_step, within
+
+# As Slurm 22.05 and 24.11 set them in a task of `srun -N4 --ntasks-per-node=1 --gpus-per-node=8`.
+TASK = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    "SLURM_STEP_NODELIST": "gpu[007-009,012]",
+    "SLURM_NODEID": "2",
+    "SLURM_PROCID": "2",
+    "SLURM_GPUS_ON_NODE": "8",
+}
+KEY_FILE = "/key"
+SCRIPT = ("train.py", "--steps", "3")
+
+
+def plan(config: RunConfig, **task: str) -> Plan:
+    """The plan of this task, with some of its variables changed."""
+    step = read_step({**TASK, **task})
+    machine = Machine(hostname="gpu009", cores=64, gpus=8, state_root="/s", stamp="now-1", python="/python", step=step)
+    return make_plan(config, SCRIPT, machine, threads_set=False)
+
+
+def test_a_task_knows_its_step() -> None:
+    """Nodes, the place among them, the first of them, and its GPUs."""
+    assert read_step(TASK) == Step(4711, 0, 4, 2, "gpu007", 1, 8)
+
+
+@pytest.mark.parametrize("left_out", ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_NODEID"])
+def test_outside_of_a_step_there_is_none(left_out: str) -> None:
+    """A batch script has the job's variables and no step's; neither do a shell and what an agent starts."""
+    assert read_step({name: value for name, value in TASK.items() if name != left_out}) is None
+
+
+@pytest.mark.parametrize("number", ["4294967290", "4294967291", "4294967292"])
+def test_an_interactive_shell_is_no_step(number: str) -> None:
+    """What a user types in a shell that Slurm has opened was started by nobody on the other nodes."""
+    assert read_step({**TASK, "SLURM_STEP_ID": number}) is None
+
+
+@pytest.mark.parametrize("wrong", [{"SLURM_NODEID": "x"}, {"SLURM_STEP_NUM_NODES": ""}, {"SLURM_STEP_NODELIST": "]["}])
+def test_what_cannot_be_read_is_no_step(wrong: dict[str, str]) -> None:
+    """Variables that somebody has set by hand end in a run on one node, not in a traceback."""
+    assert read_step({**TASK, **wrong}) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[1-3,7]", "n1"),
+        ("gpu[001-004,7],login1", "gpu001"),
+        ("rack[1-2]n[1-8]", "rack1n1"),
+        ("a[5],b[1-2]", "a5"),
+        ("n[08,10-12].cluster", "n08.cluster"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_list(hosts: str, first: str) -> None:
+    """As `scontrol show hostnames` gives them, the first."""
+    assert first_host(hosts) == first
+
+
+@given(st.text(alphabet="n[]-,01.x", max_size=30))
+def test_any_list_gives_a_host_or_none(hosts: str) -> None:
+    """Never an error, and never a name that is still a list."""
+    assert not re.search(r"[\[\],]", first_host(hosts))
+
+
+def test_the_nodes_of_a_step_are_the_nodes_of_the_job() -> None:
+    """`srun megascale-ops run -- train.py` and no more: all meet at the first, under one name, a rank a GPU."""
+    plans = [plan(RunConfig(), SLURM_NODEID=str(node)) for node in range(4)]
+
+    assert {(one.min_nodes, one.max_nodes, one.nproc, one.job) for one in plans} == {(4, 4, 8, "train-4711")}
+    [url] = {one.meeting.controller for one in plans}
+    assert url.startswith("http://gpu007:")
+    assert [bool(one.meeting.serve) for one in plans] == [True, False, False, False]
+    assert [one.meeting.node_rank for one in plans] == [0, 1, 2, 3]
+    assert "Slurm's step 4711.0: node 2 of 4" in plans[2].meeting.said
+
+
+def test_a_requeued_job_keeps_its_name_and_another_job_has_another() -> None:
+    """So it goes on from its checkpoints, and two jobs with one script do not meet."""
+    again, other = plan(RunConfig(), SLURM_RESTART_COUNT="1"), plan(RunConfig(), SLURM_JOB_ID="4712")
+
+    assert again.job == "train-4711"
+    assert other.job == "train-4712"
+    assert other.meeting.controller != again.meeting.controller
+
+
+@given(st.integers(1, 10**9), st.integers(0, 1000), st.integers(0, 3))
+def test_ports_are_of_those_that_are_given_to_nobody(job: int, number: int, node: int) -> None:
+    """Not for root, not given away by the kernel, and another one for the next step and the next job."""
+    here = Step(job, number, 4, node, "a", 1, 0)
+    steps = (here, here._replace(number=number + 1), here._replace(job=job + 1, node=0))
+    ports = [int(within(RunConfig(), step)[0].rdzv_endpoint.rpartition(":")[2]) for step in steps]
+
+    assert len(set(ports)) == 3
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+def test_what_the_user_names_stays() -> None:
+    """A controller, an endpoint, a number of nodes or of ranks are not second-guessed."""
+    assert plan(RunConfig(controller="http://c:7070")).meeting.controller == "http://c:7070"
+    assert plan(RunConfig(controller="http://c:7070")).max_nodes == 4  # who they are, the step says all the same
+    assert plan(RunConfig(rdzv_endpoint="h:1234", token_file=KEY_FILE)).meeting.controller == "http://h:1234"
+    assert plan(RunConfig(nnodes="3:4")).min_nodes == 3
+    assert plan(RunConfig(nproc_per_node="2")).nproc == 2
+    assert plan(RunConfig(job="mine")).job == "mine"
+
+
+def test_one_node_on_request_meets_nobody() -> None:
+    """`srun -N4 megascale-ops run --nnodes 1`: four trials side by side, each with a controller of its own."""
+    alone = plan(RunConfig(nnodes="1"))
+
+    assert (alone.max_nodes, alone.meeting.controller, alone.job) == (1, "", "train-now-1")
+
+
+def test_several_tasks_a_node_are_runs_of_their_own() -> None:
+    """As several torchruns would be; a sentence says how one job of them is started."""
+    one = plan(RunConfig(), SLURM_STEP_TASKS_PER_NODE="2(x3),1")
+
+    assert (one.max_nodes, one.nproc, one.meeting.controller) == (1, 1, "")
+    assert "srun --ntasks-per-node=1" in one.meeting.said[0]
+
+
+def test_outside_of_slurm_nothing_changes() -> None:
+    """One rank on one node."""
+    config, said = within(RunConfig(), None)
+
+    assert (config.nnodes, config.nproc_per_node, said) == ("1", "1", ())
