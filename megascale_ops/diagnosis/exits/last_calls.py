@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from megascale_ops.diagnosis.exits.left_out import left_out
 from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, Deviation, compare, describe, difference
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.schema.folding import named
@@ -34,7 +35,7 @@ def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Ver
     exits = [exit_ for _, exit_ in ended]
     odd = odd_calls(exits)
     if not odd and verdict.fault == "collective_mismatch":
-        odd = _outsider(exits)
+        odd = left_out(exits) or _outsider(exits)
     if not odd:
         return verdict
     kind, _ = Counter(found.kind for found in odd.values()).most_common(1)[0]
