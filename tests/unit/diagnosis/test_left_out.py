@@ -58,6 +58,23 @@ def test_the_one_that_is_past_is_named_and_not_the_one_that_is_late() -> None:
     )
 
 
+def test_a_call_that_met_another_is_told_as_left_out_where_the_trail_shows_that() -> None:
+    """The count of a beat shows that rank 3 is in some call of that number; why it is, its trail shows."""
+    ends = [_end(rank, path) for rank, path in enumerate((IN, IN, IN, PAST))]
+    ends[0] = msgspec.structs.replace(ends[0], code=-signal.SIGABRT, by_us=False, last_words=("gloo_mismatch",))
+    counted = msgspec.structs.replace(ends[3], calls=(*ends[3].calls, CollectiveFact("0", SEQ, "")))
+
+    told = [
+        judge_exits(
+            [Ended("n", end, 0.1) for end in (*ends[:3], last)],
+            world_size=4, missing=(), reports={}, hosts={}, round_=1, wall_s=1e6,
+        )
+        for last in (counted, msgspec.structs.replace(counted, trail=None))
+    ]  # fmt: skip
+
+    assert [(verdict.fault, verdict.culprits) for verdict in told] == [("not_joined", (3,)), ("collective_order", (3,))]
+
+
 @pytest.mark.parametrize("past", ["bcd", "bcde", "bcdeA", "bcdeAb", "bcdeAbcdeAbcdeA"])
 def test_a_rank_may_be_any_way_past(past: str) -> None:
     """Once it has begun to learn from what it read since, in this step or a later one."""
