@@ -186,7 +186,20 @@ struct megascale_box_collectives {
     int64_t started_mono_ns;
     int64_t ended_mono_ns;
     char communicator[24];
-    char function[32];
+    char function[28];
+    uint32_t passage;
+};
+
+#define MEGASCALE_BOX_PASSAGES_OFFSET 135168u
+#define MEGASCALE_BOX_PASSAGES_SLOTS 384u
+struct megascale_box_passages {
+    uint64_t word;
+};
+
+#define MEGASCALE_BOX_PHASES_OFFSET 138240u
+#define MEGASCALE_BOX_PHASES_SLOTS 26u
+struct megascale_box_phases {
+    char name[32];
 };
 
 #define MEGASCALE_BOX_EFFORTS_OFFSET 139264u
@@ -378,6 +391,11 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, started_mono_ns)
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, ended_mono_ns) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, communicator) == 48);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, function) == 72);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, passage) == 100);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_passages) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_passages, word) == 0);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_phases) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_phases, name) == 0);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_efforts) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, gc_s) == 8);

@@ -85,11 +85,12 @@ def begun_anew(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
 def living(records: Iterable[CollectiveRecord]) -> list[CollectiveRecord]:
     """Return the records of groups that there still are: a later group may have the name of one that has ended."""
     records = list(records)
-    begins = begun_anew((record.communicator, _number(record)) for record in records)
+    begins = begun_anew((record.communicator, number_of(record)) for record in records)
     return [record for at, record in enumerate(records) if at >= begins.get(record.communicator, 0)]
 
 
-def _number(record: CollectiveRecord) -> int:
+def number_of(record: CollectiveRecord) -> int:
+    """Return a call's number in its group, -1 of one that takes none."""
     return -1 if function_of(record.function) in _POINT_TO_POINT else record.seq
 
 
@@ -105,11 +106,11 @@ def of_ring(records: Iterable[CollectiveRecord], position: CollectivePosition | 
     if position is not None:
         finished[group_of(position.name.removeprefix("pg "))] = position.completed
     for record in records:
-        if record.ended_mono_ns and _number(record) >= 0:
+        if record.ended_mono_ns and number_of(record) >= 0:
             finished[record.communicator] = max(record.seq, finished.get(record.communicator, -1))
     facts = []
     for record in records:
-        seq = _number(record)
+        seq = number_of(record)
         over = 0 <= seq <= finished.get(record.communicator, -1)
         facts.append(
             CollectiveFact(

@@ -13,9 +13,10 @@ two contents of a slot ever stand under the same even number.
 
 A writer stores the odd number, the fields, then the even number. A reader copies the slot twice and believes it when
 both copies are equal and the number is even (``slots`` explains why that suffices). A ring has at least two slots, so a
-writer that is killed in the middle of a record leaves the record before it whole. A ring with one slot and no
-sequence is a *plain* region: it is written once before the file has its name (the header), or each of its fields is one
-aligned 8-byte word of its own (the pulse), which x86-64 and AArch64 never tear.
+writer that is killed in the middle of a record leaves the record before it whole. A ring without a sequence is a
+*plain* region: it is written once before the file has its name (the header), or before anything speaks of it (the names
+of phases), or each of its fields is one aligned 8-byte word of its own (the pulse, the passages), which x86-64 and
+AArch64 never tear.
 
 Everything is little-endian, every field is aligned to its own size (at most 8), and slots are padded to 8 bytes.
 Later versions only add: new fields at the end of a slot's padding, new rings at the end of the file.
@@ -139,8 +140,15 @@ STEPS = _ring("steps", 8192, 256, 80,
     "optimizer_s:f64", "checkpoint_s:f64", "waiting_s:f64")  # fmt: skip
 COLLECTIVES = _ring("collectives", 28672, 1024, 104,
     "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
-    "communicator:24", "function:32")  # fmt: skip
-# The page at 135168 is free: the progress of fused kernels is in files beside the box (``boards``).
+    # The last stands in what was the end of "function", whose names are shorter: an older reader finds a NUL before it.
+    "communicator:24", "function:28", "passage:u32")  # fmt: skip
+# Through which phases and steps the training thread went: one word a passage, so that it costs little and there is
+# room for many. Its lower 32 bits are the passage's number, from 1, whose slot is that number modulo the slots; then 24
+# bits of the last finished step, and 8 of the phase's place in "phases", from 1; 0: it has none. "passage" of a
+# collective is the newest when the training thread called it; 0: another thread did. Both stand in a page that was
+# zeros in every box of version 3: no byte moved, so a reader or writer without them is of the same version.
+PASSAGES = _ring("passages", 135168, 384, 8, "word:u64")
+PHASES = _ring("phases", 138240, 26, 32, "name:32")  # a letter for each, in a trail
 # Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
 # so a reader that sees the step sees this as well.
 EFFORTS = _ring("efforts", 139264, 256, 40,
@@ -177,7 +185,7 @@ GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
     "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
 
 RINGS = (
-    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, EFFORTS),
+    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, PASSAGES, PHASES, EFFORTS),
     *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
 )
 HOT_OFFSET = NOW.offset
@@ -189,6 +197,8 @@ FLAG_ABSOLUTE = 1
 TOLD_ERROR = 1  # no text of eight bytes reads as this number
 # Of a sequence the lower 48 bits give the record, the upper 16 how often it was written again.
 NUMBER_BITS = 48
+# Where in the word of a passage its number, step and phase are.
+PASSAGE_BITS, PASSAGE_STEP_BITS = 32, 24
 
 
 def render_header(version: int) -> str:

@@ -26,6 +26,8 @@ from megascale_ops.blackbox.layout import (
     MESH,
     NCCL,
     NOW,
+    PASSAGES,
+    PHASES,
     PULSE,
     SERVER,
     STATES,
@@ -45,9 +47,10 @@ from megascale_ops.blackbox.records import (
 )
 from megascale_ops.blackbox.slots import LOOKS, Slot, newest, since, whole_in, whole_slots
 from megascale_ops.blackbox.steps import Steps, gpu_steps
+from megascale_ops.blackbox.trails import trail_of
 from megascale_ops.blackbox.values import finite, name_of, text
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
+from megascale_ops.schema.progress import CollectivePosition, Progress, RankError, Trail
 
 # A pulse that something else has written over must still fit into a message.
 _MOST_WANDERED = 1 << 31
@@ -172,6 +175,12 @@ class BoxReader:
         found = since(COLLECTIVES, self._read, max(0, number))
         return CollectiveRun(_collectives(found.slots), found.next_number, found.lost)
 
+    def trail(self) -> Trail:
+        """Return through which phases and steps a process that has ended went last, and what it called there."""
+        words, phases = self._read(PASSAGES.offset, PASSAGES.size), self._read(PHASES.offset, PHASES.size)
+        slots = whole_slots(COLLECTIVES, self._read)
+        return trail_of(words, phases, _collectives(slots), are_all=not slots or not slots[0].number)
+
     def nccl(self, last: int = NCCL.slots) -> list[NcclRecord]:
         """Return up to ``last`` of what NCCL was given to do, oldest first."""
         return nccl_records.records(whole_slots(NCCL, self._read)[-last:] if last > 0 else [])
@@ -256,8 +265,10 @@ class BoxReader:
 def _collectives(slots: list[Slot]) -> list[CollectiveRecord]:
     """Return the collectives of Python's ring as structs."""
     return [
-        CollectiveRecord(name_of(communicator), name_of(function), seq, bytes_moved, enqueued, started, ended)
-        for seq, bytes_moved, enqueued, started, ended, communicator, function in (slot.fields for slot in slots)
+        CollectiveRecord(name_of(communicator), name_of(function), seq, bytes_moved, enqueued, started, ended, passage)
+        for seq, bytes_moved, enqueued, started, ended, communicator, function, passage in (
+            slot.fields for slot in slots
+        )
     ]
 
 

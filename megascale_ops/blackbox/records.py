@@ -78,7 +78,10 @@ MOST_GPU_PHASES = 4
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True):
-    """A collective as the host saw it. ``ended_mono_ns`` is 0 while it runs, or when its end is not seen (async)."""
+    """A collective as the host saw it. ``ended_mono_ns`` is 0 while it runs, or when its end is not seen (async).
+
+    ``passage`` is the training thread's newest when it called this; 0: another thread did, or that is not known.
+    """
 
     communicator: str
     function: str
@@ -87,6 +90,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True):
     enqueued_mono_ns: int
     started_mono_ns: int = 0
     ended_mono_ns: int = 0
+    passage: int = 0
 
 
 class NcclRecord(msgspec.Struct, frozen=True):

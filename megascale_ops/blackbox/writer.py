@@ -33,6 +33,10 @@ from megascale_ops.blackbox.layout import (
     MAGIC,
     MESH,
     NOW,
+    PASSAGE_BITS,
+    PASSAGE_STEP_BITS,
+    PASSAGES,
+    PHASES,
     PULSE,
     SERVER,
     STATES,
@@ -69,6 +73,9 @@ _STEPS_OFFSET, _STEPS_SLOTS, _STEPS_STRIDE = STEPS.offset, STEPS.slots, STEPS.st
 _EFFORTS_OFFSET, _EFFORTS_STRIDE = EFFORTS.offset, EFFORTS.stride  # as many slots as steps have
 _RING_OFFSET, _RING_SLOTS, _RING_STRIDE = COLLECTIVES.offset, COLLECTIVES.slots, COLLECTIVES.stride
 _ENDED_WORD = COLLECTIVES.field("ended_mono_ns").offset // 8
+_PASSAGES_WORD, _PASSAGES_SLOTS = PASSAGES.offset // 8, PASSAGES.slots
+_PASSAGE, _PASSAGE_STEP = (1 << PASSAGE_BITS) - 1, (1 << PASSAGE_STEP_BITS) - 1
+_PHASE_SHIFT = PASSAGE_BITS + PASSAGE_STEP_BITS
 
 
 class BoxWriter:
@@ -93,10 +100,14 @@ class BoxWriter:
         self._mesh_count = 0
         self._gpu_steps_count = 0
         self._gpu_phases_count = 0
+        self.passages = 0  # the newest passage's number: phases and steps that were begun
         self._step = -1
         self._phase = "startup"
         self._phase_bytes = b"startup"
-        self._phases: dict[str, bytes] = {}  # as the box holds them
+        self._phase_bits = 0  # as a passage holds them
+        self._step_bits = _PASSAGE_STEP << PASSAGE_BITS
+        self._phases: dict[str, tuple[bytes, int]] = {}  # as the box and as a passage hold them
+        self._places: dict[str, int] = {}
         self._since_mono_s = time.monotonic()
 
     @classmethod
@@ -161,17 +172,23 @@ class BoxWriter:
         phase's clock.
         """
         now = time.monotonic() if now_mono_s is None else now_mono_s
-        if phase != self._phase:
-            self._phase_bytes = self._phases.get(phase) or self._learn(phase)
-            self._phase = phase
+        words = self._words
+        if phase != self._phase or step != self._step:
+            if step != self._step:
+                self._step = step
+                self._step_bits = (step & _PASSAGE_STEP) << PASSAGE_BITS
+            if phase != self._phase:
+                self._phase = phase
+                try:
+                    self._phase_bytes, self._phase_bits = self._phases[phase]
+                except KeyError:
+                    self._phase_bytes, self._phase_bits = self._learn(phase)
             self._since_mono_s = now
-        elif step != self._step:
-            self._since_mono_s = now
-        self._step = step
+            self.passages = passage = self.passages + 1
+            words[_PASSAGES_WORD + passage % _PASSAGES_SLOTS] = self._phase_bits | self._step_bits | passage & _PASSAGE
         number = self._now_count
         self._now_count = number + 1
         word, at = _NOW_AT[number % _NOW_SLOTS]
-        words = self._words
         words[word] = 2 * number + 1
         self._pack_now(
             self._map, at, step, self._steps_count, FLAG_ABSOLUTE if absolute else 0, self._since_mono_s,
@@ -180,12 +197,17 @@ class BoxWriter:
         words[word] = 2 * number + 2
         self._reals[_MOVED_WORD] = now
 
-    def _learn(self, phase: str) -> bytes:
-        """Return a phase's name as the box holds it, and remember it."""
+    def _learn(self, phase: str) -> tuple[bytes, int]:
+        """Return a phase's name as the box holds it and its place as a passage holds it, and remember them."""
         if len(self._phases) >= _MOST_PHASES:
             self._phases.clear()
-        name = self._phases[phase] = _text(phase, 31)
-        return name
+        name, place = _text(phase, 31), self._places.get(phase, 0)
+        if not place and len(self._places) < PHASES.slots:
+            at = PHASES.offset + len(self._places) * PHASES.stride
+            self._map[at : at + len(name)] = name
+            place = self._places[phase] = len(self._places) + 1
+        found = self._phases[phase] = name, place << _PHASE_SHIFT
+        return found
 
     def beat(self, enqueued: int, completed: int, name: str) -> None:
         """Record a heartbeat of the monitor thread and the position of process group ``name`` (-1: not known)."""
@@ -230,7 +252,7 @@ class BoxWriter:
         """
         return self.begin_collective(
             collective_name(record.communicator), function_name(record.function), record.seq, record.bytes_moved,
-            record.enqueued_mono_ns, record.started_mono_ns, record.ended_mono_ns,
+            record.enqueued_mono_ns, record.started_mono_ns, record.ended_mono_ns, record.passage,
         )  # fmt: skip
 
     def begin_collective(
@@ -242,6 +264,7 @@ class BoxWriter:
         enqueued_mono_ns: int,
         started_mono_ns: int,
         ended_mono_ns: int = 0,
+        passage: int = 0,
     ) -> int:
         """Do what :meth:`add_collective` does, with names already as the box wants them; this counts as moving.
 
@@ -254,7 +277,7 @@ class BoxWriter:
         words[word] = 2 * number + 1
         self._pack_collective(
             self._map, at + _BODY, seq, bytes_moved, enqueued_mono_ns, started_mono_ns, ended_mono_ns, communicator,
-            function,
+            function, passage,
         )  # fmt: skip
         words[word] = 2 * number + 2
         self._reals[_MOVED_WORD] = enqueued_mono_ns * 1e-9
@@ -326,7 +349,7 @@ def collective_name(communicator: str) -> bytes:
 
 def function_name(function: str) -> bytes:
     """Return a collective function's name as the collectives ring holds it."""
-    return _text(function, 31)
+    return _text(function, 27)
 
 
 def _map_new_file(folder: int, name: str) -> mmap.mmap:

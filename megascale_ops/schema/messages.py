@@ -15,7 +15,7 @@ from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.schema.progress import RankError, RankReport
+from megascale_ops.schema.progress import RankError, RankReport, Trail
 from megascale_ops.schema.ranges import (
     MOST_RANKS,
     Bytes,
@@ -236,6 +236,7 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     stderr_tail: Text = ""  # at most 4,000 characters, of a rank that died by itself
     # Its last collectives, oldest first, at most 8, by its black box.
     calls: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
+    trail: Trail | None = None  # of a rank that failed or was stopped, by its black box
     vanished: bool = False  # another launcher's rank whose exit status is unknown, and that did not end in order
     # Where its overlapped kernels were, of a rank that failed or was stopped.
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()

@@ -18,6 +18,7 @@ from megascale_ops.schema.ranges import (
     Bytes,
     Count,
     Line,
+    Lines,
     Loss,
     Pid,
     Pids,
@@ -30,6 +31,7 @@ from megascale_ops.schema.ranges import (
     Step,
     Text,
     Word,
+    Words,
 )
 
 # 32: more than any second of real training has; of toys that make more, the newest are reported.
@@ -63,6 +65,23 @@ class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True, gc=Fal
     enqueued: Step = -1
     completed: Step = -1
     name: Line = ""
+
+
+class Trail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Through which phases and steps a rank's training thread went last, and in which groups it called collectives.
+
+    ``path`` is in order, oldest first. A letter is a phase that began, "a" the first of ``phases``; a capital one when
+    a step ended there: each raised the number of the last finished step by ``stride``, the last of them to ``step``. A
+    digit is a collective that the thread called by a function of torch's, "0" one in the first of ``groups``; ``seqs``
+    are the numbers of the last in each group. Sends and receives are left out.
+    """
+
+    path: Text = ""
+    phases: Words = ()
+    groups: Lines = ()
+    seqs: Annotated[tuple[Step, ...], Meta(max_length=10)] = ()
+    step: Step = -1  # the last 24 bits of its number
+    stride: Count = 0  # 0: no step ended
 
 
 class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

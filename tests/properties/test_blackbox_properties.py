@@ -152,6 +152,7 @@ def read_everything(path: Path) -> None:
             reader.identity(), reader.progress(), reader.collective(), reader.error(), reader.steps(),
             reader.collectives(), reader.progress(), reader.nccl(),
             reader.nccl_tail().drain_records(), reader.collectives_since(7), reader.communicators(), reader.gpu_steps(),
+            reader.trail(),
         ):  # fmt: skip
             again = msgspec.json.decode(msgspec.json.encode(said), type=object)
             assert "null" not in str(again)
@@ -207,12 +208,13 @@ def test_a_file_truncated_under_the_reader_is_survived(length: int) -> None:
 
         assert reader.progress().step == 3
         assert len(reader.steps()) <= 1
+        assert len(reader.trail().path) <= 1
         assert reader.identity().pid == 1
         reader.close()
 
 
 def test_every_ring_of_the_map_is_covered_by_these_properties() -> None:
-    """The properties rest on one protocol: whatever has a sequence has it first."""
+    """The properties rest on one protocol: whatever has a sequence has it first; what has none is of single words."""
     plain = {ring.name for ring in RINGS if ring.fields[0].name != "sequence"}
 
-    assert plain == {HEADER.name, "pulse", "profiler"}
+    assert plain == {HEADER.name, "pulse", "passages", "phases", "profiler"}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from megascale_ops.diagnosis.exits.left_out import left_out
 from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, Deviation, compare, describe, difference
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.schema.folding import named
@@ -20,6 +21,8 @@ from megascale_ops.schema.messages import RankExit
 
 # 3: where most ranks are right, one of three that were taken far apart is right as well in all but odd cases.
 _MODELS = 3
+# What differs is on record; that a rank is past a call follows from its way there.
+_SURE, _SURE_OF_A_TRAIL = 0.95, 0.9
 # Fewer ranks have no majority: one of two is wrong, and it is not known which.
 _FEWEST = 3
 
@@ -32,9 +35,11 @@ def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Ver
         ended: node and exit of each rank.
     """
     exits = [exit_ for _, exit_ in ended]
-    odd = odd_calls(exits)
-    if not odd and verdict.fault == "collective_mismatch":
-        odd = _outsider(exits)
+    odd, past = odd_calls(exits), {}
+    if verdict.fault == "collective_mismatch":
+        past = left_out(exits)
+        # Where both name the same ranks, that a call was left out tells more than that another met it.
+        odd = past if past and set(odd) <= set(past) else odd or _outsider(exits)
     if not odd:
         return verdict
     kind, _ = Counter(found.kind for found in odd.values()).most_common(1)[0]
@@ -44,7 +49,7 @@ def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Ver
         verdict,
         fault=FAULT_OF[kind],
         reason=f"{named(ranks)} {odd[ranks[0]].text}; {victims}",
-        confidence=0.95,
+        confidence=_SURE_OF_A_TRAIL if odd is past else _SURE,
         culprits=ranks,
         nodes=tuple(sorted({node for node, exit_ in ended if exit_.rank in ranks})),
         otherwise="no rank would be named, had all called the same",

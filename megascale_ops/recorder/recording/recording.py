@@ -59,7 +59,7 @@ class Recording:
         self._absolute = False
         self._counts_from_1 = False  # a framework counts its first step, still to come, as 1
         self._anatomy = Anatomy()
-        self._thread = get_ident()
+        self.thread = get_ident()  # the one that trains
         self._mesh = Mesh()
         self._running = False
         self._steps = 0
@@ -73,18 +73,13 @@ class Recording:
         # is counted as a wait when it returns.
         self.calls: dict[int, tuple[int, bytes, bool]] = {}
 
-    @property
-    def thread(self) -> int:
-        """The thread that trains."""
-        return self._thread
-
     def leave(self) -> None:
         """Write nothing any more: this is a child that shares the parent's pages."""
         self.live = False
 
     def data_begin(self, quiet: bool = False) -> None:
         """A data loader is asked for a batch; ``quiet``: with gradients off."""
-        if self.live and get_ident() == self._thread:
+        if self.live and get_ident() == self.thread:
             if quiet or (self.evaluated is not None and self._anatomy.is_quiet):
                 now_s = monotonic()
                 self._phase_seen(self._anatomy.observe_quietly(now_s), now_s)
@@ -94,37 +89,37 @@ class Recording:
 
     def data_end(self) -> None:
         """A data loader has answered with a batch."""
-        if self.live and get_ident() == self._thread:
+        if self.live and get_ident() == self.thread:
             self._observe("forward")
 
     def data_none(self) -> None:
         """A data loader has no batch left, or has failed."""
-        if self.live and get_ident() == self._thread:
+        if self.live and get_ident() == self.thread:
             self._observe("other")
 
     def model_evaluates(self, model: object) -> None:
         """A model in training mode is put into evaluation mode; before the first step that is no news."""
-        if self.live and get_ident() == self._thread and self._steps:
+        if self.live and get_ident() == self.thread and self._steps:
             self.evaluated = weakref.ref(model)
             self._anatomy.quieten(monotonic())
 
     def model_trains(self, model: object) -> None:
         """A model is put into training mode."""
-        if self.live and get_ident() == self._thread and self.evaluated is not None and self.evaluated() is model:
+        if self.live and get_ident() == self.thread and self.evaluated is not None and self.evaluated() is model:
             self.evaluated = None
             now_s = monotonic()
             self._phase_seen(self._anatomy.learn_again(now_s), now_s)
 
     def backward_begin(self) -> None:
         """A backward pass begins; one inside another (recomputation) is part of it."""
-        if self.live and get_ident() == self._thread:
+        if self.live and get_ident() == self.thread:
             self._backward_depth += 1
             if self._backward_depth == 1:
                 self._observe("backward")
 
     def backward_end(self) -> None:
         """A backward pass ends."""
-        if self.live and get_ident() == self._thread and self._backward_depth:
+        if self.live and get_ident() == self.thread and self._backward_depth:
             self._backward_depth -= 1
             if not self._backward_depth:
                 if self._work_ended_s:
@@ -135,12 +130,12 @@ class Recording:
 
     def backward_worked(self) -> None:
         """All gradients of a backward pass are computed; until its end it only waits for those of other ranks."""
-        if self.live and get_ident() == self._thread and self._backward_depth == 1:
+        if self.live and get_ident() == self.thread and self._backward_depth == 1:
             self._work_ended_s = monotonic()
 
     def optimizer_begin(self, optimizer: object) -> None:
         """An optimizer's step begins."""
-        if not self.live or (get_ident() != self._thread and not self._takes_over()):
+        if not self.live or (get_ident() != self.thread and not self._takes_over()):
             return
         if (self._ender is None or self._ender() is None) and self._anatomy.may_step:
             self._ender = weakref.ref(optimizer)
@@ -151,7 +146,7 @@ class Recording:
 
     def optimizer_end(self, optimizer: object) -> None:
         """An optimizer's step ends, and maybe the training step with it."""
-        if not self.live or get_ident() != self._thread:
+        if not self.live or get_ident() != self.thread:
             return
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if self._explicit or self._ender is None or self._ender() is not optimizer or not self._anatomy.may_step:
@@ -162,7 +157,7 @@ class Recording:
 
     def step(self, step: int | None = None) -> None:
         """Take the script's own word that a step has ended."""
-        if not self.live or (get_ident() != self._thread and not self._takes_over()):
+        if not self.live or (get_ident() != self.thread and not self._takes_over()):
             return
         merge = not self._explicit and self._steps > 0
         self._explicit = True
@@ -176,7 +171,7 @@ class Recording:
 
     def count_from(self, steps: int) -> None:
         """Take a framework's total of steps made, which is the number of the last one."""
-        if not self.live or get_ident() != self._thread or self._explicit:
+        if not self.live or get_ident() != self.thread or self._explicit:
             return
         if steps > self.step_number:
             self._counts_from_1 = not steps
@@ -187,7 +182,7 @@ class Recording:
 
     def phase_begin(self, phase: str) -> None:
         """The script (or a save) declares a phase."""
-        if self.live and get_ident() == self._thread:
+        if self.live and get_ident() == self.thread:
             now_s = monotonic()
             self._anatomy.declare(phase, now_s)
             if self._gpu_begins is not None:
@@ -196,7 +191,7 @@ class Recording:
 
     def phase_end(self) -> None:
         """The innermost declared phase ends."""
-        if self.live and get_ident() == self._thread:
+        if self.live and get_ident() == self.thread:
             now_s = monotonic()
             self._anatomy.undeclare(now_s)
             if self._gpu_begins is not None:
@@ -205,7 +200,7 @@ class Recording:
 
     def checkpoint(self, event: str, step: int) -> None:
         """Take what our checkpoints report; they also know the script's own step number."""
-        if not self.live or get_ident() != self._thread:
+        if not self.live or get_ident() != self.thread:
             return
         if event != "save_end" and not (self._explicit and self._absolute):
             self.step_number = int(step)
@@ -219,11 +214,11 @@ class Recording:
 
     def is_outer_backward(self) -> bool:
         """Whether a backward pass that begins now is the training thread's, and not inside another."""
-        return self.live and not self._backward_depth and get_ident() == self._thread
+        return self.live and not self._backward_depth and get_ident() == self.thread
 
     def waited(self, thread: int, seconds: float, now_s: float) -> None:
         """Add time that ``thread`` has spent inside a blocking collective, until now."""
-        if thread == self._thread and self.live:
+        if thread == self.thread and self.live:
             self._anatomy.waited(seconds, now_s)
 
     def place(self, coordinates: Mapping[str, int]) -> None:
@@ -264,7 +259,7 @@ class Recording:
         """Whether the caller, another thread, becomes the training thread because that one has never stepped."""
         if self._steps:
             return False
-        self._thread = get_ident()
+        self.thread = get_ident()
         self._backward_depth = self._optimizer_depth = 0
         return True
 

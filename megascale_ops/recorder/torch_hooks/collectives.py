@@ -97,7 +97,8 @@ def wrap(function: Function, log: CollectiveLog, is_compiling: Callable[[], bool
     data_name = names[0]
     whole = "object" not in function.__name__  # those spend their time packing and unpacking, too
     recording, known_groups, default_group = log.recording, log.known, log.default_group
-    begin, end, waited = recording.box.begin_collective, recording.box.end_collective, recording.waited
+    box, waited = recording.box, recording.waited
+    begin, end = box.begin_collective, box.end_collective
     calls = recording.calls
 
     @functools.wraps(function)
@@ -118,7 +119,8 @@ def wrap(function: Function, log: CollectiveLog, is_compiling: Callable[[], bool
                 seq = group._get_sequence_number_for_group() + 1  # noqa: SLF001  torch has no public name for it
                 bytes_moved = _bytes_of(args[0] if args else kwargs.get(data_name))
                 began_ns = monotonic_ns()
-                number = begin(communicator, name, seq, bytes_moved, began_ns, began_ns)
+                passage = box.passages if thread == recording.thread else 0
+                number = begin(communicator, name, seq, bytes_moved, began_ns, began_ns, 0, passage)
                 calls[thread] = began_ns, communicator, ends and whole
         except Exception as error:  # noqa: BLE001  the collective itself must go on; reported once
             log.give_up(error)

@@ -377,6 +377,7 @@ class LocalWorkers:
                         steps_seen=progress.steps_seen,
                         error=reader.error(),
                         calls=tuple(calls) if plain.code else (),
+                        trail=reader.trail() if plain.code else None,
                         tiles=tiles,
                     ), progress.state
             finally:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives are noted at entry and at end, and a note never changes the call."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,20 @@ def test_a_broken_note_costs_no_collective(world: World, capsys: pytest.CaptureF
         assert world.all_reduce(Tensor()) is None
 
     assert capsys.readouterr().err.count("the hook on collectives steps aside: TypeError") == 1
+
+
+def test_a_call_is_noted_with_the_phase_in_which_the_training_thread_made_it(world: World) -> None:
+    """What another thread calls has no place among its phases."""
+    world.recording.data_begin()
+    world.all_reduce(Tensor())
+    world.recording.data_end()
+    thread = threading.Thread(target=world.all_reduce, args=(Tensor(),))
+    thread.start()
+    thread.join(90.0)
+    world.all_reduce(Tensor())
+
+    records = world.reader.collectives()
+
+    assert [record.passage for record in records] == [1, 0, 2]
+    assert world.reader.trail().path == "a0b0"
+    assert world.reader.trail().phases == ("data", "forward")

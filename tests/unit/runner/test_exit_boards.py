@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner tells of a rank's overlapped kernels when it has ended: what its boards show last."""
+"""What a runner tells of a rank that has ended: what its boards show last, and the trail in its box."""
 
 import struct
 from pathlib import Path
@@ -46,3 +46,14 @@ def test_an_exit_tells_for_whose_tile_a_rank_waited(
     told, _ = local_workers._with_box(RankExit(1, 1, PID, code, 0.0))
 
     assert [fact.waits for fact in told.tiles] == ([] if waits is None else [waits])
+
+
+@pytest.mark.parametrize(("code", "path"), [(-15, "aAAA"), (1, "aAAA"), (0, None)])
+def test_an_exit_tells_through_which_phases_and_steps_a_rank_went(tmp_path: Path, code: int, path: str | None) -> None:
+    """Of a rank that failed or was stopped; one that ended in order has nothing to explain."""
+    box(tmp_path, 1, steps=4)
+    local_workers = LocalWorkers(Place("j", "n", "id", 1, str(tmp_path), "/run", "/run/checkpoints", 5.0))
+
+    told, _ = local_workers._with_box(RankExit(1, 1, PID, code, 0.0))
+
+    assert (told.trail.path if told.trail is not None else None) == path
