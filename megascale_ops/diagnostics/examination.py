@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the checks of this node, in an order in which none disturbs another, and put their results together.
+
+First GPUs are asked what they are: that decides which checks can be made at all. Then all processes are started, so
+that torch is loaded by all of them at once; meanwhile checks that only read are made side by side. When all are ready,
+those that measure a rate are made one after the other, with nothing else of ours on the machine.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from megascale_ops.diagnostics.check import Check, CheckModule, Reading, Task
+from megascale_ops.diagnostics.children import Child, await_ready, end_all, run_together, started
+from megascale_ops.diagnostics.judgement import result_of, troubled, unmeasured
+from megascale_ops.diagnostics.report import VERSION, CheckFinding, CheckResult, NodeReport
+from megascale_ops.diagnostics.table import INVENTORY, modules
+
+
+class Plan(NamedTuple):
+    """What is to be examined.
+
+    Attributes:
+        node: The name of this node in the report.
+        thorough: ``--full``.
+        paths: Folders whose disks and file systems are looked at.
+        names: Only these checks; empty: all of them.
+        program: Name and version of this program.
+    """
+
+    node: str
+    thorough: bool
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    program: str
+
+
+class Progress(NamedTuple):
+    """Who is told: what is being measured, and each result."""
+
+    begun: Callable[[Sequence[str]], object]
+    done: Callable[[CheckResult], object]
+
+
+def examine(plan: Plan, progress: Progress) -> NodeReport:
+    """Examine this node."""
+    began_wall_s, began_s = time.time(), time.monotonic()
+    found: dict[str, list[CheckResult]] = {}
+    for result in _results(plan, progress):
+        progress.done(result)
+        found.setdefault(result.check, []).append(result)
+    ordered = tuple(result for name in modules() for result in found.get(name, ()))
+    return NodeReport(
+        VERSION,
+        plan.program,
+        plan.node,
+        "full" if plan.thorough else "quick",
+        round(began_wall_s, 3),
+        round(time.monotonic() - began_s, 2),
+        ordered,
+    )
+
+
+def _results(plan: Plan, progress: Progress) -> Iterator[CheckResult]:
+    wanted = {name: one for name, one in modules().items() if not plan.names or name in plan.names}
+    gpus, why = 0, ""
+    if any("gpu" in need for _, one in wanted.values() for need in one.CHECK.needs) or INVENTORY in wanted:
+        progress.begun([INVENTORY])
+        module, inventory = modules()[INVENTORY]
+        result = _only(started([(module, inventory.CHECK, _task(plan, inventory.CHECK))]))
+        gpus = sum(fact.name == "uuid" for fact in result.facts)
+        why = result.unmeasured[0] if result.unmeasured else "no GPU answers"
+        if INVENTORY in wanted:
+            yield result
+    makeable = []
+    for module, one in wanted.values():
+        check = one.CHECK
+        if check.name == INVENTORY:
+            continue
+        lacks = lacking(check, gpus, why, has_torch=importlib.util.find_spec("torch") is not None)
+        if lacks:
+            yield unmeasured(check, lacks)
+        elif plan.thorough or check.quick_s:
+            makeable += [(module, check, task) for task in _tasks(plan, check)]
+    yield from _made(makeable, progress)
+
+
+def lacking(check: Check, gpus: int, why: str, *, has_torch: bool) -> str:
+    """Return what a check needs and this machine has not; "" when it can be made.
+
+    Args:
+        check: The check.
+        gpus: How many GPUs there are.
+        why: Why there is none.
+        has_torch: Whether torch is installed.
+    """
+    if ("gpu" in check.needs or "gpus" in check.needs) and not gpus:
+        return why
+    if "gpus" in check.needs and gpus < 2:
+        return "one GPU alone has no links to others"
+    if "torch" in check.needs and not has_torch:
+        return "torch is not installed: pip install 'megascale-ops[train]'"
+    return ""
+
+
+def _task(plan: Plan, check: Check, paths: tuple[str, ...] = ()) -> Task:
+    return Task(plan.thorough, paths or plan.paths, check.full_s if plan.thorough else check.quick_s)
+
+
+def _tasks(plan: Plan, check: Check) -> list[Task]:
+    if check.a_path:
+        return [_task(plan, check, (path,)) for path in plan.paths]
+    return [_task(plan, check)]
+
+
+def _made(planned: Sequence[tuple[str, Check, Task]], progress: Progress) -> Iterator[CheckResult]:
+    children = started(planned)
+    try:
+        together = [child for child in children if not child.check.alone]
+        alone = [child for child in children if child.check.alone]
+        if together:
+            progress.begun([child.check.name for child in together])
+            await_ready(together)
+            for child in run_together(together):
+                yield _result(child)
+        await_ready(alone)
+        for child in alone:
+            progress.begun([child.check.name])
+            yield _only([child])
+    finally:
+        end_all(children)
+
+
+def _only(children: Sequence[Child]) -> CheckResult:
+    """Make one check and return its result."""
+    try:
+        await_ready(children)
+        return next(_result(child) for child in run_together(children))
+    finally:
+        end_all(children)
+
+
+def _result(child: Child) -> CheckResult:
+    """Return the result of a check whose process has ended."""
+    outcome = child.outcome
+    assert outcome is not None
+    seconds = round(outcome.seconds, 3)
+    answer = outcome.answer
+    if answer is None:
+        return troubled(child.check, outcome.trouble, seconds)
+    if answer.error:
+        return troubled(child.check, f"failed: {answer.error}", seconds)
+    if answer.reading is None:
+        return unmeasured(child.check, answer.unmeasured or "nothing was measured", seconds)
+    return result_of(child.check, answer.reading, _judge_of(child.module), seconds)
+
+
+def _judge_of(name: str) -> Callable[[Reading], Sequence[CheckFinding]]:
+    module: CheckModule = next(one for known, one in modules().values() if known == name)
+    return module.judge

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The self-check with real processes: one that hangs is killed at its deadline, one that dies says how, none stays."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from megascale_ops.diagnostics.check import Task
+from megascale_ops.diagnostics.children import Child, Outcome, await_ready, end_all, run_together
+from megascale_ops.diagnostics.report import NodeReport
+from tests.fakes.sick_check import CHECK
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 90.0
+README_COMMANDS = ("megascale-ops diagnose --quick --check limits --check numa",)
+
+
+@pytest.fixture(autouse=True)
+def _finds_the_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check's process imports it by its name."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def asked() -> Iterator[list[Child]]:
+    """Processes that are gone afterwards, whatever the test does."""
+    children: list[Child] = []
+    yield children
+    end_all(children)
+
+
+def ask(asked: list[Child], *paths: str, deadline_s: float = DEADLINE_S) -> Child:
+    """Start the sick check with this wish."""
+    child = Child("tests.fakes.sick_check", CHECK, Task(paths=paths, deadline_s=deadline_s))
+    asked.append(child)
+    return child
+
+
+def outcomes(children: list[Child]) -> list[Outcome]:
+    """Run all at once; return their outcomes in the order of the children."""
+    await_ready(children)
+    assert len(list(run_together(children))) == len(children)
+    return [child.outcome for child in children if child.outcome is not None]
+
+
+def await_end(pid: int) -> None:
+    """Wait until a process is gone: a signal that kills is sent before it has."""
+    end_s = time.monotonic() + DEADLINE_S
+    while psutil.pid_exists(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return
+        assert time.monotonic() < end_s, f"{pid} still lives"
+        time.sleep(0.05)
+
+
+def test_each_ending_is_told_and_none_holds_up_another(asked: list[Child]) -> None:
+    """Seven checks at once, one hangs with a process of its own: all others answer, and nothing of it is left."""
+    wishes = ("absent", "fail", "forbidden", "broken", "die", "leave", "measure")
+    children = [ask(asked, "hang", deadline_s=3.0), *(ask(asked, wish, "CPU 0") for wish in wishes)]
+
+    hung, absent, failed, forbidden, broken, died, left, measured = outcomes(children)
+
+    assert hung.answer is None
+    assert hung.trouble.startswith("was killed at its deadline of 3 s while it measured (asked /mnt/gone and started ")
+    started = int(hung.trouble.split("started ")[1].split(")")[0])
+    await_end(started)
+    assert absent.answer is not None
+    assert absent.answer.unmeasured == "there is no such part here"
+    assert failed.answer is not None
+    assert failed.answer.error == "RuntimeError: uncorrectable ECC error encountered"
+    assert forbidden.answer is not None
+    assert forbidden.answer.unmeasured == "/dev/part: Permission denied"
+    assert broken.answer is not None
+    assert broken.answer.error == "/dev/part: Input/output error"
+    assert (died.answer, died.trouble) == (None, "ended without an answer (by SIGSEGV)")
+    assert (left.answer, left.trouble) == (None, "ended without an answer (exit code 3: no memory left)")
+    assert measured.answer is not None
+    assert measured.answer.reading is not None
+    assert measured.answer.reading.values("cpu_hash") == {"CPU 0": os.getpid()}
+
+
+def test_a_check_that_cannot_be_loaded_says_so(asked: list[Child]) -> None:
+    """Its process ends before it is ready, and its last line is the reason."""
+    child = Child("tests.fakes.no_such_check", CHECK, Task())
+    asked.append(child)
+
+    assert outcomes([child])[0].trouble.startswith("ended without an answer (exit code 1: ModuleNotFoundError")
+
+
+def test_checks_die_with_the_program_that_started_them(tmp_path: Path) -> None:
+    """Also when it is killed: a check that hangs must not stay on the node."""
+    script = tmp_path / "starter.py"
+    script.write_text(
+        "import time\n"
+        "from tests.fakes.sick_check import CHECK\n"
+        "from megascale_ops.diagnostics.check import Task\n"
+        "from megascale_ops.diagnostics.children import Child, await_ready\n"
+        "child = Child('tests.fakes.sick_check', CHECK, Task(paths=('hang',)))\n"
+        "await_ready([child])\n"
+        "print(child._process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        starter.send_signal(signal.SIGKILL)
+
+    await_end(pid)
+
+
+def test_this_machine_is_examined(tmp_path: Path) -> None:
+    """The verb as a user types it: reports as JSON and as a file, a disk that is measured and left as it was."""
+    out, disk = tmp_path / "node.json", tmp_path / "disk"
+    disk.mkdir()
+    options = ["--json", "--out", str(out), "--path", str(disk), "--node", "n1"]
+    checks = [f"--check={name}" for name in ("disk", "limits", "numa", "gemm", "gpu_health")]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_ops.cli", "diagnose", *options, *checks],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+
+    assert done.returncode in (0, 1), done.stderr
+    report = msgspec.json.decode(done.stdout, type=NodeReport, strict=True)
+    assert msgspec.json.decode(out.read_bytes(), type=NodeReport) == report
+    results = {one.check: one for one in report.results}
+    assert report.node == "n1"
+    assert results.keys() == {"disk", "limits", "numa", "gemm", "gpu_health"}
+    rates = {one.name: one.value for one in results["disk"].figures if one.of == str(disk)}
+    assert rates["disk_write"] > 0
+    assert rates["disk_damaged"] == 0
+    assert list(disk.iterdir()) == []
+    assert done.stderr == ""
+
+
+def test_the_command_of_the_page_works() -> None:
+    """A card at its end, whatever this machine's limits are."""
+    words = README_COMMANDS[0].split()[1:]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_ops.cli", *words],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"self-check \S+ · quick\n  what +node \S+ is good.*: 2 checks made in ", done.stdout)
