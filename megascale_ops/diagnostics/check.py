@@ -38,6 +38,8 @@ class Check(NamedTuple):
         alone: It measures a rate: nothing else of ours runs meanwhile.
         severity: What it means when the check hangs, or its process dies.
         a_path: It is made once for each path.
+        process: Checks with the same word here share a process, so that what it has set up is set up once; a
+            check that fails costs the next one a new process. "": a process of its own.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Check(NamedTuple):
     alone: bool = False
     severity: Severity = "bad"
     a_path: bool = False
+    process: str = ""
 
 
 class Task(msgspec.Struct, frozen=True):

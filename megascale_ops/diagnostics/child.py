@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one check: ``python -m megascale_ops.diagnostics.child MODULE``, started by ``children.py``.
+"""The process of checks: ``python -m megascale_ops.diagnostics.child PARENT DESCRIPTOR``, started by ``children.py``.
 
-It loads what is slow to load, says that it is ready, waits for the word to begin, measures, answers. The answer leaves
-by a descriptor of its own, since libraries print what they please on the other two. It dies with the program that
-started it. Its end of the conversation, one line each:
+It loads what is slow to load, says that it is ready, and makes the checks that it is given, one after the other.
+Answers leave by a descriptor of its own, since libraries print what they please on the other two. It dies with the
+program that started it. The conversation, one line each:
 
-    {"task"...}        in   what to do
-    ready              out  imports are done, nothing of the machine has been used yet
-    go                 in   measure now
-    {"reading": ...}   out  or {"unmeasured": "why"}, {"error": "what"}
+    {"loads": [...]}                in   modules of others that its checks need
+    ready                           out  they are loaded, and nothing of the machine has been used yet
+    {"module": ..., "task": ...}    in   measure now
+    {"reading": ...}                out  or {"unmeasured": "why"}, {"error": "what"}; then the next one
 """
 
 import ctypes
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -27,6 +28,19 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 # Rights and absence say nothing of the hardware.
 _NO_VERDICT = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT)
 _MOST_ERROR = 500
+
+
+class Loads(msgspec.Struct, frozen=True):
+    """What is to be loaded first."""
+
+    loads: tuple[str, ...] = ()
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One check to be made: its module, and its task."""
+
+    module: str
+    task: Task
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,18 +73,26 @@ def answer_of(module: CheckModule, task: Task) -> Answer:
 
 
 def main(arguments: list[str], orders: BinaryIO) -> None:
-    """Do one check; ``arguments``: the module, the parent's process id, the descriptor to answer by."""
-    name, parent, descriptor = arguments
+    """Make checks until orders end; ``arguments``: the parent's process id, the descriptor to answer by."""
+    parent, descriptor = arguments
     die_with(int(parent))
     with os.fdopen(int(descriptor), "wb", buffering=0) as answers:
-        task = msgspec.json.decode(orders.readline(), type=Task)
-        module: CheckModule = importlib.import_module(name)  # type: ignore[assignment]  # a check's file has its names
-        if "torch" in module.CHECK.needs:
-            importlib.import_module("torch")
+        for name in msgspec.json.decode(orders.readline(), type=Loads).loads:
+            importlib.import_module(name)
         answers.write(b"ready\n")
-        if orders.readline() != b"go\n":
-            return
-        answers.write(msgspec.json.encode(answer_of(module, task)) + b"\n")
+        while line := orders.readline():
+            order = msgspec.json.decode(line, type=Order)
+            module: CheckModule = importlib.import_module(order.module)  # type: ignore[assignment]  # it has its names
+            answers.write(msgspec.json.encode(answer_of(module, order.task)) + b"\n")
+            _tidy_up()
+
+
+def _tidy_up() -> None:
+    """Give back what a check has held of GPUs' memory: the next one wants room."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from megascale_ops.diagnostics.check import Check, Task
-from megascale_ops.diagnostics.child import Answer
+from megascale_ops.diagnostics.child import Answer, Loads, Order
 
 # 60 s: importing torch takes 2 s from a warm disk and half a minute from a cold network file system.
 START_S = 60.0
@@ -33,11 +33,19 @@ _LAST_WORDS_BYTES = 4096
 _READY = b"ready\n"
 
 
+class Planned(NamedTuple):
+    """A check that is to be made: its module, its row, its task."""
+
+    module: str
+    check: Check
+    task: Task
+
+
 class Outcome(NamedTuple):
-    """How a check's process ended.
+    """How a check ended.
 
     Attributes:
-        answer: What it answered; None: it hung or died.
+        answer: What its process answered; None: it hung or died.
         trouble: Then what happened, a sentence's predicate: "was killed at its deadline of 5 s ...".
         seconds: From the word to the answer.
     """
@@ -48,20 +56,26 @@ class Outcome(NamedTuple):
 
 
 class Child:
-    """One check's process. Used by the thread that made it: the process dies with that thread."""
+    """A process that makes checks. Used by the thread that made it: the process dies with that thread.
 
-    def __init__(self, module: str, check: Check, task: Task) -> None:
-        self.check = check
-        self.module = module
+    Args:
+        loads: What it loads before it is ready.
+
+    Attributes:
+        planned: The check that it was asked for last.
+        outcome: Of that check, or of the start that failed; None while it works.
+    """
+
+    def __init__(self, loads: Sequence[str] = ()) -> None:
+        self.planned: Planned | None = None
         self.outcome: Outcome | None = None
         self.is_ready = False
         self._got = b""
-        self._task = task
         self._words: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
         reading, writing = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "megascale_ops.diagnostics.child", module, str(os.getpid()), str(writing)],
+                [sys.executable, "-P", "-m", "megascale_ops.diagnostics.child", str(os.getpid()), str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=self._words,
                 stderr=self._words,
@@ -77,13 +91,20 @@ class Child:
         self.answers = reading
         self._began_s = time.monotonic()
         self.deadline_s = self._began_s + START_S
-        self._say(msgspec.json.encode(task) + b"\n")
+        self._say(msgspec.json.encode(Loads(tuple(loads))))
 
-    def go(self) -> None:
-        """Give the word to measure."""
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be asked for another check: it has not been ended, and its last one did not fail."""
+        failed = self.outcome is not None and (self.outcome.answer is None or bool(self.outcome.answer.error))
+        return self.answers >= 0 and not failed
+
+    def ask(self, planned: Planned) -> None:
+        """Give the word to make a check; nothing else is being made."""
+        self.planned, self.outcome = planned, None
         self._began_s = time.monotonic()
-        self.deadline_s = self._began_s + self._task.deadline_s
-        self._say(b"go\n")
+        self.deadline_s = self._began_s + planned.task.deadline_s
+        self._say(msgspec.json.encode(Order(planned.module, planned.task)))
 
     def hear(self) -> None:
         """Read what has come; the descriptor has something."""
@@ -98,10 +119,10 @@ class Child:
 
     def pass_deadline(self) -> None:
         """Kill it, since its time is over."""
-        doing = "measured" if self.is_ready else "loaded what it needs"
-        limit_s = self._task.deadline_s if self.is_ready else START_S
+        doing = "measured" if self.planned else "loaded what it needs"
+        limit_s = self.planned.task.deadline_s if self.planned else START_S
         where = _held_in(self._process.pid)
-        last = self._last_words() if self.is_ready else ""
+        last = self._last_words() if self.planned else ""
         self._kill()
         left = "" if self._process.poll() is not None else "; it does not die: the kernel holds it"
         self._end(
@@ -110,12 +131,13 @@ class Child:
 
     def end(self) -> None:
         """Kill it where it still runs, and let go of everything."""
+        if self.answers < 0:
+            return
         self._kill()
         with contextlib.suppress(OSError):  # bytes for a process that reads no more
             self._process.stdin and self._process.stdin.close()
-        if self.answers >= 0:
-            os.close(self.answers)
-            self.answers = -1
+        os.close(self.answers)
+        self.answers = -1
         self._words.close()
 
     def _take(self) -> None:
@@ -124,7 +146,7 @@ class Child:
             self.outcome = Outcome(msgspec.json.decode(self._got, type=Answer), "", seconds)
         except msgspec.MsgspecError as error:
             self.outcome = Outcome(None, f"answered nonsense ({error})", seconds)
-        self.end()
+        self._got = b""
 
     def _end(self, trouble: str) -> None:
         self.outcome = Outcome(None, trouble, time.monotonic() - self._began_s)
@@ -133,7 +155,7 @@ class Child:
     def _say(self, line: bytes) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died; its other end says so
-            self._process.stdin.write(line)
+            self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
 
     def _kill(self) -> None:
@@ -176,23 +198,10 @@ def _held_in(pid: int) -> str:
     return f" (state {state}{named})" if state == "D" or named else ""
 
 
-def started(modules: Iterable[tuple[str, Check, Task]]) -> list[Child]:
-    """Start a process for each check."""
-    children: list[Child] = []
-    try:
-        for module, check, task in modules:
-            children.append(Child(module, check, task))
-    except BaseException:
-        end_all(children)
-        raise
-    return children
-
-
 def end_all(children: Iterable[Child]) -> None:
     """End what still runs."""
     for child in children:
-        if child.outcome is None:
-            child.end()
+        child.end()
 
 
 def await_ready(children: Sequence[Child]) -> None:
@@ -200,20 +209,18 @@ def await_ready(children: Sequence[Child]) -> None:
     _await(children, lambda child: child.is_ready)
 
 
-def run_together(children: Sequence[Child]) -> Iterator[Child]:
-    """Give all of them the word at once, and yield each when its outcome is known."""
-    for child in children:
-        if child.outcome is None:
-            child.go()
-    told: set[int] = set()
-    while len(told) < len(children):
-        waiting = [child for child in children if child.outcome is None]
-        if waiting:
-            _await(waiting, lambda child: child.outcome is not None, most=1)
-        for child in children:
-            if child.outcome is not None and id(child) not in told:
-                told.add(id(child))
-                yield child
+def run_together(children: Sequence[Child], planned: Sequence[Planned]) -> Iterator[tuple[Planned, Outcome]]:
+    """Have each process make its check, all at once, and yield each when its outcome is known."""
+    await_ready(children)
+    waiting = dict(zip(children, planned, strict=True))
+    for child, one in waiting.items():
+        if child.outcome is None or child.is_usable:
+            child.ask(one)
+    while waiting:
+        _await([*waiting], lambda child: child.outcome is not None, most=1)
+        for child in [child for child in waiting if child.outcome is not None]:
+            assert child.outcome is not None
+            yield waiting.pop(child), child.outcome
 
 
 def _await(children: Sequence[Child], is_done: Callable[[Child], bool], most: int = 0) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from megascale_ops.diagnostics.check import Task
-from megascale_ops.diagnostics.children import Child, Outcome, await_ready, end_all, run_together
+from megascale_ops.diagnostics.children import Child, Outcome, Planned, end_all, run_together
 from megascale_ops.diagnostics.report import NodeReport
 from tests.fakes.sick_check import CHECK
 
@@ -40,18 +40,16 @@ def asked() -> Iterator[list[Child]]:
     end_all(children)
 
 
-def ask(asked: list[Child], *paths: str, deadline_s: float = DEADLINE_S) -> Child:
-    """Start the sick check with this wish."""
-    child = Child("tests.fakes.sick_check", CHECK, Task(paths=paths, deadline_s=deadline_s))
-    asked.append(child)
-    return child
+def wish(*paths: str, deadline_s: float = DEADLINE_S) -> Planned:
+    """Return a check that does so."""
+    return Planned("tests.fakes.sick_check", CHECK, Task(paths=paths, deadline_s=deadline_s))
 
 
-def outcomes(children: list[Child]) -> list[Outcome]:
-    """Run all at once; return their outcomes in the order of the children."""
-    await_ready(children)
-    assert len(list(run_together(children))) == len(children)
-    return [child.outcome for child in children if child.outcome is not None]
+def outcomes(asked: list[Child], wishes: list[Planned]) -> list[Outcome]:
+    """Make all at once, a process each; return their outcomes in their order."""
+    asked += [Child() for _ in wishes]
+    found = dict(run_together(asked, wishes))
+    return [found[one] for one in wishes]
 
 
 def await_end(pid: int) -> None:
@@ -67,10 +65,10 @@ def await_end(pid: int) -> None:
 
 def test_each_ending_is_told_and_none_holds_up_another(asked: list[Child]) -> None:
     """Seven checks at once, one hangs with a process of its own: all others answer, and nothing of it is left."""
-    wishes = ("absent", "fail", "forbidden", "broken", "die", "leave", "measure")
-    children = [ask(asked, "hang", deadline_s=3.0), *(ask(asked, wish, "CPU 0") for wish in wishes)]
+    names = ("absent", "fail", "forbidden", "broken", "die", "leave", "measure")
+    wishes = [wish("hang", deadline_s=3.0), *(wish(name, "CPU 0") for name in names)]
 
-    hung, absent, failed, forbidden, broken, died, left, measured = outcomes(children)
+    hung, absent, failed, forbidden, broken, died, left, measured = outcomes(asked, wishes)
 
     assert hung.answer is None
     assert hung.trouble.startswith("was killed at its deadline of 3 s while it measured (asked /mnt/gone and started ")
@@ -93,10 +91,33 @@ def test_each_ending_is_told_and_none_holds_up_another(asked: list[Child]) -> No
 
 def test_a_check_that_cannot_be_loaded_says_so(asked: list[Child]) -> None:
     """Its process ends before it is ready, and its last line is the reason."""
-    child = Child("tests.fakes.no_such_check", CHECK, Task())
-    asked.append(child)
+    gone = Planned("tests.fakes.no_such_check", CHECK, Task())
 
-    assert outcomes([child])[0].trouble.startswith("ended without an answer (exit code 1: ModuleNotFoundError")
+    assert outcomes(asked, [gone])[0].trouble.startswith("ended without an answer (exit code 1: ModuleNotFoundError")
+
+
+def test_checks_share_a_process_until_one_fails(asked: list[Child]) -> None:
+    """The second check of a process is made by it; after one that failed it is of no use, after one that hung gone."""
+    child = Child()
+    asked.append(child)
+    wishes = [
+        wish("measure", "first"),
+        wish("absent"),
+        wish("measure", "second"),
+        wish("fail"),
+        wish("hang", deadline_s=1.0),
+    ]
+
+    found, usable = [], []
+    for one in wishes:
+        found += [outcome for _, outcome in run_together([child], [one])]
+        usable.append(child.is_usable)
+        if one.task.paths[0] == "fail":
+            child.outcome = None  # to be asked all the same
+
+    assert usable == [True, True, True, False, False]
+    assert [bool(one.answer) for one in found] == [True, True, True, True, False]
+    assert child.answers == -1
 
 
 def test_checks_die_with_the_program_that_started_them(tmp_path: Path) -> None:
@@ -106,9 +127,10 @@ def test_checks_die_with_the_program_that_started_them(tmp_path: Path) -> None:
         "import time\n"
         "from tests.fakes.sick_check import CHECK\n"
         "from megascale_ops.diagnostics.check import Task\n"
-        "from megascale_ops.diagnostics.children import Child, await_ready\n"
-        "child = Child('tests.fakes.sick_check', CHECK, Task(paths=('hang',)))\n"
+        "from megascale_ops.diagnostics.children import Child, Planned, await_ready\n"
+        "child = Child()\n"
         "await_ready([child])\n"
+        "child.ask(Planned('tests.fakes.sick_check', CHECK, Task(paths=('hang',))))\n"
         "print(child._process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

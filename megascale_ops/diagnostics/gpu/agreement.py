@@ -21,7 +21,9 @@ from megascale_ops.diagnostics.report import CheckFinding, Fact, Figure
 if TYPE_CHECKING:
     import torch
 
-CHECK = Check("agreement", "bitwise agreement of GPUs", ("gpu", "torch"), quick_s=20.0, full_s=120.0, alone=True)
+CHECK = Check(
+    "agreement", "bitwise agreement of GPUs", ("gpu", "torch"), quick_s=20.0, full_s=120.0, alone=True, process="cuda"
+)
 
 _SIZE = 8192
 _SEED = 33

@@ -5,6 +5,7 @@ Without it GPUs of a machine with NVSwitches fail at their first CUDA call, or c
 """
 
 import contextlib
+import ctypes
 from pathlib import Path
 
 import psutil
@@ -49,10 +50,11 @@ def _states() -> dict[str, str]:
 
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             info = pynvml.c_nvmlGpuFabricInfoV_t()
             info.version = pynvml.nvmlGpuFabricInfo_v2
             with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlDeviceGetGpuFabricInfoV(pynvml.nvmlDeviceGetHandleByIndex(index), info)
+                pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
                 if info.state:
                     found[f"GPU {index}"] = _STATES.get(info.state, str(info.state))
     return found

@@ -12,7 +12,9 @@ from megascale_ops.diagnostics.gpu.devices import devices, seconds_of
 from megascale_ops.diagnostics.gpu.load import LoadWatch
 from megascale_ops.diagnostics.report import CheckFinding, Figure
 
-CHECK = Check("gemm", "matrix products of GPUs", ("gpu", "torch"), quick_s=20.0, full_s=150.0, alone=True)
+CHECK = Check(
+    "gemm", "matrix products of GPUs", ("gpu", "torch"), quick_s=20.0, full_s=150.0, alone=True, process="cuda"
+)
 
 _SIZE = 8192
 _REPETITIONS = 10

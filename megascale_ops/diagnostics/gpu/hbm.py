@@ -7,7 +7,7 @@ from megascale_ops.diagnostics.check import Check, Reading, Task, doing
 from megascale_ops.diagnostics.gpu.devices import devices, seconds_of
 from megascale_ops.diagnostics.report import CheckFinding, Figure
 
-CHECK = Check("hbm", "bandwidth of GPU memory", ("gpu", "torch"), quick_s=15.0, full_s=60.0, alone=True)
+CHECK = Check("hbm", "bandwidth of GPU memory", ("gpu", "torch"), quick_s=15.0, full_s=60.0, alone=True, process="cuda")
 
 # 1 GiB: twenty times the second-level cache of any model.
 _BYTES = 1 << 30

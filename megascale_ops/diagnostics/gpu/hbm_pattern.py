@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     import torch
 
-CHECK = Check("hbm_pattern", "patterns in GPU memory", ("gpu", "torch"), quick_s=15.0, full_s=120.0, alone=True)
+CHECK = Check(
+    "hbm_pattern", "patterns in GPU memory", ("gpu", "torch"), quick_s=15.0, full_s=120.0, alone=True, process="cuda"
+)
 
 _WORD_BYTES = 8
 # 128 MiB: comparing a piece takes as much again.

@@ -18,7 +18,9 @@ from megascale_ops.diagnostics.report import CheckFinding, Fact, Figure
 if TYPE_CHECKING:
     import torch
 
-CHECK = Check("nvlink", "copies between GPUs", ("gpus", "torch"), quick_s=20.0, full_s=120.0, alone=True)
+CHECK = Check(
+    "nvlink", "copies between GPUs", ("gpus", "torch"), quick_s=20.0, full_s=120.0, alone=True, process="cuda"
+)
 
 _BYTES = 256 << 20
 _REPETITIONS = 10

@@ -13,7 +13,9 @@ from megascale_ops.diagnostics.gpu.devices import Device, devices, seconds_of
 from megascale_ops.diagnostics.host.numa import cpus_of
 from megascale_ops.diagnostics.report import CheckFinding, Figure
 
-CHECK = Check("pcie", "copies between host and GPUs", ("gpu", "torch"), quick_s=20.0, full_s=60.0, alone=True)
+CHECK = Check(
+    "pcie", "copies between host and GPUs", ("gpu", "torch"), quick_s=20.0, full_s=60.0, alone=True, process="cuda"
+)
 
 _BYTES = 256 << 20
 _REPETITIONS = 10

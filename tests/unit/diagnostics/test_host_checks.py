@@ -42,6 +42,14 @@ def test_a_slow_core_is_named_and_a_busy_one_is_noted() -> None:
     assert "CPU 2 gave the check 30%" in result.findings[1].text
 
 
+def test_cores_that_seem_slow_are_measured_again() -> None:
+    """By their best: one bad sample is nothing; of many that are slow the slowest go first."""
+    rates = {core: [2.0, 2.0] for core in range(60)} | {60: [1.0, 1.99], 61: [1.5, 1.2], 62: [0.5, 1.4], 63: []}
+
+    assert cpu.seems_slow(rates) == [62, 61]
+    assert cpu.seems_slow({0: []}) == []
+
+
 def test_memory_that_others_used_meanwhile_is_not_compared() -> None:
     """Its figure has no peers then, and a note says why."""
     found = memory.judge(reading(Figure("cpu_share", "NUMA node 1", 0.4)))

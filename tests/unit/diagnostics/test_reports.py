@@ -239,7 +239,7 @@ def test_a_wrong_line_is_one_sentence_and_measures_nothing(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 2, before any process is started."""
-    monkeypatch.setattr(examination, "started", None)
+    monkeypatch.setattr(examination, "Child", None)
 
     assert main(["diagnose", *arguments]) == 2
 
