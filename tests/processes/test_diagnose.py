@@ -18,6 +18,8 @@ import pytest
 from megascale_ops.diagnostics.check import Task
 from megascale_ops.diagnostics.children import Child, Outcome, Planned, end_all, run_together
 from megascale_ops.diagnostics.report import NodeReport
+from megascale_ops.errors import MegascaleError
+from megascale_ops.runner.node_check import check_node
 from tests.fakes.sick_check import CHECK
 
 pytestmark = pytest.mark.processes
@@ -178,3 +180,44 @@ def test_the_command_of_the_page_works() -> None:
 
     assert done.returncode == 0, done.stderr
     assert re.match(r"self-check \S+ · quick\n  what +node \S+ is good.*: 2 checks made in ", done.stdout)
+
+
+def says(text: str, code: int = 0) -> list[str]:
+    """Return a program in place of the verb that prints this and ends so."""
+    return [sys.executable, "-c", f"import sys; print({text!r}); sys.exit({code})"]
+
+
+def test_a_bad_node_does_not_join(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is one sentence; a node whose check could not be made joins, with a warning."""
+    finding = '{"severity": "bad", "text": "GPU 3: 20 % slow"}'
+    bad = f'{{"seconds": 24.0, "results": [{{"findings": [{finding}]}}]}}'
+
+    with pytest.raises(
+        MegascaleError, match=r"n1 is kept out of the job: GPU 3: 20 % slow. .*preflight-n1.json has all"
+    ):
+        check_node("quick", "n1", tmp_path, [str(tmp_path)], says(bad, 1))
+    check_node("quick", "n1", tmp_path, [str(tmp_path)], says("Traceback", 1))
+    check_node("quick", "n1", tmp_path, [str(tmp_path)], ["/no/such/program"])
+
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert all("could not be measured" in text for text in warned)
+
+
+def test_a_run_measures_its_node_first(tmp_path: Path) -> None:
+    """Before its script is started, which finds the report in the run's folder; the disk measured is the run's own."""
+    script = tmp_path / "script.py"
+    script.write_text("import pathlib, sys\nprint(pathlib.Path(sys.argv[1], 'preflight-n1.json').exists())\n")
+    run_dir = tmp_path / "run"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_ops.cli", "run", "--preflight=quick", "--node=n1", f"--run-dir={run_dir}",
+         f"--box-root={tmp_path}", "--", str(script), str(run_dir)],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("True")
+    assert "this node is good" in done.stderr
+    report = msgspec.json.decode((run_dir / "preflight-n1.json").read_bytes(), type=NodeReport)
+    assert [one.facts[0].of for one in report.results if one.check == "disk"] == [str(run_dir)]
