@@ -21,7 +21,7 @@ class UnmeasuredError(Exception):
 
 
 def doing(what: str) -> None:
-    """Say what is about to be done: where it hangs, this is what is told."""
+    """Say what begins (``reading from /mnt``): where it hangs, this is what is told."""
     sys.stderr.write(f"{what}\n")
     sys.stderr.flush()
 

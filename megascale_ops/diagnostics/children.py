@@ -22,6 +22,7 @@ import msgspec
 
 from megascale_ops.diagnostics.check import Check, Task
 from megascale_ops.diagnostics.child import Answer, Loads, Order
+from megascale_ops.errors import MegascaleError
 
 # 60 s: importing torch takes 2 s from a warm disk and half a minute from a cold network file system.
 START_S = 60.0
@@ -82,9 +83,11 @@ class Child:
                 pass_fds=(writing,),
                 start_new_session=True,  # what it starts is killed with it
             )
-        except BaseException:
+        except BaseException as error:
             os.close(reading)
             self._words.close()
+            if isinstance(error, OSError):
+                raise MegascaleError(f"no process can be started for a check ({error.strerror})") from error
             raise
         finally:
             os.close(writing)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from megascale_ops.diagnostics.check import Check, CheckModule, Reading, Task
 from megascale_ops.diagnostics.children import Child, Outcome, Planned, await_ready, end_all, run_together
+from megascale_ops.diagnostics.host import paths as folders
 from megascale_ops.diagnostics.judgement import result_of, troubled, unmeasured
 from megascale_ops.diagnostics.report import VERSION, CheckFinding, CheckResult, NodeReport
 from megascale_ops.diagnostics.table import INVENTORY, modules
@@ -61,6 +62,22 @@ def examine(plan: Plan, progress: Progress) -> NodeReport:
         round(time.monotonic() - began_s, 2),
         ordered,
     )
+
+
+def look_at(paths: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return each folder's state (``host/paths.py``) and disk; of one that does not answer, two empty texts."""
+    tasks = [Task(paths=(path,), deadline_s=folders.CHECK.quick_s) for path in paths]
+    planned = [Planned(folders.__name__, folders.CHECK, task) for task in tasks]
+    children = [Child() for _ in planned]
+    found: dict[str, tuple[str, str]] = {}
+    try:
+        for one, outcome in run_together(children, planned):
+            reading = outcome.answer.reading if outcome.answer else None
+            facts = {fact.name: fact.value for fact in reading.facts} if reading else {}
+            found[one.task.paths[0]] = (facts.get("path_state", ""), facts.get("path_disk", ""))
+    finally:
+        end_all(children)
+    return found
 
 
 def _results(plan: Plan, progress: Progress) -> Iterator[CheckResult]:

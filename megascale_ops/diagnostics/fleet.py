@@ -13,7 +13,6 @@ import msgspec
 
 from megascale_ops import foreign
 from megascale_ops.diagnostics import equals
-from megascale_ops.diagnostics.figures import KINDS
 from megascale_ops.diagnostics.gpu.agreement import disagreeing
 from megascale_ops.diagnostics.judgement import told_slow
 from megascale_ops.diagnostics.report import (
@@ -71,7 +70,7 @@ def compare(reports: Sequence[NodeReport]) -> FleetReport:
     comparisons = equals.compare(_figures(reports))
     findings = [told_slow(one, comparison) for comparison in comparisons for one in comparison.slow]
     facts = list(_facts(reports))
-    findings += list(_bad_alone(reports))
+    findings += _bad_alone(reports, {one.of for one in findings})
     findings += _drifted(facts)
     digests: dict[str, dict[str, str]] = {}
     for fact in facts:
@@ -109,20 +108,15 @@ def _facts(reports: Sequence[NodeReport]) -> Iterator[Fact]:
                     yield Fact(one.name, f"{report.node}/{one.of}", one.value, one.peers)
 
 
-def _bad_alone(reports: Sequence[NodeReport]) -> Iterator[CheckFinding]:
-    """Yield what a node has found bad of itself beside what is compared here: damage, counters, checks that hung."""
-    compared = {kind.name for kind in KINDS.values() if kind.bar}
-    for report in reports:
-        for result in report.results:
-            names = {one.name for one in result.figures}
-            slow = (
-                {one.figure.of for comparison in equals.compare(result.figures) for one in comparison.slow}
-                if names & compared
-                else set()
-            )
-            for one in result.findings:
-                if one.severity == "bad" and one.of not in slow:
-                    yield CheckFinding("bad", f"{report.node}/{one.of}", f"{report.node}: {one.text}", one.next)
+def _bad_alone(reports: Sequence[NodeReport], named: set[str]) -> list[CheckFinding]:
+    """Return what a node has found bad of itself, less what the fleet names: damage, checks that hung, slow parts."""
+    return [
+        CheckFinding("bad", f"{report.node}/{one.of}", f"{report.node}: {one.text}", one.next)
+        for report in reports
+        for result in report.results
+        for one in result.findings
+        if one.severity == "bad" and f"{report.node}/{one.of}" not in named
+    ]
 
 
 def _drifted(facts: Sequence[Fact]) -> list[CheckFinding]:

@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Meta
 
 VERSION = 1
-# 1 MiB a node: 192 cores of 10 samples take 60 KB, 8 GPUs with all pairs 40 KB. A report is read from a file that
-# another program may have written.
-MOST_REPORT_BYTES = 1 << 20
-_Text = Annotated[str, Meta(max_length=2000)]
-_Word = Annotated[str, Meta(max_length=200)]
+# 8 MiB a node: one of 64 cores and two GPUs has 74 KB. It is read from a file that another program may have written.
+MOST_REPORT_BYTES = 8 << 20
+_Text = Annotated[str, Meta(max_length=20_000)]
+_Word = Annotated[str, Meta(max_length=4096)]
 
 Severity = Literal["bad", "warn", "note"]
 Status = Literal["good", "warn", "bad", "unmeasured"]

@@ -17,9 +17,9 @@ def measure(task: Task) -> Reading:
     """Do as asked."""
     wish, *rest = task.paths
     if wish == "hang":
-        doing("asked /mnt/gone")
+        doing("asking /mnt/gone")
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        doing(f"asked /mnt/gone and started {child.pid}")
+        doing(f"asking /mnt/gone and started {child.pid}")
         time.sleep(600)
     if wish == "die":
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -17,6 +17,7 @@ import pytest
 
 from megascale_ops.diagnostics.check import Task
 from megascale_ops.diagnostics.children import Child, Outcome, Planned, end_all, run_together
+from megascale_ops.diagnostics.examination import look_at
 from megascale_ops.diagnostics.report import NodeReport
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.node_check import check_node
@@ -73,7 +74,7 @@ def test_each_ending_is_told_and_none_holds_up_another(asked: list[Child]) -> No
     hung, absent, failed, forbidden, broken, died, left, measured = outcomes(asked, wishes)
 
     assert hung.answer is None
-    assert hung.trouble.startswith("was killed at its deadline of 3 s while it measured (asked /mnt/gone and started ")
+    assert hung.trouble.startswith("was killed at its deadline of 3 s while it measured (asking /mnt/gone and started ")
     started = int(hung.trouble.split("started ")[1].split(")")[0])
     await_end(started)
     assert absent.answer is not None
@@ -221,3 +222,30 @@ def test_a_run_measures_its_node_first(tmp_path: Path) -> None:
     assert "this node is good" in done.stderr
     report = msgspec.json.decode((run_dir / "preflight-n1.json").read_bytes(), type=NodeReport)
     assert [one.facts[0].of for one in report.results if one.check == "disk"] == [str(run_dir)]
+
+
+def test_folders_are_looked_at_in_processes_of_their_own(tmp_path: Path) -> None:
+    """One that is there, one that is not, one that is a file, and all of them at once."""
+    file = tmp_path / "file"
+    file.touch()
+
+    found = look_at([str(tmp_path), str(tmp_path / "none"), str(file)])
+
+    assert found[str(tmp_path)] == ("fine", str(tmp_path.stat().st_dev))
+    assert found[str(tmp_path / "none")] == found[str(file)] == ("not a folder", "")
+
+
+def test_ctrl_c_ends_it_and_all_of_its_processes(tmp_path: Path) -> None:
+    """At once, with the exit code of an interrupt; the disk's file is gone with its process."""
+    options = ("--full", "--check=disk", f"--path={tmp_path}")
+    with subprocess.Popen([sys.executable, "-m", "megascale_ops.cli", "diagnose", *options]) as program:
+        end_s = time.monotonic() + DEADLINE_S
+        while not (below := psutil.Process(program.pid).children(recursive=True)):
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        program.send_signal(signal.SIGINT)
+        assert program.wait(DEADLINE_S) == 130
+
+    for one in below:
+        await_end(one.pid)
+    assert list(tmp_path.iterdir()) == []

@@ -61,8 +61,8 @@ def diagnose(
         return
     if files:
         raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
-    plan = _plan(node, quick is False, paths, names)
-    _examine(plan, out, as_json=as_json)
+    place = writable(out)
+    _examine(_plan(node, quick is False, paths, names), place, as_json=as_json)
 
 
 def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...]) -> "Plan":
@@ -71,7 +71,6 @@ def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple
     Raises:
         UsageError: one sentence.
     """
-    import os
     import socket
 
     import megascale_ops
@@ -83,32 +82,48 @@ def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple
     for name in names:
         if name not in modules():
             raise UsageError(unknown("check", name, modules()))
-    for path in paths:
-        if not Path(path).is_dir():
-            raise UsageError(f"--path {path} is not a folder: give one whose disk is to be measured")
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise UsageError(f"--path {path} can't be written to, so its disk can't be measured: give another one")
+    chosen = _folders(paths) if paths else _usual_folders()
     program = f"{PROGRAM} {megascale_ops.__version__}"
-    return Plan(node or socket.gethostname(), thorough, paths or _usual_paths(), names, program)
+    return Plan(node or socket.gethostname(), thorough, chosen, names, program)
 
 
-def _usual_paths() -> tuple[str, ...]:
-    """Return where runs are kept and ``/tmp``; of two on one disk the first."""
+def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders that were named; one that does not answer stays, since its check will say so.
+
+    Raises:
+        UsageError: there is no such folder, or it can't be written to.
+    """
+    from megascale_ops.diagnostics.examination import look_at
+    from megascale_ops.diagnostics.host.paths import FORBIDDEN, MISSING
+    from megascale_ops.errors import UsageError
+
+    for path, (state, _) in look_at(tuple(dict.fromkeys(paths))).items():
+        if state == MISSING:
+            raise UsageError(f"--path {path} is not a folder: give one whose disk is to be measured")
+        if state == FORBIDDEN:
+            raise UsageError(f"--path {path} can't be written to, so its disk can't be measured: give another one")
+    return tuple(dict.fromkeys(paths))
+
+
+def _usual_folders() -> tuple[str, ...]:
+    """Return where runs are kept and where temporary files are; of two on one disk the first."""
     import tempfile
 
+    from megascale_ops.diagnostics.examination import look_at
+    from megascale_ops.diagnostics.host.paths import MISSING
     from megascale_ops.link.whereabouts import state_root
 
     root = state_root()
-    there = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    by_disk = {path.stat().st_dev: path for path in (Path(tempfile.gettempdir()), there)}
-    return tuple(str(path) for path in reversed(by_disk.values()))
+    found = look_at([*map(str, (root, *root.parents)), tempfile.gettempdir()])
+    runs = next(str(folder) for folder in (root, *root.parents) if found[str(folder)][0] != MISSING)
+    temporary = tempfile.gettempdir()
+    return (runs,) if found[runs][1] == found[temporary][1] else (runs, temporary)
 
 
-def _examine(plan: "Plan", out: str | None, *, as_json: bool) -> None:
+def _examine(plan: "Plan", place: Path | None, *, as_json: bool) -> None:
     from megascale_ops.diagnostics.card import card, findings_of, verdict_of
     from megascale_ops.diagnostics.examination import Progress, examine
 
-    place = writable(out)
     report = examine(plan, Progress(begun, done if plan.thorough else silent))
     ended()
     if place is not None:

@@ -45,7 +45,7 @@ def measure(task: Task) -> Reading:
     a = torch.cat([seed.roll(shift, 1) for shift in range(_SIZE // 16)]).to(torch.bfloat16)
     firsts, wrongs, products = {}, {}, {}
     for one in found:
-        doing(f"multiplied on {one.label}")
+        doing(f"multiplying on {one.label}")
         device = f"cuda:{one.place}"
         left = a.to(device)
         right = left.T.contiguous()
@@ -57,7 +57,7 @@ def measure(task: Task) -> Reading:
     figures, facts = [], []
     versions = f"torch {torch.__version__}, cuBLAS of CUDA {torch.version.cuda}"
     for one in found:
-        doing(f"waited for {one.label}")
+        doing(f"waiting for {one.label}")
         wrong = int(wrongs[one.place].item())
         digest = _digest(firsts[one.place].cpu())
         figures += [Figure("products", one.label, repeats + 1), Figure("products_wrong", one.label, wrong)]

@@ -35,7 +35,7 @@ def measure(task: Task) -> Reading:
     products = _FULL_PRODUCTS if task.thorough else _QUICK_PRODUCTS
     operands = {}
     for one in found:
-        doing(f"allocated on {one.label}")
+        doing(f"allocating on {one.label}")
         a, b, c = (torch.empty(_SIZE, _SIZE, dtype=torch.bfloat16, device=f"cuda:{one.place}") for _ in range(3))
         operands[one.place] = (a.normal_(), b.normal_(), c)
 
@@ -45,7 +45,7 @@ def measure(task: Task) -> Reading:
             torch.mm(a, b, out=c)
 
     indices = [one.place for one in found]
-    doing("multiplied on all GPUs")
+    doing("multiplying on all GPUs")
     seconds_of(lambda index: work(index, _WARM_PRODUCTS), indices, 1)
     watch = LoadWatch(found)
     watch.begin()

@@ -23,7 +23,7 @@ def measure(task: Task) -> Reading:
     copies = _FULL_COPIES if task.thorough else _QUICK_COPIES
     buffers = {}
     for one in found:
-        doing(f"allocated on {one.label}")
+        doing(f"allocating on {one.label}")
         buffers[one.place] = [torch.ones(_BYTES, dtype=torch.uint8, device=f"cuda:{one.place}") for _ in range(2)]
 
     def work(index: int) -> None:
@@ -31,7 +31,7 @@ def measure(task: Task) -> Reading:
         for _ in range(copies):
             target.copy_(source)
 
-    doing("copied within all GPUs")
+    doing("copying within all GPUs")
     indices = [one.place for one in found]
     seconds_of(work, indices, 1)
     seconds = seconds_of(work, indices, _REPETITIONS)

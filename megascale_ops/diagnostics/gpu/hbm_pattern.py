@@ -45,7 +45,7 @@ def measure(task: Task) -> Reading:
             free, _ = torch.cuda.mem_get_info()
             wanted = int(free * _FULL_SHARE) if task.thorough else min(_QUICK_BYTES, int(free * _FULL_SHARE))
             pieces = max(1, wanted // (_PIECE_WORDS * _WORD_BYTES) - 2)
-            doing(f"wrote patterns on {one.label}")
+            doing(f"writing patterns on {one.label}")
             wrong = wrong_words(pieces, "cuda")
             torch.cuda.empty_cache()
         tested = pieces * _PIECE_WORDS * _WORD_BYTES

@@ -44,7 +44,7 @@ def measure(task: Task) -> Reading:
     del task
     nvml = Nvml()
     try:
-        doing("asked NVML")
+        doing("asking NVML")
         before = nvml.read(time.monotonic())
         time.sleep(_APART_S)
         now = nvml.read(time.monotonic())

@@ -56,7 +56,7 @@ def measure(task: Task) -> Reading:
     found, missing, model, version, port = _heard(told, [first], task.deadline_s)
     if len(found) < 2:
         raise UnmeasuredError(f"fewer than two GPUs have room: {'; '.join(missing)}")
-    doing(f"ran NCCL on {len(found)} GPUs")
+    doing(f"running NCCL on {len(found)} GPUs")
     ranks = []
     for rank, index in enumerate(found):
         arguments = (telling, os.getpid(), port, rank, len(found), index, size, task.deadline_s)

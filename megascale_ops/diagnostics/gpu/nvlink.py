@@ -39,7 +39,7 @@ def measure(task: Task) -> Reading:
     }
     figures, facts = [], []
     for one, other in combinations(found, 2):
-        doing(f"copied between {one.label} and {other.label}")
+        doing(f"copying between {one.label} and {other.label}")
         direct = torch.cuda.can_device_access_peer(one.place, other.place)
         how = "peer access" if direct else "through the host"
         pair = f"{one.label} and {other.label}"

@@ -31,7 +31,7 @@ def measure(task: Task) -> Reading:
     figures = []
     allowed = os.sched_getaffinity(0)
     for one in found:
-        doing(f"copied to and from {one.label}")
+        doing(f"copying to and from {one.label}")
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, _beside(one) & allowed or allowed)
         with torch.cuda.device(one.place):

@@ -55,12 +55,12 @@ def measure(task: Task) -> Reading:
     """
     folder = task.paths[0]
     amount = _FULL if task.thorough else _QUICK
-    doing(f"asked {folder} for its free space")
+    doing(f"asking {folder} for its free space")
     free = _free_bytes(folder)
     size = int(min(amount.bytes_most, free * _SHARE_OF_FREE)) // _BLOCK_BYTES * _BLOCK_BYTES
     if size < _LEAST_BYTES:
         raise UnmeasuredError(f"{folder} has {free >> 20} MiB free, too little to measure its disk")
-    doing(f"opened a file in {folder}")
+    doing(f"opening a file in {folder}")
     handle, is_direct = _open(folder)
     try:
         figures = tuple(_figures(folder, handle, amount, size, is_direct=is_direct))
@@ -104,18 +104,18 @@ def _figures(folder: str, handle: int, amount: Amount, size: int, *, is_direct: 
     peers = f"{folder}, {_kind_of(folder)}"
     with mmap.mmap(-1, _BLOCK_BYTES) as block, mmap.mmap(-1, _BLOCK_BYTES) as back:
         block[:] = os.urandom(_BLOCK_BYTES)
-        doing(f"wrote to {folder}")
+        doing(f"writing to {folder}")
         rates, count = _write(handle, block, size // _BLOCK_BYTES, amount.seconds, is_direct=is_direct)
         yield Figure("disk_write", folder, median(rates), tuple(rates), peers)
-        doing(f"synced {folder}")
+        doing(f"syncing {folder}")
         os.fsync(handle)
         if not is_direct:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        doing(f"read from {folder}")
+        doing(f"reading from {folder}")
         rates, damaged = _read(handle, block, back, count, amount.seconds)
         yield Figure("disk_read", folder, median(rates), tuple(rates), peers)
         yield Figure("disk_damaged", folder, damaged)
-        doing(f"synced small writes to {folder}")
+        doing(f"syncing small writes to {folder}")
         times = _sync(handle, block, amount.syncs, amount.seconds)
         yield Figure("disk_sync", folder, median(times), tuple(times[:100]), peers)
         yield Figure("disk_sync_p99", folder, quantiles(times, n=100)[-1] if len(times) > 1 else times[0])

@@ -35,7 +35,7 @@ def measure(task: Task) -> Reading:
     facts: list[Fact] = []
     missing: list[str] = []
     for place in dict.fromkeys((*task.paths, *_mounted())):
-        doing(f"asked the file system at {place}")
+        doing(f"asking the file system at {place}")
         try:
             room = os.statvfs(place)
         except OSError as error:

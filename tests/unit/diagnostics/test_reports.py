@@ -197,7 +197,7 @@ def test_what_a_node_found_of_itself_is_told_of_the_fleet() -> None:
         (b'{"version": 1}', "is no report of a self-check"),
         (b"\xff\xfe", "is no report of a self-check"),
         (b"[" * 100_000, "is no report of a self-check"),
-        (b" " * (2 << 20), "can't be read"),
+        (b" " * (9 << 20), "can't be read"),
     ],
 )
 def test_a_file_that_is_no_report_is_refused_in_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
@@ -240,6 +240,7 @@ def test_a_wrong_line_is_one_sentence_and_measures_nothing(
 ) -> None:
     """Exit code 2, before any process is started."""
     monkeypatch.setattr(examination, "Child", None)
+    monkeypatch.setattr(examination, "look_at", lambda paths: dict.fromkeys(paths, ("not a folder", "")))
 
     assert main(["diagnose", *arguments]) == 2
 
