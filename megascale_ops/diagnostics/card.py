@@ -41,11 +41,11 @@ def card(report: NodeReport) -> list[Row]:
     made = sum(result.status != "unmeasured" for result in report.results)
     verdict = _VERDICTS[verdict_of(found)]
     checks = "1 check" if made == 1 else f"{made} checks"
+    what = f"node {report.node} is {verdict}: {checks} made in {duration(report.seconds)}"
+    if not made:
+        what = f"nothing could be measured on node {report.node}: that says neither good nor bad"
     rows = [
-        Row(
-            "what",
-            (f"node {report.node} is {verdict}: {checks} made in {duration(report.seconds)}",),
-        ),
+        Row("what", (what,)),
         Row("found", tuple(told(found, "--json has all"))),
         Row("measured", tuple(measured(report.results))),
         Row("not measured", tuple(_unmeasured(report.results))),

@@ -107,6 +107,8 @@ _ROWS = (
     Kind("pcie_width", "lanes of the PCIe link", ""),
     Kind("pcie_width_most", "lanes that the PCIe link could have", ""),
     Kind("rdma_loopback", "RDMA writes of an adapter to itself", "B/s", 0.05, 0.010),
+    Kind("rdma_next", "RDMA writes of an adapter to the next", "B/s", 0.05, 0.010),
+    Kind("port_rate", "rate of the link", "B/s", 0.05, 0.001),
 )
 KINDS = {row.name: row for row in _ROWS}
 

@@ -17,6 +17,7 @@ CHECKS = (
     "host.clock",
     "host.limits",
     "host.kernel_log",
+    "host.rdma",
     "gpu.health",
     "gpu.fabric_manager",
     "gpu.gemm",

@@ -2,11 +2,12 @@
 """What the checks of the host say of numbers, and what they read of a machine that is not this one."""
 
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from megascale_ops.diagnostics.check import Reading, Task, UnmeasuredError
-from megascale_ops.diagnostics.host import clock, cpu, disk, file_systems, kernel_log, limits, memory, numa, swap
+from megascale_ops.diagnostics.host import clock, cpu, disk, file_systems, kernel_log, limits, memory, numa, rdma, swap
 from megascale_ops.diagnostics.judgement import result_of
 from megascale_ops.diagnostics.report import CheckFinding, Fact, Figure
 
@@ -240,3 +241,81 @@ def test_numa_nodes_are_read_and_compared(tmp_path: Path) -> None:
     assert any("1 of 8 processors are not online" in text for text in texts)
     assert any("GPU at 0000:18:00.0" in text for text in texts)
     assert numa.cpus_of("0-2,7, x,y-9") == {0, 1, 2, 7}
+
+
+PERFTEST = """
+                    RDMA_Write BW Test
+ Dual-port       : OFF          Device         : mlx5_0
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 1048576    20000            0.00               392.16               0.046749
+---------------------------------------------------------------------------------------
+"""
+
+
+def test_perftest_s_table_is_read() -> None:
+    """Its average in bytes a second; an error message has none."""
+    assert rdma.average_of(PERFTEST) == pytest.approx(49.02e9)
+    assert rdma.average_of("Couldn't connect to 127.0.0.1:18515\n Unable to init the socket connection\n") is None
+    assert rdma.average_of("") is None
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_perftest_is_run_as_server_and_client(monkeypatch: pytest.MonkeyPatch, *, works: bool) -> None:
+    """The client finds the server's port and device; where it fails its last line is told, and is no verdict."""
+    calls = []
+
+    class Server:
+        """Stands for the server's process."""
+
+        def __init__(self, command: list[str], **_options: object) -> None:
+            calls.append(command)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_error: object) -> None:
+            """Be gone."""
+
+        def kill(self) -> None:
+            calls.append(["killed"])
+
+        def poll(self) -> int:
+            return 1
+
+    def client(command: list[str], **_options: object) -> object:
+        calls.append(command)
+        return type("Done", (), {"stdout": PERFTEST if works else "no gid\nFailed to modify QP to RTR\n"})
+
+    monkeypatch.setattr(rdma.subprocess, "Popen", Server)
+    monkeypatch.setattr(rdma.subprocess, "run", client)
+    a, b = (rdma.Port(f"mlx5_{at}", "1", *(True, "ACTIVE", "LinkUp", "IB", False, "", 5e10, 4, 0, 0, 0, {}, {}, {}))
+            for at in range(2))  # fmt: skip
+
+    assert [(name, one.device, other.device) for name, one, other in rdma._ways([a, b])] == [
+        *(("rdma_loopback", "mlx5_0", "mlx5_0"), ("rdma_loopback", "mlx5_1", "mlx5_1")),
+        *(("rdma_next", "mlx5_0", "mlx5_1"), ("rdma_next", "mlx5_1", "mlx5_0")),
+    ]
+    if works:
+        assert rdma._write(a, b, thorough=False) == pytest.approx(49.02e9)
+    else:
+        with pytest.raises(
+            UnmeasuredError, match=r"mlx5_0 to mlx5_1: ib_write_bw measured nothing .Failed to modify QP"
+        ):
+            rdma._write(a, b, thorough=False)
+    server, asked, killed = calls
+    assert killed == ["killed"]
+    assert server[server.index("-d") + 1] == "mlx5_1"
+    assert asked[asked.index("-d") + 1] == "mlx5_0"
+    assert server[server.index("-p") + 1] == asked[asked.index("-p") + 1]
+    assert asked[-1] == "127.0.0.1"
+
+
+def test_a_link_at_a_lower_rate_and_one_that_is_down() -> None:
+    """By ports of the same kind: half the rate is bad, a port that is down where others are up a warning."""
+    rates = [Figure("port_rate", f"mlx5_{at} port 1", 25e9 if at == 3 else 50e9, peers="IB MT_838") for at in range(4)]
+    states = [Fact("port_state", f"mlx5_{at} port 1", "DOWN" if at == 5 else "ACTIVE", "IB MT_838") for at in range(6)]
+
+    result = result_of(rdma.CHECK, Reading(tuple(rates), tuple(states)), rdma.judge, 1.0)
+
+    assert [(one.severity, one.of) for one in result.findings] == [("bad", "mlx5_3 port 1"), ("warn", "mlx5_5 port 1")]
+    assert rdma.judge(Reading((), (Fact("port_state", "eth", "DOWN", "Ethernet x"),))) == []

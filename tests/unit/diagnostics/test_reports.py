@@ -122,6 +122,13 @@ def test_the_card_says_what_a_person_asks(golden: Callable[[str, str], None]) ->
     golden("diagnose_card", text)
 
 
+def test_where_nothing_was_measured_nothing_is_good() -> None:
+    """No GPU to be measured is no good GPU."""
+    nothing = msgspec.structs.replace(report("n"), results=(unmeasured(modules()["gemm"][1].CHECK, "no driver"),))
+
+    assert card(nothing)[0].lines == ("nothing could be measured on node n: that says neither good nor bad",)
+
+
 @pytest.fixture
 def golden() -> Callable[[str, str], None]:
     """Compare with the file that a person has read; MEGASCALE_UPDATE_GOLDEN=1 writes it anew."""
