@@ -9,9 +9,11 @@ versions as well, which is what settles a disagreement of two.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascale_ops.diagnostics.check import Check, Reading, Task, doing
@@ -43,23 +45,27 @@ def measure(task: Task) -> Reading:
     # squared random numbers take the host half a second.
     seed = torch.randn(16, _SIZE, generator=generator)
     a = torch.cat([seed.roll(shift, 1) for shift in range(_SIZE // 16)]).to(torch.bfloat16)
-    firsts, wrongs, products = {}, {}, {}
+    operands, wrongs = {}, {}
     for one in found:
-        doing(f"multiplying on {one.label}")
+        doing(f"allocating on {one.label}")
         device = f"cuda:{one.place}"
         left = a.to(device)
         right = left.T.contiguous()
-        firsts[one.place], products[one.place] = left @ right, torch.empty_like(left)
+        operands[one.place] = (left, right, left @ right, torch.empty_like(left))
         wrongs[one.place] = torch.zeros((), dtype=torch.int64, device=device)
-        for _ in range(repeats):
-            torch.mm(left, right, out=products[one.place])
-            wrongs[one.place] += (products[one.place].view(torch.int16) != firsts[one.place].view(torch.int16)).any()
+    doing("multiplying on all GPUs")
+    for _ in range(repeats):  # one product on each GPU in turn: all of them work at once
+        for one in found:
+            left, right, first, product = operands[one.place]
+            with torch.cuda.device(one.place):
+                torch.mm(left, right, out=product)
+                wrongs[one.place] += (product.view(torch.int16) != first.view(torch.int16)).any()
     figures, facts = [], []
-    versions = f"torch {torch.__version__}, cuBLAS of CUDA {torch.version.cuda}"
+    versions = f"torch {torch.__version__}, cuBLAS {_cublas_version()}"
     for one in found:
         doing(f"waiting for {one.label}")
         wrong = int(wrongs[one.place].item())
-        digest = _digest(firsts[one.place].cpu())
+        digest = _digest(operands[one.place][2].cpu())
         figures += [Figure("products", one.label, repeats + 1), Figure("products_wrong", one.label, wrong)]
         facts.append(Fact("product_digest", one.label, digest, f"{one.model}, {versions}"))
     return Reading(tuple(figures), tuple(facts), tuple(missing))
@@ -69,6 +75,17 @@ def _digest(product: torch.Tensor) -> str:
     """Return the digest of a product on the host, of its bytes where they lie."""
     size = product.numel() * product.element_size()
     return hashlib.sha256((ctypes.c_char * size).from_address(product.data_ptr())).hexdigest()
+
+
+def _cublas_version() -> str:
+    """Return the version of the library that multiplied: another one may sum in another order. "": it is not told."""
+    with contextlib.suppress(OSError, AttributeError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            if "/libcublasLt.so" in line:
+                library = ctypes.CDLL(line[line.index("/") :])
+                library.cublasLtGetVersion.restype = ctypes.c_size_t
+                return str(library.cublasLtGetVersion())
+    return ""
 
 
 def judge(reading: Reading) -> list[CheckFinding]:

@@ -74,10 +74,13 @@ def clock_mark() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
-def seconds_of(work: Callable[[int], None], indices: Sequence[int], repetitions: int) -> dict[int, list[float]]:
-    """Enqueue ``work(index)`` on several GPUs at once, so often; return the seconds of each by GPU.
+def seconds_of(
+    work: Callable[[int], None], indices: Sequence[int], times: int, repetitions: int
+) -> dict[int, list[float]]:
+    """Run ``work(index)`` on several GPUs at once; return the seconds of each repetition by GPU.
 
-    The repetitions of all GPUs are enqueued in turn, so that none runs alone while another works.
+    One piece of work goes to each GPU in turn, ``times`` of them make a repetition: the queue of a GPU holds about a
+    thousand kernels, and who fills one first keeps the others waiting.
     """
     import torch
 
@@ -85,11 +88,12 @@ def seconds_of(work: Callable[[int], None], indices: Sequence[int], repetitions:
     for number in range(repetitions + 1):
         for index in indices:
             with torch.cuda.device(index):
-                if number:
+                marks[index].append(clock_mark())
+                marks[index][-1].record()
+        for _ in range(times if number < repetitions else 0):
+            for index in indices:
+                with torch.cuda.device(index):
                     work(index)
-                mark = clock_mark()
-                mark.record()
-                marks[index].append(mark)
     found = {}
     for index in indices:
         torch.cuda.synchronize(index)

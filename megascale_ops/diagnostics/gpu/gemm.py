@@ -39,17 +39,16 @@ def measure(task: Task) -> Reading:
         a, b, c = (torch.empty(_SIZE, _SIZE, dtype=torch.bfloat16, device=f"cuda:{one.place}") for _ in range(3))
         operands[one.place] = (a.normal_(), b.normal_(), c)
 
-    def work(index: int, count: int) -> None:
+    def work(index: int) -> None:
         a, b, c = operands[index]
-        for _ in range(count):
-            torch.mm(a, b, out=c)
+        torch.mm(a, b, out=c)
 
     indices = [one.place for one in found]
     doing("multiplying on all GPUs")
-    seconds_of(lambda index: work(index, _WARM_PRODUCTS), indices, 1)
+    seconds_of(work, indices, _WARM_PRODUCTS, 1)
     watch = LoadWatch(found)
     watch.begin()
-    seconds = seconds_of(lambda index: work(index, products), indices, _REPETITIONS)
+    seconds = seconds_of(work, indices, products, _REPETITIONS)
     watch.end()
     figures = []
     for one in found:

@@ -28,13 +28,12 @@ def measure(task: Task) -> Reading:
 
     def work(index: int) -> None:
         source, target = buffers[index]
-        for _ in range(copies):
-            target.copy_(source)
+        target.copy_(source)
 
     doing("copying within all GPUs")
     indices = [one.place for one in found]
-    seconds_of(work, indices, 1)
-    seconds = seconds_of(work, indices, _REPETITIONS)
+    seconds_of(work, indices, copies, 1)
+    seconds = seconds_of(work, indices, copies, _REPETITIONS)
     figures = []
     for one in found:
         rates = tuple(2 * _BYTES * copies / each for each in seconds[one.place])

@@ -148,6 +148,10 @@ def judge(reading: Reading) -> list[CheckFinding]:
             found.append(
                 CheckFinding("bad", gpu, text, "nvidia-smi nvlink -s; the fabric manager's log; reset the GPU")
             )
+    for gpu, count in reading.values("gpu_processes").items():
+        if count:
+            what = "1 process is" if count == 1 else f"{count:.0f} processes are"
+            found.append(CheckFinding("note", gpu, f"{gpu}: {what} on it, and may slow what is measured"))
     return found + drifted(reading.facts)
 
 

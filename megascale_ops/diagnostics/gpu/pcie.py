@@ -40,16 +40,14 @@ def measure(task: Task) -> Reading:
             there = torch.empty(_BYTES, dtype=torch.uint8, device="cuda")
 
             def up(_index: int, host: torch.Tensor = host, there: torch.Tensor = there) -> None:
-                for _ in range(copies):
-                    there.copy_(host, non_blocking=True)
+                there.copy_(host, non_blocking=True)
 
             def down(_index: int, host: torch.Tensor = host, there: torch.Tensor = there) -> None:
-                for _ in range(copies):
-                    host.copy_(there, non_blocking=True)
+                host.copy_(there, non_blocking=True)
 
             for name, work in (("pcie_to_gpu", up), ("pcie_from_gpu", down)):
-                seconds_of(work, [one.place], 1)
-                seconds = seconds_of(work, [one.place], _REPETITIONS)[one.place]
+                seconds_of(work, [one.place], copies, 1)
+                seconds = seconds_of(work, [one.place], copies, _REPETITIONS)[one.place]
                 rates = tuple(_BYTES * copies / each for each in seconds)
                 figures.append(Figure(name, one.label, median(rates), rates, one.model))
     return Reading(tuple(figures), (), tuple(missing))

@@ -178,7 +178,8 @@ def test_a_slow_link_is_named_by_its_pair() -> None:
 
 def test_what_gpus_tell_of_themselves() -> None:
     """Narrow PCIe links, NVLinks that are down, what the agent's table says, versions that are not the majority's."""
-    figures = [Figure(name, f"GPU {at}", value) for at in range(4) for name, value in (
+    figures = [Figure("gpu_processes", "GPU 3", 2)]
+    figures += [Figure(name, f"GPU {at}", value) for at in range(4) for name, value in (
         ("pcie_width", 8 if at == 1 else 16), ("pcie_width_most", 16), ("nvlinks", 18),
         ("nvlinks_active", 16 if at == 2 else 18),
     )]  # fmt: skip
@@ -191,8 +192,11 @@ def test_what_gpus_tell_of_themselves() -> None:
     assert named(found, "warn") == ["GPU 3"]
     assert "8 of 16 lanes" in found[1].text
     assert "16 of 18 NVLinks are up, 18 on the others" in found[2].text
-    assert "vbios 96.00.61, where 3 of 4 have 96.00.74" in found[3].text
-    assert health.judge(Reading(tuple(figures[:4]), tuple(facts[:1]))) == []
+    assert [one.text for one in found if one.severity == "note"] == [
+        "GPU 3: 2 processes are on it, and may slow what is measured",
+    ]
+    assert "vbios 96.00.61, where 3 of 4 have 96.00.74" in found[4].text
+    assert health.judge(Reading(tuple(figures[1:5]), tuple(facts[:1]))) == []
 
 
 def test_the_fabric_manager_is_missed_where_there_are_switches() -> None:
