@@ -46,14 +46,14 @@ def measure(task: Task) -> Reading:
             wanted = int(free * _FULL_SHARE) if task.thorough else min(_QUICK_BYTES, int(free * _FULL_SHARE))
             pieces = max(1, wanted // (_PIECE_WORDS * _WORD_BYTES) - 2)
             doing(f"writing patterns on {one.label}")
-            wrong = wrong_words(pieces, "cuda")
+            wrong = wrong_words(pieces, "cuda", _PIECE_WORDS)
             torch.cuda.empty_cache()
         tested = pieces * _PIECE_WORDS * _WORD_BYTES
         figures += [Figure("hbm_tested", one.label, tested), Figure("hbm_wrong", one.label, wrong)]
     return Reading(tuple(figures), (), tuple(missing))
 
 
-def wrong_words(count: int, device: str, piece_words: int = _PIECE_WORDS) -> int:
+def wrong_words(count: int, device: str, piece_words: int) -> int:
     """Return how many words were not what was written, over all patterns and readings.
 
     Args:
