@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.diagnostics.check import UnmeasuredError
@@ -77,26 +79,34 @@ def clock_mark() -> torch.cuda.Event:
 def seconds_of(
     work: Callable[[int], None], indices: Sequence[int], times: int, repetitions: int
 ) -> dict[int, list[float]]:
-    """Run ``work(index)`` on several GPUs at once; return the seconds of each repetition by GPU.
+    """Run ``work(index)`` on several GPUs at once; return the seconds of each repetition, ``times`` pieces, by GPU.
 
-    One piece of work goes to each GPU in turn, ``times`` of them make a repetition: the queue of a GPU holds about a
-    thousand kernels, and who fills one first keeps the others waiting.
+    A thread for each GPU gives it its work: a GPU's queue holds about a thousand kernels, and who waits for room in the
+    queue of a slow one must not keep the others waiting, or all would look as slow. torch lets go of the interpreter
+    while it launches.
     """
     import torch
 
     marks: dict[int, list[torch.cuda.Event]] = {index: [] for index in indices}
-    for number in range(repetitions + 1):
-        for index in indices:
+    failed: list[Exception] = []
+
+    def fill(index: int) -> None:
+        try:
             with torch.cuda.device(index):
-                marks[index].append(clock_mark())
-                marks[index][-1].record()
-        for _ in range(times if number < repetitions else 0):
-            for index in indices:
-                with torch.cuda.device(index):
-                    work(index)
-    found = {}
-    for index in indices:
-        torch.cuda.synchronize(index)
-        pairs = zip(marks[index], marks[index][1:], strict=False)
-        found[index] = [first.elapsed_time(second) * 1e-3 for first, second in pairs]
-    return found
+                for number in range(repetitions + 1):
+                    marks[index].append(clock_mark())
+                    marks[index][-1].record()
+                    for _ in range(times if number < repetitions else 0):
+                        work(index)
+                torch.cuda.synchronize(index)
+        except Exception as error:  # noqa: BLE001  raised in the thread that waits
+            failed.append(error)
+
+    threads = [threading.Thread(target=fill, args=(index,), daemon=True) for index in indices]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return {index: [first.elapsed_time(second) * 1e-3 for first, second in pairwise(marks[index])] for index in indices}

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of GPUs measure what they say, in the order they say, on two GPUs that are the host."""
 
+import threading
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from megascale_ops.diagnostics.check import Reading, Task
-from megascale_ops.diagnostics.gpu import agreement, gemm, hbm, hbm_pattern, nvlink, pcie
+from megascale_ops.diagnostics.gpu import agreement, devices, gemm, hbm, hbm_pattern, nvlink, pcie
 
 pytest.importorskip("torch")
 from tests.fakes.host_gpus import two_host_gpus
@@ -37,18 +38,43 @@ def test_each_check_measures_each_gpu_ten_times() -> None:
     assert all(len(one.samples) == 10 and one.value > 0 and one.peers.startswith("Host GPU") for one in rates)
 
 
-def test_all_gpus_work_at_the_same_time() -> None:
-    """Work goes to each in turn, one piece at a time: a queue that is filled first keeps the other GPUs waiting."""
+def test_a_gpu_that_is_slow_keeps_no_other_waiting() -> None:
+    """The first piece of one ends when the last one of the other is done: with one queue for both it never would."""
+    done = threading.Event()
+    pieces = []
+
+    def work(place: int) -> None:
+        pieces.append(place)
+        if place == 0:
+            assert done.wait(60), "the other GPU was not given its work"
+        elif pieces.count(1) == 12:
+            done.set()
+
+    with two_host_gpus():
+        seconds = devices.seconds_of(work, [0, 1], 4, 3)
+
+    assert sorted(pieces) == [0] * 12 + [1] * 12
+    assert [len(seconds[place]) for place in (0, 1)] == [3, 3]
+
+
+def test_what_fails_on_one_gpu_is_raised() -> None:
+    """In the thread of its own that gives it its work, it would be lost."""
+
+    def work(place: int) -> None:
+        if place == 1:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    with two_host_gpus(), pytest.raises(RuntimeError, match="uncorrectable ECC"):
+        devices.seconds_of(work, [0, 1], 1, 1)
+
+
+def test_products_of_all_gpus_are_repeated_in_turn() -> None:
+    """One on each GPU, then the next: all of them work at once."""
     with two_host_gpus() as chosen:
-        gemm.measure(TASK)
-        gemm_order = [*chosen]
-        del chosen[:]
         agreement.measure(TASK)
 
-    assert gemm_order[:2] == [0, 1]
-    for order in (gemm_order, chosen):
-        assert len(order) >= 10
-        assert all(one != other for one, other in pairwise(order))
+    assert len(chosen) == 10
+    assert all(one != other for one, other in pairwise(chosen))
 
 
 def test_equal_gpus_agree_and_a_wrong_product_is_found() -> None:
