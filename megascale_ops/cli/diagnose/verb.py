@@ -20,12 +20,14 @@ _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 
 @click.command
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--quick/--full", "quick", default=None, help="At most 30 s (default), or up to 10 min and thorough.")
+@click.option("--quick/--full", "quick", default=None, help="Half a minute (default), or up to 10 min and thorough.")
 @click.option("--node", metavar="NAME", help="Name of this node in the report.  [host name]")
 @click.option(
     "--path", "paths", multiple=True, metavar="DIR", help="Folder whose disk is measured; repeatable.  [runs, /tmp]"
 )
-@click.option("--check", "names", multiple=True, metavar="CHECK", help="Only this check; repeatable.")
+@click.option(
+    "--check", "names", multiple=True, metavar="CHECK", help="Only this check (cpu, disk, gemm, ...); repeatable."
+)
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the report as JSON into this file, too.")
 @click.option("--compare", is_flag=True, help="Judge the reports FILES of several nodes against each other.")
 @json_option
