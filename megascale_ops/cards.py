@@ -10,7 +10,7 @@ Texts come from ranks and may hold anything: they are never read as markup, and 
 
 import shlex
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import tzinfo
 from typing import NamedTuple
 
@@ -98,8 +98,13 @@ def plain_incident(
     Lines have at most WIDTH columns, but for a path or a command that is longer by itself.
     """
     rows = card(incident, zone, reader, leads_on=leads_on)
+    return plain_rows(f"incident {incident.id} · {incident.state}", rows)
+
+
+def plain_rows(title: str, rows: Sequence[Row]) -> str:
+    """Return a card's rows below its title as text; see ``plain_incident``. What is typed (``next``) stays whole."""
     margin = max(len(row.label) for row in rows) + 4
-    text = [f"incident {incident.id} · {incident.state}"]
+    text = [title]
     for label, lines in rows:
         lead = f"  {label}".ljust(margin)
         for line in lines:

@@ -86,6 +86,7 @@ VERBS = {
     "compare": Verb("megascale_ops.cli.runs.compare", "compare", "Show two runs side by side."),
     "checkpoint": Verb("megascale_ops.cli.checkpoint.verb", "checkpoint", "List, verify, compare, prune checkpoints."),
     "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
+    "diagnose": Verb("megascale_ops.cli.diagnose.verb", "diagnose", "Measure this machine: is its hardware good?"),
     "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
     "completion": Verb("megascale_ops.cli.completion", "completion", "Print what lets a shell complete by Tab."),
     "examples": Verb("megascale_ops.cli.examples", "examples", "Copy example scripts and deployment files."),

@@ -83,6 +83,11 @@ _OTHERS = -1  # local ranks that are not listed
     metavar="S",
     help="For what ranks that ended well left running; inf: until it ends.  [30]",
 )
+@click.option(
+    "--preflight",
+    type=click.Choice(["none", "quick", "full"]),
+    help="Measure each node before it joins, and keep bad ones out (`diagnose`).  [none]",
+)
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(
     "--wrap",

@@ -55,6 +55,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stop_grace_s: float = 30.0
     # 30 s for what ranks that ended well have left running (an upload); inf: as long as it takes, 0: none.
     child_grace_s: float = 30.0
+    # none: half a minute before the first step is a user's choice. quick, full: `megascale-ops diagnose` of each node.
+    preflight: Literal["none", "quick", "full"] = "none"
     warm: bool = False
     # 3 s: a spare process costs a second of CPU to start; not while the ranks themselves start.
     warm_delay_s: float = 3.0

@@ -23,6 +23,7 @@ from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
+from megascale_ops.runner.node_check import check_node
 from megascale_ops.runner.output.console import Console
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.preflight import (
@@ -138,6 +139,8 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     said = leftovers.clean_up(box_dir, plan.node, plan.job)
     if said:
         log.warning("%s", said)
+    if config.preflight != "none":
+        check_node(config.preflight, plan.node, run_dir, [plan.run_dir, plan.checkpoint_dir])
     run_id = uuid.uuid4().hex
     stack.callback(lambda: leave_nothing(run_id, box_dir, plan.node, life))
     env = dict(os.environ)

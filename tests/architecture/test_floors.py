@@ -40,6 +40,7 @@ PURE = {
     "megascale_ops/controller/metrics": ("job_samples", "service_discovery"),
     "megascale_ops/controller/live": ("feed", "headline", "heatmap", "ranks", "words"),
     "megascale_ops/controller/server": ("origin",),
+    "megascale_ops/diagnostics": ("card", "equals", "expected", "figures", "judgement", "pairs"),
     "megascale_ops/runner": ("plan", "meeting", "exits"),
     "megascale_ops/trace": ("arrows", "choosing", "clocks", "matching", "rank_plan", "scene", "timeline"),
     "megascale_ops/checkpoint": ("interval", "manifest", "retention", "writers"),

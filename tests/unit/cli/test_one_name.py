@@ -53,7 +53,7 @@ def test_files_nodes_and_what_is_forgotten_have_one_name() -> None:
 
     assert not [name for name, found in shown.items() if found & {"--output", "--node-name", "--outfile"}]
     assert {name for name, found in shown.items() if "--out" in found} >= {"report", "trace", "token issue", "targets"}
-    assert {name for name, found in shown.items() if "--node" in found} == {"run", "agent", "token issue"}
+    assert {name for name, found in shown.items() if "--node" in found} == {"run", "agent", "token issue", "diagnose"}
     assert "bad-hardware forget" in COMMANDS
     assert "bad-hardware clear" not in COMMANDS
 

@@ -12,6 +12,7 @@ import pytest
 from megascale_docs.command_line import command_line
 from megascale_docs.http_api import addresses, http_api
 from megascale_docs.markdown import prose, table
+from megascale_docs.node_checks import node_checks
 from megascale_docs.python_api import python_api
 from megascale_docs.reference import PAGES
 from megascale_docs.repository import linked
@@ -23,6 +24,9 @@ from megascale_ops.cli.config.configuration import SECTIONS
 from megascale_ops.cli.config.settings import settings_of
 from megascale_ops.cli.main import VERBS, program
 from megascale_ops.controller.server.operations import NOT_PUBLIC
+from megascale_ops.diagnostics.expected import models
+from megascale_ops.diagnostics.figures import KINDS
+from megascale_ops.diagnostics.table import modules
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.metrics import METRICS, Kind, Metric
 from megascale_ops.schema.policy import SETTINGS, JobPolicy
@@ -155,3 +159,13 @@ def test_every_page_has_one_heading_and_no_help_text_is_markup() -> None:
 def test_links_into_the_repository_lead_to_pages(link: str, on_site: str) -> None:
     """A page of the site for each file that is one; a source file is named only; code and other hosts stay."""
     assert linked(link, ROOT / "docs" / "how-to" / "x.md", "how-to/x.md") == on_site
+
+
+def test_every_check_of_a_node_and_every_expected_figure_is_on_its_page() -> None:
+    """With its deadlines, its bar, its source: a new check or a new model is there by itself."""
+    text = node_checks()
+
+    assert not [name for name in modules() if f"| <code>{name}</code> |" not in text]
+    assert not [kind.name for kind in KINDS.values() if kind.bar and f"<code>{kind.name}</code>" not in text]
+    assert not [model.title for model in models() if f"| {model.title} |" not in text]
+    assert "| H100 SXM | <code>all_reduce</code>, 8 GPUs | 479 GB/s | 383 GB/s | Azure AI-" in text

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops diagnose``: measure this node's hardware, and judge it against its equals, or compare nodes' reports.
+
+Exit codes: 0 nothing bad (warnings included), 1 something bad was found, 2 given wrongly.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from megascale_ops.cli.diagnose.telling import begun, done, ended, show, silent, writable, write
+from megascale_ops.cli.terminal.options import PROGRAM, json_option, log_options
+
+if TYPE_CHECKING:
+    from megascale_ops.diagnostics.examination import Plan
+
+_STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
+
+
+@click.command
+@click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
+@click.option("--quick/--full", "quick", default=None, help="Half a minute (default), or up to 10 min and thorough.")
+@click.option("--node", metavar="NAME", help="Name of this node in the report.  [host name]")
+@click.option(
+    "--path", "paths", multiple=True, metavar="DIR", help="Folder whose disk is measured; repeatable.  [runs, /tmp]"
+)
+@click.option(
+    "--check", "names", multiple=True, metavar="CHECK", help="Only this check (cpu, disk, gemm, ...); repeatable."
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the report as JSON into this file, too.")
+@click.option("--compare", is_flag=True, help="Judge the reports FILES of several nodes against each other.")
+@json_option
+@log_options
+def diagnose(
+    files: tuple[str, ...],
+    quick: bool | None,
+    node: str | None,
+    paths: tuple[str, ...],
+    names: tuple[str, ...],
+    out: str | None,
+    compare: bool,
+    as_json: bool,
+) -> None:
+    """Measure this machine's hardware: is this node good?
+
+    Host, GPUs and the links between them, each check in a process of its own with a deadline. What is slower than its
+    equals is named; what can't be measured here is said and held against no one. Nothing is changed or left behind,
+    and nothing is installed. On a node that trains, training is slower meanwhile and looks slow.
+
+    With --compare FILES, the reports that nodes wrote with --out are judged together: rates against the fleet's median,
+    versions against its majority.
+
+    Exit code 1 where something bad was found, 0 also with warnings.
+    """
+    from megascale_ops.errors import UsageError
+
+    if compare:
+        given = [quick is not None and "--quick or --full", paths and "--path", names and "--check", node and "--node"]
+        if wrong := next(filter(None, given), ""):
+            raise UsageError(f"--compare reads reports and measures nothing: leave {wrong} out")
+        _compare(files, out, as_json=as_json)
+        return
+    if files:
+        raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
+    place = writable(out)
+    _examine(_plan(node, quick is False, paths, names), place, as_json=as_json)
+
+
+def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...]) -> "Plan":
+    """Check what was given, before anything is measured.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    import socket
+
+    import megascale_ops
+    from megascale_ops.diagnostics.examination import Plan
+    from megascale_ops.diagnostics.table import modules
+    from megascale_ops.errors import UsageError
+    from megascale_ops.suggest import unknown
+
+    for name in names:
+        if name not in modules():
+            raise UsageError(unknown("check", name, modules()))
+    chosen = _folders(paths) if paths else _usual_folders()
+    program = f"{PROGRAM} {megascale_ops.__version__}"
+    return Plan(node or socket.gethostname(), thorough, chosen, names, program)
+
+
+def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders that were named; one that does not answer stays, since its check will say so.
+
+    Raises:
+        UsageError: there is no such folder, or it can't be written to.
+    """
+    from megascale_ops.diagnostics.examination import look_at
+    from megascale_ops.diagnostics.host.paths import FORBIDDEN, MISSING
+    from megascale_ops.errors import UsageError
+
+    for path, (state, _) in look_at(tuple(dict.fromkeys(paths))).items():
+        if state == MISSING:
+            raise UsageError(f"--path {path} is not a folder: give one whose disk is to be measured")
+        if state == FORBIDDEN:
+            raise UsageError(f"--path {path} can't be written to, so its disk can't be measured: give another one")
+    return tuple(dict.fromkeys(paths))
+
+
+def _usual_folders() -> tuple[str, ...]:
+    """Return where runs are kept and where temporary files are; of two on one disk the first."""
+    import tempfile
+
+    from megascale_ops.diagnostics.examination import look_at
+    from megascale_ops.diagnostics.host.paths import MISSING
+    from megascale_ops.link.whereabouts import state_root
+
+    root = state_root()
+    found = look_at([*map(str, (root, *root.parents)), tempfile.gettempdir()])
+    runs = next(str(folder) for folder in (root, *root.parents) if found[str(folder)][0] != MISSING)
+    temporary = tempfile.gettempdir()
+    return (runs,) if found[runs][1] == found[temporary][1] else (runs, temporary)
+
+
+def _examine(plan: "Plan", place: Path | None, *, as_json: bool) -> None:
+    from megascale_ops.diagnostics.card import card, findings_of, verdict_of
+    from megascale_ops.diagnostics.examination import Progress, examine
+
+    report = examine(plan, Progress(begun, done if plan.thorough else silent))
+    ended()
+    if place is not None:
+        write(place, report)
+    if as_json:
+        from megascale_ops.cli.terminal.output import print_json
+
+        print_json(report)
+    else:
+        verdict = verdict_of(findings_of(report))
+        show(f"self-check {plan.node} · {report.depth}", card(report), _STYLES[verdict])
+    if verdict_of(findings_of(report)) == "bad":
+        click.get_current_context().exit(1)
+
+
+def _compare(files: tuple[str, ...], out: str | None, *, as_json: bool) -> None:
+    from megascale_ops.diagnostics.card import fleet_card, verdict_of
+    from megascale_ops.diagnostics.fleet import compare, read_report
+
+    place = writable(out)
+    report = compare([read_report(Path(name)) for name in files])
+    if place is not None:
+        write(place, report)
+    verdict = verdict_of(report.findings)
+    if as_json:
+        from megascale_ops.cli.terminal.output import print_json
+
+        print_json(report)
+    else:
+        show("fleet", fleet_card(report), _STYLES[verdict])
+    if verdict == "bad":
+        click.get_current_context().exit(1)
