@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way serves a shape: every way has its turns, the least over ranks counts, and all ranks keep the same."""
+"""Which way serves a shape: every way has its turns, which all ranks begin together, and all ranks keep the same."""
 
 from typing import Any
 
@@ -27,10 +27,16 @@ class Clock:
         self.device, self.group, self.rank, self.deadline_s = torch.device("cpu"), None, 1, 0.01
         self.clocks, self.planned = torch.zeros(2, CLOCK_WORDS, dtype=torch.int64), Planned()
         self.planned.free_clocks = [0]
+        self.done: list[str] = []
+
+    def meet(self) -> None:
+        """All ranks have come here."""
+        self.done.append("met")
 
     def note_time(self, at: torch.Tensor, after_ns: int) -> None:
         """The time of the GPU."""
         self.now += after_ns
+        self.done.append("begun" if after_ns else "ended")
         at.fill_(self.now)
 
     def call(self, held: Contest) -> Config | None:
@@ -77,6 +83,20 @@ def test_the_fastest_way_stays(best: Config | None) -> None:
     assert ran[turns : turns + PATIENCE_CALLS] == [WIDE] * PATIENCE_CALLS
     assert ran[turns + PATIENCE_CALLS :] == [best] * 3
     assert held.decided
+
+
+def test_all_ranks_begin_a_turn_together_and_the_slowest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that comes late finds what its peers have sent, so that what it measures alone is no way's time."""
+    reduced: list[object] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda _, op, **__: reduced.append(op))
+    clock = Clock({WIDE: 50, None: 70})
+    held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
+
+    for _ in range(2 * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 3):
+        clock.call(held)
+
+    assert clock.done == ["met", "begun", "ended"] * 2 * (WARM_TURNS + TIMED_TURNS)
+    assert reduced == [dist.ReduceOp.MAX]
 
 
 def test_one_way_is_no_contest() -> None:
