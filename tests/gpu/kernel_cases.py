@@ -27,6 +27,7 @@ class Shape(NamedTuple):
     config: Config = PLAIN
 
 
+CUBLAS = [Config(kernel="cublas", pieces=pieces) for pieces in (None, 1, 2)]
 ALIGNED = Shape(512, 1024, 768)
 TAILS = [
     Shape(200, 520, 264, is_nk=False, bias=True),  # rows, K and N end within a tile
@@ -40,7 +41,14 @@ RAGGED = [
     for rows in rows_of
     for columns, split in ((256, None), (128, 0))
 ]
+# The same sizes taken apart into cuBLAS's products: tails, bias, both layouts and types, rows that fill no wide word.
+IN_PIECES = [
+    case._replace(config=config)
+    for case in (*TAILS, RAGGED[0], Shape(33, 72, 40, is_nk=False))
+    for config in CUBLAS[:2]
+]
 GATHER_CONFIGS = [
+    *CUBLAS,
     PLAIN._replace(splits=2),
     PLAIN._replace(carrier="sm", comm_ctas=8, splits=2),
     Config(kernel="hopper"),
@@ -54,7 +62,7 @@ GATHER_CONFIGS = [
 ]
 SCATTER_TILES = ((256, None), (128, None), (256, 0), (128, 0), (256, 2))  # columns, parts of those of the last wave
 HOPPER_SCATTERS = [Config(128, columns, kernel="hopper", tail_split=split) for columns, split in SCATTER_TILES]
-SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]
+SCATTER_CONFIGS = [*CUBLAS, PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]
 
 _workspaces: dict[torch.dtype, Workspace] = {}
 

@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 # The first turn compiles, makes communicators and fills caches.
 WARM_TURNS = 1
 TIMED_TURNS = 5
-# The GPU does nothing for so long between the meeting of the ranks and a turn, so that the host has queued all of it when
-# it begins: the time is the GPU's alone, as in a filled stream. (The serial path takes the host longest, 50 to 100 us.)
+# The GPU does nothing for so long between the meeting of the ranks and a turn, so that the host has queued all of it
+# when it begins: the time is the GPU's alone, as in a filled stream. (The serial path takes the host longest, 50 to 100
+# us.)
 HEAD_START_NS = 150_000
 # Between the last turn and the decision: by then the times have come, unless the host is further ahead of the GPU. Then
 # it waits, once for each shape.
 PATIENCE_CALLS = 32
-MOST_WAYS = 4
+MOST_WAYS = 6  # `CLOCK_WORDS` has room for
 MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that a contest takes
 POLL_S = 20e-6
 

@@ -99,6 +99,8 @@ def check_config(config: Config | None, workspace: Workspace, what: str) -> None
             wrong = "config: carrier 'sm' with comm_ctas=0 has nobody who carries"
         elif config.comm_ctas > most:
             wrong = f"config: comm_ctas={config.comm_ctas} leaves none of the {most + 1} multiprocessors to multiply"
+    if wrong is None and config.kernel == "cublas" and what == "gemm_ar":
+        wrong = "config: kernel 'cublas' takes all-gathers and reduce-scatters apart, no all-reduce"
     if wrong is not None:
         raise Unsupported(f"{what}: {wrong}: see megascale_kernels.Config")
 
@@ -116,12 +118,29 @@ def _wrong_with(config: Config) -> str | None:
     for name in ("comm_ctas", "tail_split", "lead"):
         if (getattr(config, name) or 0) < 0:
             return f"config: {name} is {getattr(config, name)}, below zero"
+    if config.pieces is not None and config.pieces < 1:
+        return f"config: pieces is {config.pieces}, and an operator has one product or more"
     return None
 
 
 def tma_can_read(matrix: Tensor) -> bool:
     """Whether the TMA unit can read a matrix: rows and base on 16-byte boundaries."""
     return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0 and matrix.numel() > 0
+
+
+def multiplied(x: Tensor, matrix: Tensor, n_size: int, *, is_nk: bool) -> tuple[Tensor, Tensor]:
+    """Rows and weight as a product of torch's takes them, [M, K] and [K, N], where one of them was widened.
+
+    Args:
+        x: rows, perhaps wider than the weight is high.
+        matrix: the weight as it lies in memory, perhaps wider than it is.
+        n_size: its columns, N.
+        is_nk: it lies as [N, K].
+    """
+    w = matrix.T if is_nk else matrix
+    if w.shape[1] != n_size:
+        w = w[:, :n_size]
+    return (x if x.shape[1] == w.shape[0] else x[:, : w.shape[0]]), w
 
 
 def processors(device: torch.device) -> int:

@@ -10,6 +10,8 @@ latency plus bytes over a rate. Overlap is a timeline of the W shards in the ord
     gemm_rs   shard s may leave when its tiles are done; the own shard, last, ends after the peers' partials came in
     gemm_ar   every tile leaves for every peer when it is done; the sum needs the last of them
 
+An operator that is taken apart (`Config(kernel="cublas")`) is a timeline of whole products and copies likewise.
+
 `predict` gives our kernel, `predict_serial` NCCL and cuBLAS one after the other. Everything here is a pure function of
 integers and constants: every rank that asks gets the same answer. The constants of a known GPU were fitted to
 measurements on four of them; those of an unknown GPU promise nothing (`Machine.known`).
@@ -21,6 +23,7 @@ from typing import NamedTuple
 
 from megascale_kernels.planning import gather_schedule
 from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.pieces import pieces_of
 
 ELEMENT_BYTES = 2  # bf16 and fp16, the two types that the kernels take
 OPERATORS = ("ag_gemm", "gemm_rs", "gemm_ar")
@@ -239,6 +242,8 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     """
     if operator not in OPERATORS:
         raise ValueError(f"operator {operator!r}: the cost model knows {', '.join(OPERATORS)}")
+    if config.kernel == "cublas":
+        return _taken_apart(operator, m, n, k, world_size, config, machine)
     shard_m = m if operator == "gemm_ar" else blocks(m, world_size)
     shards = 1 if operator == "gemm_ar" else world_size
     carriers = config.comm_ctas if operator == "ag_gemm" and config.carrier == "sm" and world_size > 1 else 0
@@ -274,6 +279,30 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     else:
         comm_s, ready_s = _exchange(m, n, world_size, machine, shard_s)
     total_s = max(gemm_s, ready_s + tail_s + machine.launch_s) + machine.meet_s
+    return Estimate(total_s, gemm_s, comm_s, total_s - gemm_s)
+
+
+def _taken_apart(operator: str, m: int, n: int, k: int, world_size: int, config: Config, machine: Machine) -> Estimate:
+    """Products of whole shards by cuBLAS, with copies between them: `ag_gemm/decomposed`, `gemm_rs/decomposed`."""
+    shard_m = blocks(m, world_size)
+    pieces = pieces_of(0, world_size, config.pieces)
+    products = [[cublas_time((end - begin) * shard_m, n, k, machine) for begin, end in one.runs] for one in pieces]
+    gemm_s = sum(map(sum, products))
+    copy_s = machine.copy.time_s(ELEMENT_BYTES * shard_m * (k if operator == "ag_gemm" else n))
+    comm_s = copy_s * (world_size - 1)
+    clock = 0.0
+    if operator == "ag_gemm":
+        for piece, times in zip(pieces, products, strict=True):
+            clock = max(clock, copy_s * (piece.last - 1)) + sum(times)
+        total_s = clock + machine.meet_s
+        return Estimate(total_s, gemm_s, comm_s, total_s - gemm_s)
+    sent_s = 0.0
+    own_last = zip((*pieces[1:], pieces[0]), (*products[1:], products[0]), strict=True)
+    for piece, times in own_last:
+        clock += sum(times)
+        sent_s = max(sent_s, clock) + copy_s * (piece.last - max(1, piece.first))
+    add_s = ELEMENT_BYTES * (world_size + 1) * shard_m * n / machine.memory_bytes_per_s + machine.launch_s
+    total_s = max(clock, sent_s) + add_s + machine.meet_s
     return Estimate(total_s, gemm_s, comm_s, total_s - gemm_s)
 
 
