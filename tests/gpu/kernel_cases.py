@@ -41,14 +41,13 @@ RAGGED = [
     for rows in rows_of
     for columns, split in ((256, None), (128, 0))
 ]
-# The same sizes taken apart into cuBLAS's products: tails, bias, both layouts and types, rows that fill no wide word.
+# Taken apart into cuBLAS's products: tails, bias, both layouts and types, rows that no wide word holds.
 IN_PIECES = [
     case._replace(config=config)
-    for case in (*TAILS, RAGGED[0], Shape(33, 72, 40, is_nk=False))
-    for config in CUBLAS[:2]
+    for case in (ALIGNED, *TAILS, RAGGED[0], Shape(33, 72, 40, is_nk=False), Shape(7, 257, 263))
+    for config in CUBLAS
 ]
 GATHER_CONFIGS = [
-    *CUBLAS,
     PLAIN._replace(splits=2),
     PLAIN._replace(carrier="sm", comm_ctas=8, splits=2),
     Config(kernel="hopper"),
@@ -62,7 +61,7 @@ GATHER_CONFIGS = [
 ]
 SCATTER_TILES = ((256, None), (128, None), (256, 0), (128, 0), (256, 2))  # columns, parts of those of the last wave
 HOPPER_SCATTERS = [Config(128, columns, kernel="hopper", tail_split=split) for columns, split in SCATTER_TILES]
-SCATTER_CONFIGS = [*CUBLAS, PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]
+SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]
 
 _workspaces: dict[torch.dtype, Workspace] = {}
 

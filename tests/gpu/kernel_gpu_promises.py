@@ -36,7 +36,6 @@ from tests.gpu.kernel_cases import (
     CUBLAS,
     GATHER_CONFIGS,
     HOPPER_SCATTERS,
-    IN_PIECES,
     PLAIN,
     RAGGED,
     SCATTER_CONFIGS,
@@ -65,7 +64,7 @@ E = TypeVar("E", bound=Exception)
 
 def ag_gemm_is_no_worse_than_serial(_: Place) -> None:
     """Both layouts, both types, tails, every carrier; the gathered rows come back as they were."""
-    for case in (ALIGNED, *TAILS, *RAGGED, *IN_PIECES, *(ALIGNED._replace(config=config) for config in GATHER_CONFIGS)):
+    for case in (ALIGNED, *TAILS, *RAGGED, *(ALIGNED._replace(config=config) for config in GATHER_CONFIGS)):
         x, w, bias = operands(case, case.rows)
         out, gathered = ag_gemm(x, w, shared_workspace(case.dtype), bias=bias, config=case.config, return_gathered=True)
         serial, rows = reference.ag_gemm(x, w, None, bias)
@@ -76,13 +75,7 @@ def ag_gemm_is_no_worse_than_serial(_: Place) -> None:
 
 def gemm_rs_is_no_worse_than_serial(place: Place) -> None:
     """Both layouts, both types, tails, every way to push; the bias is added once."""
-    for case in (
-        ALIGNED,
-        *TAILS,
-        *RAGGED,
-        *IN_PIECES,
-        *(ALIGNED._replace(config=config) for config in SCATTER_CONFIGS),
-    ):
+    for case in (ALIGNED, *TAILS, *RAGGED, *(ALIGNED._replace(config=config) for config in SCATTER_CONFIGS)):
         x, w, bias = operands(case, case.rows * place.world_size)
         out = gemm_rs(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
         exact_x, exact_w, exact_bias = doubled((x, w, bias))

@@ -1,23 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators promise on GPUs where they are taken apart into cuBLAS's products (`Config(kernel="cublas")`).
-
-That results are right, with tails, bias, either layout and type, stands in `kernel_gpu_promises.py` with all others.
-"""
+"""What operators promise on GPUs where they are taken apart into cuBLAS's products (`Config(kernel="cublas")`)."""
 
 import time
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from megascale_kernels import Config, TileTimeout, Workspace, ag_gemm, gemm_rs
+from megascale_kernels import Config, TileTimeout, Workspace, ag_gemm, gemm_rs, reference
 from torch import Tensor
 
 from tests.fixtures.kernel_group import Place
-from tests.gpu.kernel_cases import ALIGNED, CUBLAS, drawn, operands, shared_workspace
+from tests.gpu.kernel_cases import (
+    ALIGNED,
+    CUBLAS,
+    IN_PIECES,
+    assert_no_worse,
+    doubled,
+    drawn,
+    operands,
+    shared_workspace,
+)
 from tests.gpu.kernel_gpu_promises import REPLAYS, SLEEP_CYCLES, assert_context_lives, assert_near, until_it_raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def pieces_are_no_worse_than_serial(place: Place) -> None:
+    """Both operators, any number of pieces: as exact as NCCL and cuBLAS; the gathered rows come back unchanged."""
+    for case in IN_PIECES:
+        workspace = shared_workspace(case.dtype)
+        x, w, bias = operands(case, case.rows)
+        launches = workspace.launches
+        out, gathered = ag_gemm(x, w, workspace, bias=bias, config=case.config, return_gathered=True)
+        serial, rows = reference.ag_gemm(x, w, None, bias)
+        assert_no_worse(out, serial, reference.matmul(*(tensor for tensor in doubled((rows, w, bias)))))
+        assert torch.equal(gathered, rows), case
+
+        whole, _, _ = operands(case, case.rows * place.world_size)
+        out = gemm_rs(whole, w, workspace, bias=bias, config=case.config)
+        exact_x, exact_w, exact_bias = doubled((whole, w, bias))
+        exact = reference.gemm_rs(exact_x, exact_w, None, exact_bias)
+        assert_no_worse(out, reference.gemm_rs(whole, w, None, bias), exact)
+        assert workspace.launches >= launches + 2
+        workspace.check()
 
 
 def pieces_repeat_bit_by_bit(place: Place) -> None:

@@ -35,6 +35,7 @@ PROMISES = [
     "compiled_layers_equal_the_whole_model",
 ]
 PIECE_PROMISES = [
+    "pieces_are_no_worse_than_serial",
     "pieces_repeat_bit_by_bit",
     "pieces_replay_in_graphs",
     "compiled_pieces_equal_eager_ones",

@@ -68,6 +68,7 @@ class Contest:
         self.ways = list(ways)
         self.best = self.ways[0]
         self.decided = len(self.ways) == 1
+        self.seconds: dict[Config | None, float] = {}  # of each way, once it is decided
         self._workspace = workspace
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
@@ -143,7 +144,9 @@ class Contest:
                     operator="all_reduce",
                 )
             time.sleep(POLL_S)
-        self.best = self.ways[fastest(coming.times.tolist(), len(self.ways))]
+        took = times_of(coming.times.tolist(), len(self.ways))
+        self.seconds = {way: nanoseconds / 1e9 for way, nanoseconds in zip(self.ways, took, strict=True)}
+        self.best = min(self.seconds, key=self.seconds.__getitem__)  # the first of equals
         self.decided = True
         self._coming = None
 
@@ -166,12 +169,11 @@ def settle(call: Callable[[], object], workspace: "Workspace") -> None:
         call()
 
 
-def fastest(took: Sequence[int], ways: int) -> int:
-    """Which of the ways is fastest, by the median of its timed turns; the first of equals.
+def times_of(took: Sequence[int], ways: int) -> list[float]:
+    """The time of each way, the median of its timed turns.
 
     Args:
         took: of each turn, the ways one after the other, `WARM_TURNS` rounds first that do not count.
         ways: how many there are.
     """
-    times = [median(took[way + WARM_TURNS * ways :: ways]) for way in range(ways)]
-    return times.index(min(times))
+    return [median(took[way + WARM_TURNS * ways :: ways]) for way in range(ways)]

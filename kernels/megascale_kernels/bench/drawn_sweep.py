@@ -178,7 +178,8 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
         host = host_times({name: calls[name] for name in HOST_NAMES if not math.isnan(seconds[name])}, workspace)
         lap("host times")
     foretold = foretell(question, chosen, workspace)
-    return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host, foretold)
+    ways = drawn_rows.ways_text(contest_of(question, workspace))
+    return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host, foretold, ways)
 
 
 def foretell(question: tuple[str, int, int, int], config: Config | None, workspace: Workspace) -> Foretold:
@@ -195,6 +196,12 @@ def chosen_for(question: tuple[str, int, int, int], workspace: Workspace) -> Con
     """The configuration that the operator has come to."""
     found = (held.best for key, held in workspace.planned.contests.items() if held is not None and key.call == question)
     return next(found, choose(*question, workspace))
+
+
+def contest_of(question: tuple[str, int, int, int], workspace: Workspace) -> dict[Config | None, float]:
+    """What the contest of a shape measured of each way, seconds; nothing where there was none."""
+    contests = workspace.planned.contests.items()
+    return next((held.seconds for key, held in contests if held is not None and key.call == question), {})
 
 
 def give_back() -> None:
