@@ -33,8 +33,10 @@ def case(ranks: int, pieces: int | None, **options: Any) -> Case:  # noqa: ANN40
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("world_size", "pieces"), [(2, None), (2, 1), (4, None), (4, 1), (4, 2), (4, 3)])
-@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("world_size", "pieces", "counted"),
+    [(2, None, False), (2, 1, True), (3, 1, False), (3, None, True), (4, 2, False), (4, 3, True)],
+)
 def test_every_launch_is_right_and_ordered(
     operator: str, world_size: int, pieces: int | None, *, counted: bool
 ) -> None:
