@@ -25,7 +25,7 @@ from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.launching.ready import copies_alone, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
-from megascale_kernels.memory.operands import Weight, multiplied
+from megascale_kernels.memory.operands import Weight, multiplied, rows_of
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.pieces import pieces_of
@@ -79,13 +79,11 @@ class Part(NamedTuple):
         rows: of the gathered ones; None is our own, where the caller has them.
         begin: the first row of the output.
         end: the row behind its last.
-        is_all: that is the whole output.
     """
 
     rows: Tensor | None
     begin: int
     end: int
-    is_all: bool
 
 
 class DecomposedGather:
@@ -122,15 +120,11 @@ class DecomposedGather:
 
     def _parts(self, rows: Tensor) -> list[list[Part]]:
         """Of each piece its products, on the gathered rows of one slot."""
-        m_shard, everything = self.m_shard, rows.shape[0]
         parts = []
         for piece in self.pieces:
-            bounds = [(begin * m_shard, end * m_shard) for begin, end in piece.runs]
+            bounds = [(begin * self.m_shard, end * self.m_shard) for begin, end in piece.runs]
             own = piece.last == 1
-            parts.append([
-                Part(None if own else rows[begin:end], begin, end, is_all=end - begin == everything)
-                for begin, end in bounds
-            ])  # fmt: skip
+            parts.append([Part(None if own else rows[begin:end], begin, end) for begin, end in bounds])
         return parts
 
     def _warm(self) -> None:
@@ -189,8 +183,8 @@ class DecomposedGather:
                 self._wait(awaited, slot, made, x, counted=counted)
                 awaited += 1
             for part in parts:
-                target = out if part.is_all else out[part.begin : part.end]
-                matmul_into(target, own_rows if part.rows is None else part.rows, w, bias)
+                rows = own_rows if part.rows is None else part.rows
+                matmul_into(rows_of(out, part.begin, part.end), rows, w, bias)
 
     def _wait(self, index: int, slot: int, made: Ready | None, x: Tensor, *, counted: bool) -> None:
         """Let the stream wait for the rows of a piece; behind the last wait x may be reused."""

@@ -9,8 +9,9 @@ gives all ranks the same times, and some calls later, when they have long arrive
 Before a turn all ranks meet on the stream, for else neither an early nor a late rank's time is the way's. An early one
 waits for the late one; a late one finds what the early one has sent, and to it communication costs nothing. How much
 differs between ways: our kernels send rows before the peer has begun, NCCL does not. (Without the meeting, by the least
-over ranks, contests on two and four H200 kept kernels that were up to 1.14 times as slow as the serial path.) A turn is
-as slow as its slowest rank.
+over ranks, contests on two and four H200 kept kernels that were up to 1.14 times as slow as the serial path.) Before
+they meet, each rank's stream waits until its host has queued the whole turn, so that the time is the GPU's alone, as in
+a filled stream: the serial path takes a host 50 us, and a busy one 200. A turn is as slow as its slowest rank.
 
 What is decided depends on measurements, so two runs may decide differently, and the ways round differently. For the
 same bits in every run a workspace is made with `adaptive=False`, or torch's deterministic mode is set: then the model
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
 # The first turn compiles, makes communicators and fills caches.
 WARM_TURNS = 1
 TIMED_TURNS = 5
-# The GPU does nothing for so long between the meeting of the ranks and a turn, so that the host has queued all of it
-# when it begins: the time is the GPU's alone, as in a filled stream. (The serial path takes the host longest, 50 to 100
-# us.)
-HEAD_START_NS = 150_000
 # Between the last turn and the decision: by then the times have come, unless the host is further ahead of the GPU. Then
 # it waits, once for each shape.
 PATIENCE_CALLS = 32
@@ -73,6 +70,7 @@ class Contest:
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
         self._taking_part = False
+        self._gate = 0
         self._clock: int | None = None
         self._coming: _Times | None = None
 
@@ -83,8 +81,9 @@ class Contest:
             return self.best
         turn = self._calls
         if turn < self._turns:
+            self._gate = self._workspace.hold()
             self._workspace.meet()
-            self._note(2 * turn, HEAD_START_NS)
+            self._note(2 * turn)
             return self.ways[turn % len(self.ways)]
         if turn == self._turns + PATIENCE_CALLS:
             self._decide()
@@ -95,7 +94,8 @@ class Contest:
         if not self._taking_part:
             return
         if self._calls < self._turns:
-            self._note(2 * self._calls + 1, 0)
+            self._note(2 * self._calls + 1)
+            self._workspace.release(self._gate)
         self._calls += 1
         if self._calls == self._turns:
             self._exchange()
@@ -107,10 +107,10 @@ class Contest:
             self._clock = free.pop()
         return self._clock is not None or self._calls > 0
 
-    def _note(self, place: int, after_ns: int) -> None:
-        """Have the GPU note its clock, some time after what is on the stream so far."""
+    def _note(self, place: int) -> None:
+        """Have the GPU note its clock behind what is on the stream so far."""
         assert self._clock is not None  # or the call would take no part
-        self._workspace.note_time(self._workspace.clocks[self._clock, 2 * place : 2 * place + 1], after_ns)
+        self._workspace.note_time(self._workspace.clocks[self._clock, 2 * place : 2 * place + 1])
 
     def _exchange(self) -> None:
         """Queue what gives all ranks the same times, and what brings them to the host."""

@@ -27,7 +27,7 @@ from megascale_kernels.device.signals import finish_launch, open_channel, publis
 from megascale_kernels.gemm_rs.triton_kernel import GEMM_RS
 from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, copies_alone, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
-from megascale_kernels.memory.operands import Weight, compiled_apart, multiplied, processors
+from megascale_kernels.memory.operands import Weight, compiled_apart, multiplied, processors, rows_of
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.pieces import Piece, pieces_of
@@ -226,17 +226,17 @@ class DecomposedScatter:
         partial = out.new_empty((sent * m_shard, self.n_size))
         for index, product in enumerate(self.products):
             begin, end, at, _ = product
-            matmul_into(partial[at : at + end - begin], rows[begin:end], w)
+            matmul_into(rows_of(partial, at, at + end - begin), rows_of(rows, begin, end), w)
             if made is not None:
                 workspace.launch(made.copies[index], self.stamp, partial, partial, partial, None, join=False)
             else:
                 self._send(partial, index, slot, counted=counted)
         begin, end = workspace.rank * m_shard, (workspace.rank + 1) * m_shard
         if self.is_whole:
-            own = partial[begin:end]
+            own = rows_of(partial, begin, end)
         else:
             own = out
-            matmul_into(out, rows[begin:end], w)
+            matmul_into(out, rows_of(rows, begin, end), w)
         if made is not None:
             workspace.launch(made.sum, self.stamp, partial, own, out, bias, join=True)
             return

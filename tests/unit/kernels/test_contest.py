@@ -33,11 +33,20 @@ class Clock:
         """All ranks have come here."""
         self.done.append("met")
 
-    def note_time(self, at: torch.Tensor, after_ns: int) -> None:
+    def note_time(self, at: torch.Tensor) -> None:
         """The time of the GPU."""
-        self.now += after_ns
-        self.done.append("begun" if after_ns else "ended")
+        self.done.append("noted")
         at.fill_(self.now)
+
+    def hold(self) -> int:
+        """The stream waits for the host."""
+        self.done.append("held")
+        return self.done.count("held")
+
+    def release(self, gate: int) -> None:
+        """No longer."""
+        assert gate == self.done.count("held")
+        self.done.append("released")
 
     def call(self, held: Contest) -> Config | None:
         """One call of an operator; the way that it ran."""
@@ -86,8 +95,8 @@ def test_the_fastest_way_stays(best: Config | None) -> None:
     assert held.seconds == {way: (50 if way == best else 70) / 1e9 for way in ways}
 
 
-def test_all_ranks_begin_a_turn_together_and_the_slowest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that comes late finds what its peers have sent, so that what it measures alone is no way's time."""
+def test_a_turn_is_queued_whole_then_all_ranks_begin_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a busy host's time is measured, or what a late rank finds that its peers have sent; the slowest counts."""
     reduced: list[object] = []
     monkeypatch.setattr(dist, "all_reduce", lambda _, op, **__: reduced.append(op))
     clock = Clock({WIDE: 50, None: 70})
@@ -96,7 +105,7 @@ def test_all_ranks_begin_a_turn_together_and_the_slowest_counts(monkeypatch: pyt
     for _ in range(2 * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 3):
         clock.call(held)
 
-    assert clock.done == ["met", "begun", "ended"] * 2 * (WARM_TURNS + TIMED_TURNS)
+    assert clock.done == ["held", "met", "noted", "noted", "released"] * 2 * (WARM_TURNS + TIMED_TURNS)
     assert reduced == [dist.ReduceOp.MAX]
 
 

@@ -14,7 +14,7 @@ import triton.language as tl  # noqa: E402
 from megascale_kernels.device import primitives  # noqa: E402
 from megascale_kernels.emulate import NARROW, RACE, events  # noqa: E402
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
-from megascale_kernels.memory.operands import check_config, multiplied  # noqa: E402
+from megascale_kernels.memory.operands import check_config, multiplied, rows_of  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.pieces import pieces_of  # noqa: E402
 
@@ -188,6 +188,16 @@ def test_widened_operands_are_multiplied_as_they_were() -> None:
     ):
         left, right = multiplied(rows, matrix, 3, is_nk=is_nk)
         torch.testing.assert_close(left @ right, exact)
+
+
+def test_rows_are_those_of_a_slice() -> None:
+    """Of a matrix that begins elsewhere in its memory, of one whose rows are longer than they look, of a whole one."""
+    memory = torch.arange(100.0)
+    for matrix in (memory[4:64].view(6, 10), memory.view(10, 10)[2:8, :7], memory.view(10, 10)):
+        for begin, end in ((0, 2), (3, 6), (0, matrix.shape[0])):
+            rows = rows_of(matrix, begin, end)
+            assert torch.equal(rows, matrix[begin:end])
+            assert rows.data_ptr() == matrix[begin:end].data_ptr()
 
 
 @pytest.mark.parametrize(
