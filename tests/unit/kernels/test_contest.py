@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from megascale_kernels.autotune import choosing, contest
 from megascale_kernels.autotune.choosing import contenders
-from megascale_kernels.autotune.contest import PATIENCE_CALLS, TIMED_TURNS, WARM_TURNS, Contest, times_of
+from megascale_kernels.autotune.contest import PATIENCE_CALLS, TIMED_TURNS, WARM_TURNS, Contest, best_of, times_of
 from megascale_kernels.errors import TileTimeout
 from megascale_kernels.memory.planned import Planned
 from megascale_kernels.memory.symmetric_memory import CLOCK_WORDS
@@ -82,7 +82,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 def test_the_fastest_way_stays(best: Config | None) -> None:
     """Three ways take turns; then the model's choice runs until the times are there, and the fastest ever after."""
     ways = [WIDE, NARROW, None]
-    clock = Clock({way: 50 if way == best else 70 for way in ways})
+    clock = Clock({way: 50_000 if way == best else 70_000 for way in ways})
     held = Contest(ways, clock)  # type: ignore[arg-type]  # what a contest asks of one
     turns = len(ways) * (WARM_TURNS + TIMED_TURNS)
 
@@ -92,7 +92,7 @@ def test_the_fastest_way_stays(best: Config | None) -> None:
     assert ran[turns : turns + PATIENCE_CALLS] == [WIDE] * PATIENCE_CALLS
     assert ran[turns + PATIENCE_CALLS :] == [best] * 3
     assert held.decided
-    assert held.seconds == {way: (50 if way == best else 70) / 1e9 for way in ways}
+    assert held.seconds == {way: (50_000 if way == best else 70_000) / 1e9 for way in ways}
 
 
 def test_a_turn_is_queued_whole_then_all_ranks_begin_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +159,15 @@ def test_the_first_round_and_single_slow_turns_do_not_count() -> None:
     """The first round compiles; of the others the median of each way decides."""
     assert times_of([9, 1, 5, 6, 5, 6, 99, 6, 5, 6, 99, 6], 2) == [5, 6]
     assert times_of([1, 9, 7, 6, 7, 6, 1, 6, 7, 6, 1, 6], 2) == [7, 6]
+
+
+def test_what_is_faster_by_chance_alone_does_not_displace_the_serial_path() -> None:
+    """By a microsecond and a hundredth; among our own ways the fastest is taken however close it is."""
+    assert best_of({WIDE: 23.1e-6, NARROW: 26e-6, None: 23.8e-6}) is None
+    assert best_of({WIDE: 23.1e-6, NARROW: 26e-6, None: 24.5e-6}) == WIDE
+    assert best_of({NARROW: 1e-3, WIDE: 1.005e-3, None: 1.010e-3}) is None
+    assert best_of({NARROW: 1e-3, WIDE: 1.005e-3, None: 1.012e-3}) == NARROW
+    assert best_of({WIDE: 2e-6, NARROW: 2e-6}) == WIDE
 
 
 @pytest.fixture
