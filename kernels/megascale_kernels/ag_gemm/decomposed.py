@@ -25,7 +25,7 @@ from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.launching.ready import copies_alone, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
-from megascale_kernels.memory.operands import Weight, multiplied, rows_of
+from megascale_kernels.memory.operands import Weight, product_of
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.pieces import pieces_of
@@ -73,17 +73,19 @@ class Ready(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One product.
+    """One product; sizes and places as `Tensor.as_strided` takes them, at a third of what a slice costs the host.
 
     Attributes:
+        wait: which wait comes before it, None where none does.
         rows: of the gathered ones; None is our own, where the caller has them.
-        begin: the first row of the output.
-        end: the row behind its last.
+        shape: of its part of the output.
+        offset: of its first element there.
     """
 
+    wait: int | None
     rows: Tensor | None
-    begin: int
-    end: int
+    shape: tuple[int, int]
+    offset: int
 
 
 class DecomposedGather:
@@ -102,7 +104,7 @@ class DecomposedGather:
     def __init__(self, x: Tensor, weight: Weight, workspace: Workspace, config: Config) -> None:
         self.m_shard, self.k_size = x.shape
         world_size, rank = workspace.world_size, workspace.rank
-        self.workspace, self.config, self.n_size, self.is_nk = workspace, config, weight.n_size, weight.is_nk
+        self.workspace, self.config, self.n_size, self.product = workspace, config, weight.n_size, product_of(weight)
         needed = world_size * x.numel() * x.element_size()
         workspace.need(needed, 1, f"ag_gemm of {world_size} x {tuple(x.shape)}")
         self.stamp = signature(AG_GEMM, self.m_shard, self.n_size, self.k_size, config.code)
@@ -112,19 +114,22 @@ class DecomposedGather:
         shape = (world_size * self.m_shard, self.k_size)
         self.rows = [workspace.local(slot, shape) for slot in range(SLOTS)]
         self.own = [rows[rank * self.m_shard : (rank + 1) * self.m_shard] for rows in self.rows]
-        columns = multiplied(x, weight.matrix, self.n_size, is_nk=self.is_nk)[0].shape[1]
-        self.parts = [self._parts(rows[:, :columns]) for rows in self.rows]
+        self.out_stride = (self.n_size, 1)
+        self.parts = [self._parts(rows[:, : self.product.depth]) for rows in self.rows]
         self.key = ("decomposed ag_gemm",)
         workspace.compile(self.key, self._warm)
         self.ready: list[Ready | None] = [self._ready(slot, x) for slot in range(SLOTS)]
 
-    def _parts(self, rows: Tensor) -> list[list[Part]]:
-        """Of each piece its products, on the gathered rows of one slot."""
-        parts = []
+    def _parts(self, rows: Tensor) -> list[Part]:
+        """The products, on the gathered rows of one slot."""
+        m_shard, waits, parts = self.m_shard, 0, []
         for piece in self.pieces:
-            bounds = [(begin * self.m_shard, end * self.m_shard) for begin, end in piece.runs]
-            own = piece.last == 1
-            parts.append([Part(None if own else rows[begin:end], begin, end) for begin, end in bounds])
+            for number, (begin, end) in enumerate(piece.runs):
+                own, count = piece.last == 1, (end - begin) * m_shard
+                wait = None if own or number else waits
+                waits += wait is not None
+                taken = None if own else rows[begin * m_shard : end * m_shard]
+                parts.append(Part(wait, taken, (count, self.n_size), begin * m_shard * self.n_size))
         return parts
 
     def _warm(self) -> None:
@@ -174,17 +179,15 @@ class DecomposedGather:
         self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None, slot: int, made: Ready | None, *,
         counted: bool,
     ) -> None:  # fmt: skip
-        own_rows, w = multiplied(x, matrix, self.n_size, is_nk=self.is_nk)
+        w, base = self.product.weight(matrix), out.storage_offset()
+        own = x if self.product.depth == self.k_size else x[:, : self.product.depth]
         if len(self.pieces) == 1:
             self.own[slot].copy_(x, non_blocking=True)
-        awaited = 0
-        for piece, parts in zip(self.pieces, self.parts[slot], strict=True):
-            if piece.last > 1:
-                self._wait(awaited, slot, made, x, counted=counted)
-                awaited += 1
-            for part in parts:
-                rows = own_rows if part.rows is None else part.rows
-                matmul_into(rows_of(out, part.begin, part.end), rows, w, bias)
+        for wait, rows, shape, offset in self.parts[slot]:
+            if wait is not None:
+                self._wait(wait, slot, made, x, counted=counted)
+            target = out.as_strided(shape, self.out_stride, base + offset)
+            matmul_into(target, own if rows is None else rows, w, bias)
 
     def _wait(self, index: int, slot: int, made: Ready | None, x: Tensor, *, counted: bool) -> None:
         """Let the stream wait for the rows of a piece; behind the last wait x may be reused."""

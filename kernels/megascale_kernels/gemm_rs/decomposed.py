@@ -27,7 +27,7 @@ from megascale_kernels.device.signals import finish_launch, open_channel, publis
 from megascale_kernels.gemm_rs.triton_kernel import GEMM_RS
 from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, copies_alone, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
-from megascale_kernels.memory.operands import Weight, compiled_apart, multiplied, processors, rows_of
+from megascale_kernels.memory.operands import Weight, compiled_apart, processors, product_of
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.pieces import Piece, pieces_of
@@ -90,19 +90,21 @@ def add_partials_kernel(
     finish_launch(channel, ctas, counted)
 
 
-class Product(NamedTuple):
-    """One product, and what of it travels.
+class Part(NamedTuple):
+    """One product, and what of it travels; sizes and places as `Tensor.as_strided` takes them.
 
     Attributes:
-        begin: the first row of the input.
-        end: the row behind its last.
-        target: the first row among the partial results.
-        owners: (owner, row among the partial results) of each peer's shard in it.
+        rows: shape of its rows of the input.
+        offset: of their first element.
+        shape: of its partial results.
+        place: of their first element among all of them.
+        owners: (owner, row among all partial results) of each peer's shard in it.
     """
 
-    begin: int
-    end: int
-    target: int
+    rows: tuple[int, int]
+    offset: int
+    shape: tuple[int, int]
+    place: int
     owners: tuple[tuple[int, int], ...]
 
 
@@ -132,7 +134,7 @@ class DecomposedScatter:
         self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
     ) -> None:
         self.m_shard, self.n_size = out.shape
-        self.k_size, self.is_nk = x.shape[1], weight.is_nk
+        self.k_size, self.product = x.shape[1], product_of(weight)
         world_size, rank = workspace.world_size, workspace.rank
         self.workspace, self.config = workspace, config
         self.slot_elements = -(-out.numel() // SLOT_ELEMENTS) * SLOT_ELEMENTS
@@ -143,7 +145,10 @@ class DecomposedScatter:
         is_read_wide = out.numel() * out.element_size() % WIDE_BYTES == 0
         own, *others = pieces_of(rank, world_size, config.pieces if is_read_wide else None)
         self.is_whole = not others
-        self.products = self._products([own] if self.is_whole else others)
+        self.parts = self._parts([own] if self.is_whole else others)
+        self.own_part = self._part(rank, rank + 1, 0)
+        self.partials = ((world_size - (not self.is_whole)) * self.m_shard, self.n_size)
+        self.strides = (self.k_size, 1), (self.n_size, 1)
         self.options = {
             "WORLD_SIZE": world_size, "HAS_BIAS": bias is not None, "BLOCK": BLOCK, "OPERATOR": GEMM_RS,
             "PROGRESS": workspace.progress, **OPTIONS,
@@ -154,15 +159,21 @@ class DecomposedScatter:
         workspace.compile(self.key, lambda: self._warm(out, bias))
         self.ready: list[Ready | None] = [self._ready(slot, out, bias) for slot in range(SLOTS)]
 
-    def _products(self, pieces: list[Piece]) -> list[Product]:
+    def _parts(self, pieces: list[Piece]) -> list[Part]:
         """The products of peers' rows; their partial results lie as the rows do, or one product behind the other."""
-        m_shard, rank, at, products = self.m_shard, self.workspace.rank, 0, []
+        row, parts = 0, []
         for piece in pieces:
             for begin, end in piece.runs:
-                owners = tuple((owner, at + (owner - begin) * m_shard) for owner in range(begin, end) if owner != rank)
-                products.append(Product(begin * m_shard, end * m_shard, at, owners))
-                at += (end - begin) * m_shard
-        return products
+                parts.append(self._part(begin, end, row))
+                row += (end - begin) * self.m_shard
+        return parts
+
+    def _part(self, begin: int, end: int, row: int) -> Part:
+        """The product of shards [begin, end), whose partial results begin at a row."""
+        m_shard, rank, count = self.m_shard, self.workspace.rank, (end - begin) * self.m_shard
+        owners = tuple((owner, row + (owner - begin) * m_shard) for owner in range(begin, end) if owner != rank)
+        rows = (count, self.product.depth)
+        return Part(rows, begin * m_shard * self.k_size, (count, self.n_size), row * self.n_size, owners)
 
     def _warm(self, out: Tensor, bias: Tensor | None) -> None:
         add_partials_kernel.warmup(*self._arguments(0, 0, out, out, bias), grid=self.grid, **self.options)
@@ -192,8 +203,8 @@ class DecomposedScatter:
         arguments = self._arguments(slot, 0, out, out, bias)
         summed = ready(native, add_partials_kernel, arguments, self.options, self.grid, sources)
         copies = tuple(
-            copies_alone(native, [self._copy(owner, first, slot, row_bytes) for owner, first in product.owners])
-            for product in self.products
+            copies_alone(native, [self._copy(owner, first, slot, row_bytes) for owner, first in part.owners])
+            for part in self.parts
         )
         return Ready(copies, summed) if summed is not None else None
 
@@ -214,29 +225,28 @@ class DecomposedScatter:
         Raises:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
-        workspace, m_shard = self.workspace, self.m_shard
+        workspace = self.workspace
         made = self.ready[workspace.slot ^ 1]
         counted = workspace.counts_on_device()
         if made is not None and not counted:
             slot = workspace.next_slot()
         else:
             made, slot = None, workspace.begin(self.key, lambda: self._warm(out, bias))
-        rows, w = multiplied(x, matrix, self.n_size, is_nk=self.is_nk)
-        sent = workspace.world_size - (0 if self.is_whole else 1)
-        partial = out.new_empty((sent * m_shard, self.n_size))
-        for index, product in enumerate(self.products):
-            begin, end, at, _ = product
-            matmul_into(rows_of(partial, at, at + end - begin), rows_of(rows, begin, end), w)
+        w, base, (x_stride, out_stride) = self.product.weight(matrix), x.storage_offset(), self.strides
+        partial = out.new_empty(self.partials)
+        for index, (rows, offset, shape, place, _) in enumerate(self.parts):
+            target = partial.as_strided(shape, out_stride, place)
+            matmul_into(target, x.as_strided(rows, x_stride, base + offset), w)
             if made is not None:
                 workspace.launch(made.copies[index], self.stamp, partial, partial, partial, None, join=False)
             else:
                 self._send(partial, index, slot, counted=counted)
-        begin, end = workspace.rank * m_shard, (workspace.rank + 1) * m_shard
+        rows, offset, shape, _, _ = self.own_part
         if self.is_whole:
-            own = rows_of(partial, begin, end)
+            own = partial.as_strided(shape, out_stride, workspace.rank * self.m_shard * self.n_size)
         else:
             own = out
-            matmul_into(out, rows_of(rows, begin, end), w)
+            matmul_into(out, x.as_strided(rows, x_stride, base + offset), w)
         if made is not None:
             workspace.launch(made.sum, self.stamp, partial, own, out, bias, join=True)
             return
@@ -245,7 +255,7 @@ class DecomposedScatter:
 
     def _send(self, partial: Tensor, index: int, slot: int, *, counted: bool) -> None:
         """Copy the partial results of one product to their owners, where the driver is out of reach or in a graph."""
-        workspace, owners = self.workspace, self.products[index].owners
+        workspace, owners = self.workspace, self.parts[index].owners
         with workspace.copying():
             for number, (owner, first) in enumerate(owners):
                 rows = partial[first : first + self.m_shard]
@@ -253,7 +263,7 @@ class DecomposedScatter:
                 if not counted:
                     workspace.announce(owner, slot, RANK_CHANNEL.value, self.stamp)
                     continue
-                last = index == len(self.products) - 1 and number == len(owners) - 1
+                last = index == len(self.parts) - 1 and number == len(owners) - 1
                 announce_kernel[(1,)](
                     *channel_arguments(workspace, slot, self.stamp), owner, RANK_CHANNEL.value, LAST=last,
                     **self._announcement(),

@@ -128,28 +128,31 @@ def tma_can_read(matrix: Tensor) -> bool:
     return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0 and matrix.numel() > 0
 
 
-def multiplied(x: Tensor, matrix: Tensor, n_size: int, *, is_nk: bool) -> tuple[Tensor, Tensor]:
-    """Rows and weight as a product of torch's takes them, [M, K] and [K, N], where one of them was widened.
+class Product(NamedTuple):
+    """How operands lie, some of them widened, for products of torch's of whole rows.
 
-    Args:
-        x: rows, perhaps wider than the weight is high.
-        matrix: the weight as it lies in memory, perhaps wider than it is.
+    Attributes:
+        is_nk: the weight lies as [N, K].
         n_size: its columns, N.
-        is_nk: it lies as [N, K].
+        depth: what is summed over: x may be wider than the weight is high.
+        cuts_weight: the weight lies wider than it is.
     """
-    w = matrix.T if is_nk else matrix
-    if w.shape[1] != n_size:
-        w = w[:, :n_size]
-    return (x if x.shape[1] == w.shape[0] else x[:, : w.shape[0]]), w
+
+    is_nk: bool
+    n_size: int
+    depth: int
+    cuts_weight: bool
+
+    def weight(self, matrix: Tensor) -> Tensor:
+        """The weight, [depth, N]."""
+        w = matrix.t() if self.is_nk else matrix
+        return w[:, : self.n_size] if self.cuts_weight else w
 
 
-def rows_of(matrix: Tensor, begin: int, end: int) -> Tensor:
-    """Rows [begin, end) of a matrix; `matrix[begin:end]` takes the host three times as long."""
-    rows, columns = matrix.shape
-    if end - begin == rows:
-        return matrix
-    row = matrix.stride(0)
-    return matrix.as_strided((end - begin, columns), (row, 1), matrix.storage_offset() + begin * row)
+def product_of(weight: Weight) -> Product:
+    """How a weight and the rows that were widened with it are multiplied."""
+    depth, columns = weight.matrix.shape[::-1] if weight.is_nk else weight.matrix.shape
+    return Product(weight.is_nk, weight.n_size, depth, cuts_weight=columns != weight.n_size)
 
 
 def processors(device: torch.device) -> int:

@@ -14,7 +14,7 @@ import triton.language as tl  # noqa: E402
 from megascale_kernels.device import primitives  # noqa: E402
 from megascale_kernels.emulate import NARROW, RACE, events  # noqa: E402
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
-from megascale_kernels.memory.operands import check_config, multiplied, rows_of  # noqa: E402
+from megascale_kernels.memory.operands import Weight, check_config, product_of  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.pieces import pieces_of  # noqa: E402
 
@@ -186,18 +186,38 @@ def test_widened_operands_are_multiplied_as_they_were() -> None:
         (wide, pad(nk, (0, 3)), True, x @ nk.T),
         (x, kn, False, x @ kn),
     ):
-        left, right = multiplied(rows, matrix, 3, is_nk=is_nk)
-        torch.testing.assert_close(left @ right, exact)
+        product = product_of(Weight(matrix, is_nk, rows.shape[1], 3))
+        torch.testing.assert_close(rows[:, : product.depth] @ product.weight(matrix), exact)
 
 
-def test_rows_are_those_of_a_slice() -> None:
-    """Of a matrix that begins elsewhere in its memory, of one whose rows are longer than they look, of a whole one."""
-    memory = torch.arange(100.0)
-    for matrix in (memory[4:64].view(6, 10), memory.view(10, 10)[2:8, :7], memory.view(10, 10)):
-        for begin, end in ((0, 2), (3, 6), (0, matrix.shape[0])):
-            rows = rows_of(matrix, begin, end)
-            assert torch.equal(rows, matrix[begin:end])
-            assert rows.data_ptr() == matrix[begin:end].data_ptr()
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("is_nk", "pieces"), [(True, None), (False, 1), (False, 2)])
+def test_tensors_that_begin_within_their_memory_and_are_wider_than_the_weight(
+    operator: str, pieces: int | None, *, is_nk: bool
+) -> None:
+    """As widened ones are, and views: the result is that of the plain tensors."""
+    of = case(2, pieces, is_nk=is_nk)
+    given, outs = prepared(operator, of, seed=4)
+    plain = EmulatedRanks(2, of.dtype, seed=1)
+    put(operator, of, plain, given, outs)
+    plain.run()
+    moved, odd_outs = [], []
+    for one, out in zip(given, outs, strict=True):
+        x = torch.zeros(one.x.numel() // 24 * 32 + 8, dtype=of.dtype)[8:].view(-1, 32)
+        x[:, :24] = one.x
+        matrix = torch.nn.functional.pad(one.weight.matrix, (0, 8))  # of zeros, as the dispatcher widens
+        if is_nk:
+            assert matrix.shape[1] == 32
+        moved.append(one._replace(x=x, weight=one.weight._replace(matrix=matrix, k_size=32)))
+        odd_outs.append(torch.full((out.numel() + 8,), float("nan"), dtype=of.dtype)[8:].view(out.shape))
+
+    ranks = EmulatedRanks(2, of.dtype, seed=2)
+    put(operator, of, ranks, moved, odd_outs)
+    ranks.run()
+
+    assert ranks.world.findings == ()
+    for out, odd in zip(outs, odd_outs, strict=True):
+        torch.testing.assert_close(odd, out)
 
 
 @pytest.mark.parametrize(
