@@ -45,6 +45,14 @@ def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.matmul(x, w) if bias is None else torch.addmm(bias, x, w)
 
 
+def matmul_into(out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
+    """`matmul` into memory that is there; autocast leaves alone what is told its output."""
+    if bias is None:
+        torch.mm(x, w, out=out)
+    else:
+        torch.addmm(bias, x, w, out=out)
+
+
 def ag_gemm(
     x: Tensor, w: Tensor, group: dist.ProcessGroup | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ HOUSES = (
 )
 # Twins by intent: the same thing, of another operator or another detector.
 TWINS = {
-    "megascale_kernels": {"launch", "hopper", "hopper_launch", "triton_kernel", "errors"},
+    "megascale_kernels": {"launch", "hopper", "hopper_launch", "triton_kernel", "decomposed", "errors"},
     "megascale_ops.diagnosis": {"detector", "causes", "cusum"},  # of stragglers, and of skew or hangs
     "megascale_ops.cli": {"verb", "report"},  # a verb with a room of its own; what each room reports
     "megascale_agents": {"hardware"},  # its watches, and what metrics show of them

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from megascale_kernels.device.layout import layout
 from megascale_kernels.device.progress import RING_WORDS
-from megascale_kernels.emulate import Call, Launch, World, copy
+from megascale_kernels.emulate import Call, Host, Launch, World, copy
 from megascale_kernels.errors import WorkspaceTooSmall
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -30,14 +30,20 @@ _Result = TypeVar("_Result")
 
 KERNELS = (
     ("ag_gemm.launch", "ag_gemm_kernel"),
-    ("ag_gemm.launch", "announce_kernel"),
+    ("ag_gemm.push", "announce_kernel"),
+    ("ag_gemm.decomposed", "await_shards_kernel"),
     ("gemm_rs.launch", "gemm_rs_kernel"),
     ("gemm_ar", "gemm_ar_kernel"),
     ("ag_gemm.all_gather", "all_gather_kernel"),
-    ("ag_gemm.all_gather", "announce_kernel"),
+    ("gemm_rs.decomposed", "add_partials_kernel"),
+    ("gemm_rs.decomposed", "announce_kernel"),
     ("device.barrier", "barrier_kernel"),
 )
+PRODUCTS = ("ag_gemm.decomposed", "gemm_rs.decomposed")  # whose products are cuBLAS's, `matmul_into`
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
+
+
+ADD_BLOCK = 128  # elements of a sum that a CTA adds at once, likewise
 
 
 @triton.jit
@@ -184,10 +190,25 @@ class EmulatedRanks:
                 stack.enter_context(patch.object(place, name, _Noted(self, getattr(place, name))))
                 if hasattr(place, "processors"):
                     stack.enter_context(patch.object(place, "processors", lambda _: self.ctas))
+            for module in PRODUCTS:
+                place = import_module(f"megascale_kernels.{module}")
+                stack.enter_context(patch.object(place, "matmul_into", self._multiply))
+            place = import_module("megascale_kernels.gemm_rs.decomposed")
+            stack.enter_context(patch.object(place, "BLOCK", ADD_BLOCK))
             place = import_module("megascale_kernels.ag_gemm.launch")
             stack.enter_context(patch.object(place, "PUSH_COLS", PUSH_COLS))
             stack.enter_context(_NotedCopies(self))
             yield
+
+    def _multiply(self, out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
+        """A product of cuBLAS's on the running stream: it reads its operands, then writes all of its output."""
+
+        def product(host: Host) -> None:
+            given = [host.read(tensor) for tensor in (x, w)]
+            result = torch.mm(*given) if bias is None else torch.addmm(host.read(bias), *given)
+            host.write(out, result)
+
+        self.put(Call(self.rank, product, "cublas", "compute"))
 
     @property
     def rank(self) -> int:

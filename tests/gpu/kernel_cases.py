@@ -27,6 +27,7 @@ class Shape(NamedTuple):
     config: Config = PLAIN
 
 
+CUBLAS = [Config(kernel="cublas", pieces=pieces) for pieces in (None, 1, 2)]
 ALIGNED = Shape(512, 1024, 768)
 TAILS = [
     Shape(200, 520, 264, is_nk=False, bias=True),  # rows, K and N end within a tile
@@ -39,6 +40,12 @@ RAGGED = [
     for bias, dtype, rows_of in ((True, torch.bfloat16, (201, 64, 129)), (False, torch.float16, (1409, 100, 520)))
     for rows in rows_of
     for columns, split in ((256, None), (128, 0))
+]
+# Taken apart into cuBLAS's products: tails, bias, both layouts and types, rows that no wide word holds.
+IN_PIECES = [
+    case._replace(config=config)
+    for case in (ALIGNED, *TAILS, RAGGED[0], Shape(33, 72, 40, is_nk=False), Shape(7, 257, 263))
+    for config in CUBLAS
 ]
 GATHER_CONFIGS = [
     PLAIN._replace(splits=2),

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from tests.fixtures.kernel_group import Place
 from tests.gpu.kernel_cases import (
     ALIGNED,
+    CUBLAS,
     GATHER_CONFIGS,
     HOPPER_SCATTERS,
     PLAIN,
@@ -106,7 +107,7 @@ def rows_that_tma_cannot_read_are_widened(place: Place) -> None:
         Shape(64, 256, 263, is_nk=False),
         Shape(72, 257, 263, is_nk=False),
     ):
-        for config in (PLAIN, hopper):
+        for config in (PLAIN, hopper, *CUBLAS[:2]):
             launches = workspace.launches
             x, w, _ = operands(case, case.rows)
             serial, rows = reference.ag_gemm(x, w)

@@ -2,7 +2,7 @@
 """The overlap operators on real GPUs, one process a rank: right, repeatable, trainable, and never hanging.
 
 Two, four and eight ranks, a GPU each as far as there are so many; else they share what there is, and it runs them by
-turns. What each promise means stands in `kernel_gpu_promises.py`.
+turns. What each promise means stands in `kernel_gpu_promises.py` and `kernel_piece_promises.py`.
 """
 
 from pathlib import Path
@@ -34,6 +34,13 @@ PROMISES = [
     "a_rank_that_does_not_come_is_named",
     "compiled_layers_equal_the_whole_model",
 ]
+PIECE_PROMISES = [
+    "pieces_are_no_worse_than_serial",
+    "pieces_repeat_bit_by_bit",
+    "pieces_replay_in_graphs",
+    "compiled_pieces_equal_eager_ones",
+    "a_rank_that_does_not_come_to_pieces_is_named",
+]
 # A hung GPU process is killed after this; all promises together take about a minute, most of it compilation.
 DEADLINE_S = 180
 
@@ -58,6 +65,17 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
     """What the promise's own docstring says is true on every rank."""
     for rank, outcome in outcomes[promise].items():
         assert outcome == "kept", f"rank {rank}: {outcome}"
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_pieces_of_an_operator_keep_their_promises(world_size: int, tmp_path: Path) -> None:
+    """Where cuBLAS multiplies between copies: the same bits again, graphs, compiled code, and bounded waits."""
+    tried = run_ranks(
+        "tests.gpu.kernel_piece_promises", PIECE_PROMISES, world_size, tmp_path, backend="nccl", deadline_s=DEADLINE_S
+    )
+
+    for promise, outcomes in tried.items():
+        assert set(outcomes.values()) == {"kept"}, f"{promise}: {outcomes}"
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

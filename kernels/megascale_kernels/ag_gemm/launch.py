@@ -10,22 +10,27 @@ does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.p
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel, announce_kernel
+from megascale_kernels.ag_gemm.push import copies_of, push_by_copy_engine
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel
+from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
-from megascale_kernels.device.primitives import rank_copy_data
 from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, X, ready
+from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import (
     lead_columns,
 )
+
+if TYPE_CHECKING:
+    from megascale_kernels.ag_gemm.decomposed import DecomposedGather
 
 
 class GatherLaunch:
@@ -135,14 +140,25 @@ class GatherLaunch:
 
 def planned(
     x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
-) -> GatherLaunch:
+) -> "GatherLaunch | DecomposedGather":
     """The launch of this shape, made at its first call.
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
     """
-    key = ("ag_gemm", *x.shape, weight.n_size, weight.is_nk, bias is None, config, workspace.deadline_s)
-    return workspace.plan(key, lambda: GatherLaunch(x, weight, out, bias, workspace, config))
+    key = ("ag_gemm", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, bias is None, config)
+    key += (workspace.deadline_s,)
+    return workspace.plan(key, lambda: _made(x, weight, out, bias, workspace, config))
+
+
+def _made(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+) -> "GatherLaunch | DecomposedGather":
+    if config.kernel != "cublas":
+        return GatherLaunch(x, weight, out, bias, workspace, config)
+    from megascale_kernels.ag_gemm.decomposed import DecomposedGather
+
+    return DecomposedGather(x, weight, workspace, config)
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> Tensor:
@@ -158,15 +174,6 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     """
     plan = planned(x, weight, out, bias, workspace, config)
     return plan.gathered(x, plan.run(x, weight.matrix, out, bias))
-
-
-def channel_arguments(workspace: Workspace, slot: int, stamp: int) -> tuple[Any, ...]:
-    """What every plain kernel takes to build its `Channel`, in the order of its parameters."""
-    return (
-        workspace.memory, workspace.peers, workspace.status, workspace.board, workspace.trace_words,
-        workspace.layout.flags(slot), workspace.layout.channels, slot, workspace.rank, workspace.world_size, stamp,
-        int(workspace.deadline_s * 1e6),
-    )  # fmt: skip
 
 
 def prepare(
@@ -202,58 +209,3 @@ def prepare(
         )  # fmt: skip
 
     return (min(processors(x.device), tiles + comm_ctas),), arguments, constants
-
-
-def copies_of(workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pitch: int, row_bytes: int) -> list[Copy]:
-    """What `push_by_copy_engine` copies and announces, in numbers: the nearest reader first, unit after unit."""
-    rank, world_size = workspace.rank, workspace.world_size
-    return [
-        (
-            first * row_bytes,
-            min(unit_rows, m_shard - first) * row_bytes,
-            workspace.data_address((rank - step) % world_size, slot) + (rank * pitch + first) * row_bytes,
-            workspace.flag_address((rank - step) % world_size, slot, unit),
-        )
-        for step in range(1, world_size)
-        for unit, first in enumerate(range(0, m_shard, unit_rows))
-    ]
-
-
-def push_by_copy_engine(
-    x: Tensor,
-    workspace: Workspace,
-    slot: int,
-    unit_rows: int,
-    announce: int | tuple[Any, ...],
-    pitch: int | None = None,
-) -> None:
-    """Copy this rank's rows to every peer on the copy stream, the nearest reader first, each unit announced.
-
-    A write of the stream itself announces a copy soonest and needs no multiprocessor, but its value is the host's: it
-    serves as long as the host knows the launch number. In a captured graph `announce_kernel` reads it on the device.
-
-    Args:
-        x: this rank's rows, [M / world_size, K].
-        workspace: where they go.
-        slot: the slot of this launch.
-        unit_rows: rows per announcement.
-        announce: the signature of the launch, when the host knows its number; else what `announce_kernel` takes
-            (`channel_arguments`).
-        pitch: rows from one shard to the next in the gather buffer; those of x by default.
-    """
-    m_shard, k_size = x.shape
-    first_row = workspace.rank * (pitch or m_shard)
-    with workspace.copying():
-        for step in range(1, workspace.world_size):
-            peer = (workspace.rank - step) % workspace.world_size
-            for unit, first in enumerate(range(0, m_shard, unit_rows)):
-                rows = x[first : first + unit_rows]
-                rank_copy_data(workspace.peer(peer, slot, rows.shape, (first_row + first) * k_size), rows)
-                if isinstance(announce, int):
-                    workspace.announce(peer, slot, unit, announce)
-                    continue
-                last = step == workspace.world_size - 1 and first + unit_rows >= m_shard
-                announce_kernel[(1,)](
-                    *announce, peer, unit, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress, TRACE=False,
-                    num_warps=1, enable_fp_fusion=True,
-                )  # fmt: skip

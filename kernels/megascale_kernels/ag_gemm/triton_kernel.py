@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from megascale_kernels.device.gemm import add_bias, multiply, store_tile
-from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS
 from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_notify, tile_push_data
 from megascale_kernels.device.progress import (
     NOTIFY,
@@ -158,23 +158,6 @@ def push_rows(channel, x_ptr, gathered_bytes, pitch_rows, m_shard, k_size, unit_
         cursor = mark(ring, cursor, NOTIFY, unit, peer, TRACE)
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(ring, cursor, COMMUNICATE, channel.operator, TRACE)
-
-
-@triton.jit(do_not_specialize=(*RUNTIME, "peer", "unit"))
-def announce_kernel(
-    control, peers, status, board, trace,
-    flags, channels, slot, rank, world_size, signature, deadline_us, peer, unit,
-    LAST: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
-):  # fmt: skip
-    """Announce a copy of the copy engine: this kernel follows the copy on its stream (TileLink's rank_notify)."""
-    epoch = tl.load(control + PUSHES) + 1
-    channel = open_channel(
-        epoch, control, peers, status, board, flags, channels, slot, rank, world_size,
-        signature, OPERATOR, deadline_us,
-    )  # fmt: skip
-    peer_tile_notify(channel, unit, peer)
-    if LAST:
-        tl.store(control + PUSHES, epoch)
 
 
 AG_GEMM = OPERATORS.index("ag_gemm")

@@ -3,9 +3,15 @@
 
 The cost model is right to some per cent, and where two ways lie closer than that it guesses. So the first calls of a
 shape go around the ways that the model holds for likely, the serial path among them. A kernel of one thread notes the
-GPU's clock before and after each; nothing is waited for. When every way has had its turns, one small all-reduce gives
-all ranks the same times (an early rank's are too long, for it waits for the late one: the least over ranks counts), and
-some calls later, when they have long arrived, the fastest stays.
+GPU's clock before and after each; the host waits for nothing. When every way has had its turns, one small all-reduce
+gives all ranks the same times, and some calls later, when they have long arrived, the fastest stays.
+
+Before a turn all ranks meet on the stream, for else neither an early nor a late rank's time is the way's. An early one
+waits for the late one; a late one finds what the early one has sent, and to it communication costs nothing. How much
+differs between ways: our kernels send rows before the peer has begun, NCCL does not. (Without the meeting, by the least
+over ranks, contests on two and four H200 kept kernels that were up to 1.14 times as slow as the serial path.) Before
+they meet, each rank's stream waits until its host has queued the whole turn, so that the time is the GPU's alone, as in
+a filled stream: the serial path takes a host 50 us, and a busy one 200. A turn is as slow as its slowest rank.
 
 What is decided depends on measurements, so two runs may decide differently, and the ways round differently. For the
 same bits in every run a workspace is made with `adaptive=False`, or torch's deterministic mode is set: then the model
@@ -14,8 +20,9 @@ decides.
 Everything is counted in calls, which all ranks make alike; nothing depends on when a rank's times arrive.
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,13 +39,13 @@ if TYPE_CHECKING:
 # The first turn compiles, makes communicators and fills caches.
 WARM_TURNS = 1
 TIMED_TURNS = 5
-# The GPU does nothing for so long before a turn, so that the host has queued all of it when it begins: the time is the
-# GPU's alone, as in a filled stream. (The serial path takes the host longest, 50 to 100 us.)
-HEAD_START_NS = 150_000
 # Between the last turn and the decision: by then the times have come, unless the host is further ahead of the GPU. Then
 # it waits, once for each shape.
 PATIENCE_CALLS = 32
-MOST_WAYS = 4
+# So much the times of one way differ between contests and what is measured later: on two H200 a way that had won by
+# 0.7 us of 24 then lost by 1.4. What is not faster than the serial path by more is not taken.
+CHANCE, CHANCE_S = 0.01, 1e-6
+MOST_WAYS = 6  # `CLOCK_WORDS` has room for
 MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that a contest takes
 POLL_S = 20e-6
 
@@ -62,10 +69,12 @@ class Contest:
         self.ways = list(ways)
         self.best = self.ways[0]
         self.decided = len(self.ways) == 1
+        self.seconds: dict[Config | None, float] = {}  # of each way, once it is decided
         self._workspace = workspace
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
         self._taking_part = False
+        self._gate = 0
         self._clock: int | None = None
         self._coming: _Times | None = None
 
@@ -76,7 +85,9 @@ class Contest:
             return self.best
         turn = self._calls
         if turn < self._turns:
-            self._note(2 * turn, HEAD_START_NS)
+            self._gate = self._workspace.hold()
+            self._workspace.meet()
+            self._note(2 * turn)
             return self.ways[turn % len(self.ways)]
         if turn == self._turns + PATIENCE_CALLS:
             self._decide()
@@ -87,7 +98,8 @@ class Contest:
         if not self._taking_part:
             return
         if self._calls < self._turns:
-            self._note(2 * self._calls + 1, 0)
+            self._note(2 * self._calls + 1)
+            self._workspace.release(self._gate)
         self._calls += 1
         if self._calls == self._turns:
             self._exchange()
@@ -99,10 +111,10 @@ class Contest:
             self._clock = free.pop()
         return self._clock is not None or self._calls > 0
 
-    def _note(self, place: int, after_ns: int) -> None:
-        """Have the GPU note its clock, some time after what is on the stream so far."""
+    def _note(self, place: int) -> None:
+        """Have the GPU note its clock behind what is on the stream so far."""
         assert self._clock is not None  # or the call would take no part
-        self._workspace.note_time(self._workspace.clocks[self._clock, 2 * place : 2 * place + 1], after_ns)
+        self._workspace.note_time(self._workspace.clocks[self._clock, 2 * place : 2 * place + 1])
 
     def _exchange(self) -> None:
         """Queue what gives all ranks the same times, and what brings them to the host."""
@@ -111,7 +123,7 @@ class Contest:
         took = noted[:, 1] - noted[:, 0]
         self._workspace.planned.free_clocks.append(self._clock)
         self._clock = None
-        dist.all_reduce(took, op=dist.ReduceOp.MIN, group=self._workspace.group)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX, group=self._workspace.group)
         times = torch.empty(took.shape, dtype=took.dtype, pin_memory=True)
         times.copy_(took, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -136,7 +148,9 @@ class Contest:
                     operator="all_reduce",
                 )
             time.sleep(POLL_S)
-        self.best = self.ways[fastest(coming.times.tolist(), len(self.ways))]
+        took = times_of(coming.times.tolist(), len(self.ways))
+        self.seconds = {way: nanoseconds / 1e9 for way, nanoseconds in zip(self.ways, took, strict=True)}
+        self.best = best_of(self.seconds)
         self.decided = True
         self._coming = None
 
@@ -159,12 +173,22 @@ def settle(call: Callable[[], object], workspace: "Workspace") -> None:
         call()
 
 
-def fastest(took: Sequence[int], ways: int) -> int:
-    """Which of the ways is fastest, by the median of its timed turns; the first of equals.
+def best_of(seconds: Mapping[Config | None, float]) -> Config | None:
+    """The fastest way, the first of equals; the serial path where nothing is faster by more than chance.
+
+    Args:
+        seconds: of each way, None for the serial path.
+    """
+    best = min(seconds, key=seconds.__getitem__)
+    as_good_s = (1 + CHANCE) * seconds[best] + CHANCE_S
+    return None if seconds.get(None, math.inf) <= as_good_s else best
+
+
+def times_of(took: Sequence[int], ways: int) -> list[float]:
+    """The time of each way, the median of its timed turns.
 
     Args:
         took: of each turn, the ways one after the other, `WARM_TURNS` rounds first that do not count.
         ways: how many there are.
     """
-    times = [median(took[way + WARM_TURNS * ways :: ways]) for way in range(ways)]
-    return times.index(min(times))
+    return [median(took[way + WARM_TURNS * ways :: ways]) for way in range(ways)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from megascale_kernels.planning.config import Carrier, Config, Kernel
 from megascale_kernels.planning.cost_model import ELEMENT_BYTES, H200, OPERATORS, Machine, blocks, predict
 
-MOST = 12  # candidates; at 1 to 2 s each, most of it compilation, they fit a budget of 20 s
+MOST = 14  # candidates; at 1 to 2 s each, most of it compilation, they fit a budget of 20 s
 COMBINATIONS = 6  # of tile and carrier; the rest of the list are variants of the best
 VARIANTS = 3  # of each kernel's best combination
 WORST = 1.3  # a combination that is predicted to take this much longer than the best is not measured
@@ -110,6 +110,13 @@ def planned(operator: str, m: int, n: int, k: int, world_size: int, machine: Mac
         )
 
 
+def taken_apart(operator: str, world_size: int) -> list[Config]:
+    """Products of cuBLAS's with copies between them: of each shard, of our own and all others, of all at once."""
+    if operator == "gemm_ar" or world_size == 1:
+        return []
+    return [Config(kernel="cublas", pieces=pieces) for pieces in dict.fromkeys((world_size, 2, 1))]
+
+
 def candidates(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine = H200) -> list[Config]:
     """At most `MOST` configurations, the one that the model likes best first.
 
@@ -142,6 +149,7 @@ def candidates(operator: str, m: int, n: int, k: int, world_size: int, machine: 
     chosen = dict.fromkeys(list(dict.fromkeys([*leaders.values(), *likely]))[:COMBINATIONS])
     for config in planned(operator, m, n, k, world_size, machine):
         chosen.update(dict.fromkeys([config, *shallower(config, m, n, world_size, machine)]))
+    chosen.update(dict.fromkeys(taken_apart(operator, world_size)))
     for base in (config for (_, carrier), config in leaders.items() if carrier == "copy_engine"):
         more = [config for config in variants(base, operator) if shared_bytes(config) <= SHARED_BYTES]
         if operator == "ag_gemm" and base.kernel == "hopper":

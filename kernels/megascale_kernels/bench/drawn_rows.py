@@ -6,6 +6,7 @@ a call costs the host. "ours" is the operator as a user calls it, its fall-backs
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from megascale_kernels.bench import rows
@@ -13,6 +14,7 @@ from megascale_kernels.bench.drawn import LEAST_ROWS, MOST_ROWS, Drawn
 from megascale_kernels.bench.published import MODELS
 from megascale_kernels.bench.report import Facts, Report
 from megascale_kernels.bench.rows import Column, Row
+from megascale_kernels.planning.config import Config
 
 SERIAL = rows.config_text(None)
 
@@ -43,6 +45,7 @@ class DrawnRow(NamedTuple):
         kernel_config: that configuration as `config_text` writes it, "" without one.
         host: what a call costs the host.
         foretold: what the cost model said.
+        ways: what the contest of the shape measured, the fastest first, "" where there was none.
     """
 
     drawn: Drawn
@@ -51,11 +54,17 @@ class DrawnRow(NamedTuple):
     kernel_config: str = ""
     host: HostTimes = HostTimes()
     foretold: Foretold = Foretold()
+    ways: str = ""
 
     @property
     def is_serial(self) -> bool:
         """Whether the operator chose the serial path."""
         return self.row.config == SERIAL
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """Whether it took cuBLAS's products with copies between them."""
+        return self.row.config.startswith("cublas")
 
     @property
     def share(self) -> float:
@@ -93,6 +102,7 @@ LEGEND = (
 )
 CSV_HEADING = (
     *rows.CSV_HEADING, "layout", "kernel_ms", "kernel_config", "host_serial_us", "host_torch_us", "host_ours_us",
+    "ways_ms",
 )  # fmt: skip
 
 
@@ -121,7 +131,14 @@ def csv_row(found: DrawnRow) -> list[str]:
     host = [f"{seconds * 1e6:.2f}" for seconds in found.host]
     return [
         *rows.csv_row(found.row), found.drawn.layout, f"{found.kernel_s * 1e3:.5f}", found.kernel_config, *host,
+        found.ways,
     ]  # fmt: skip
+
+
+def ways_text(seconds: Mapping[Config | None, float]) -> str:
+    """What a contest measured of each way, milliseconds, the fastest first."""
+    ways = sorted(seconds, key=seconds.__getitem__)
+    return "; ".join(f"{rows.config_text(way)}: {seconds[way] * 1e3:.4f}" for way in ways)
 
 
 def _or_dash(figure: float, form: str) -> str:

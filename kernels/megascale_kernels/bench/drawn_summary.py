@@ -124,10 +124,12 @@ def _choices(good: Sequence[DrawnRow]) -> list[str]:
     rest = [one for one in good if not one.is_serial]
     without = sum(math.isnan(one.kernel_s) for one in serial)
     chosen = _of(good, lambda one: one.is_serial)
+    pieces = sum(one.is_in_pieces for one in rest)
+    apart = f", cuBLAS in pieces for {pieces}" if pieces else ""
     better = geometric_mean([one.row.speedup * max(1.0, _known(one.lost)) for one in good])
     return [
         f"serial was chosen for {chosen}, for {without} since no kernel can serve them; {_wrong(serial, 'the kernel')}",
-        f"the kernel was chosen for {len(rest)}; {_wrong(rest, 'serial')}",
+        f"the kernel was chosen for {len(rest) - pieces}{apart}; {_wrong(rest, 'serial')}",
         f"with the faster of the two on every shape: over serial {better:.3f} instead of {_mean_speedup(good):.3f}",
     ]
 

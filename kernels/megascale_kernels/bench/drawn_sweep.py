@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megascale_kernels import reference
 from megascale_kernels.autotune.choosing import choose, likely, open_table
-from megascale_kernels.autotune.contest import settle
+from megascale_kernels.autotune.contest import Contest, settle
 from megascale_kernels.autotune.timing import Call, measure
 from megascale_kernels.autotune.trial import Pool, Trial, make, pool_for
 from megascale_kernels.bench import drawn_rows
@@ -148,7 +148,10 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
     if not checked.note:
         settle(ours, workspace)  # the operator's first calls of a shape find out how it runs
         checked = check_call(trial, ours, workspace)
-    chosen = chosen_for(question, workspace) if checked.launched else None
+    held = contest_of(question, drawn.is_nk, workspace)
+    chosen = None
+    if checked.launched:
+        chosen = choose(*question, workspace) if held is None else held.best
     choice = "kernel" if checked.launched and chosen is None else config_text(chosen)
     nan = math.nan
     nothing = Row(shape, nan, nan, nan, nan, nan, nan, choice, checked.error, checked.serial_error, checked.note)
@@ -178,7 +181,8 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
         host = host_times({name: calls[name] for name in HOST_NAMES if not math.isnan(seconds[name])}, workspace)
         lap("host times")
     foretold = foretell(question, chosen, workspace)
-    return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host, foretold)
+    ways = "" if held is None else drawn_rows.ways_text(held.seconds)
+    return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host, foretold, ways)
 
 
 def foretell(question: tuple[str, int, int, int], config: Config | None, workspace: Workspace) -> Foretold:
@@ -191,10 +195,10 @@ def foretell(question: tuple[str, int, int, int], config: Config | None, workspa
     )
 
 
-def chosen_for(question: tuple[str, int, int, int], workspace: Workspace) -> Config | None:
-    """The configuration that the operator has come to."""
-    found = (held.best for key, held in workspace.planned.contests.items() if held is not None and key.call == question)
-    return next(found, choose(*question, workspace))
+def contest_of(question: tuple[str, int, int, int], is_nk: bool, workspace: Workspace) -> Contest | None:
+    """The contest of a shape, where one was held."""
+    contests = workspace.planned.contests.items()
+    return next((held for key, held in contests if key.call == question and key.is_nk == is_nk), None)
 
 
 def give_back() -> None:

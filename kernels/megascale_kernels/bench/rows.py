@@ -88,6 +88,8 @@ def config_text(config: Config | None) -> str:
     """A configuration in few letters: what differs from the default beyond tile and stages is named."""
     if config is None:
         return "serial"
+    if config.kernel == "cublas":
+        return f"cublas {'shards' if config.pieces is None else f'pieces={config.pieces}'}"
     text = f"{config.block_m}x{config.block_n}x{config.block_k}/{config.stages} g{config.group_m}"
     told = {"block_m", "block_n", "block_k", "stages", "group_m", "warps"}
     for name, default in Config._field_defaults.items():

@@ -47,6 +47,8 @@ CONFIGS = (
     Config(128, 128, 64, kernel="hopper", splits=2, planned=True, lead=2),
     Config(64, 128, 64, stages=6, warps=4, splits=4),
     Config(carrier="sm", comm_ctas=8, splits=4),
+    Config(kernel="cublas"),
+    Config(kernel="cublas", pieces=1),
 )
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch GEMM + reduce-scatter: the grid and the arguments, with our staging slot on every peer.
 
-What runs on the device: `triton_kernel.py`, and `hopper.py` where `config.kernel` is "hopper".
+What runs on the device: `triton_kernel.py`, and `hopper.py` where `config.kernel` is "hopper". Where it is "cublas",
+the launch is another (`decomposed.py`).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import (
     scatter_group,
 )
+
+if TYPE_CHECKING:
+    from megascale_kernels.gemm_rs.decomposed import DecomposedScatter
 
 
 class ScatterLaunch:
@@ -88,15 +92,25 @@ class ScatterLaunch:
 
 def planned(
     x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
-) -> ScatterLaunch:
+) -> "ScatterLaunch | DecomposedScatter":
     """The launch of this shape, made at its first call.
 
     Raises:
         WorkspaceTooSmall: the partial results do not fit.
     """
-    key = ("gemm_rs", *x.shape, weight.n_size, weight.is_nk, bias is None, tma_can_read(out), config)
-    key += (workspace.deadline_s,)
-    return workspace.plan(key, lambda: ScatterLaunch(x, weight, out, bias, workspace, config))
+    key = ("gemm_rs", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, bias is None, tma_can_read(out))
+    key += (config, workspace.deadline_s)
+    return workspace.plan(key, lambda: _made(x, weight, out, bias, workspace, config))
+
+
+def _made(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+) -> "ScatterLaunch | DecomposedScatter":
+    if config.kernel != "cublas":
+        return ScatterLaunch(x, weight, out, bias, workspace, config)
+    from megascale_kernels.gemm_rs.decomposed import DecomposedScatter
+
+    return DecomposedScatter(x, weight, out, bias, workspace, config)
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> None:

@@ -99,6 +99,8 @@ def check_config(config: Config | None, workspace: Workspace, what: str) -> None
             wrong = "config: carrier 'sm' with comm_ctas=0 has nobody who carries"
         elif config.comm_ctas > most:
             wrong = f"config: comm_ctas={config.comm_ctas} leaves none of the {most + 1} multiprocessors to multiply"
+    if wrong is None and config.kernel == "cublas" and what == "gemm_ar":
+        wrong = "config: kernel 'cublas' takes all-gathers and reduce-scatters apart, no all-reduce"
     if wrong is not None:
         raise Unsupported(f"{what}: {wrong}: see megascale_kernels.Config")
 
@@ -116,12 +118,41 @@ def _wrong_with(config: Config) -> str | None:
     for name in ("comm_ctas", "tail_split", "lead"):
         if (getattr(config, name) or 0) < 0:
             return f"config: {name} is {getattr(config, name)}, below zero"
+    if config.pieces is not None and config.pieces < 1:
+        return f"config: pieces is {config.pieces}, and an operator has one product or more"
     return None
 
 
 def tma_can_read(matrix: Tensor) -> bool:
     """Whether the TMA unit can read a matrix: rows and base on 16-byte boundaries."""
     return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0 and matrix.numel() > 0
+
+
+class Product(NamedTuple):
+    """How operands lie, some of them widened, for products of torch's of whole rows.
+
+    Attributes:
+        is_nk: the weight lies as [N, K].
+        n_size: its columns, N.
+        depth: what is summed over: x may be wider than the weight is high.
+        cuts_weight: the weight lies wider than it is.
+    """
+
+    is_nk: bool
+    n_size: int
+    depth: int
+    cuts_weight: bool
+
+    def weight(self, matrix: Tensor) -> Tensor:
+        """The weight, [depth, N]."""
+        w = matrix.t() if self.is_nk else matrix
+        return w[:, : self.n_size] if self.cuts_weight else w
+
+
+def product_of(weight: Weight) -> Product:
+    """How a weight and the rows that were widened with it are multiplied."""
+    depth, columns = weight.matrix.shape[::-1] if weight.is_nk else weight.matrix.shape
+    return Product(weight.is_nk, weight.n_size, depth, cuts_weight=columns != weight.n_size)
 
 
 def processors(device: torch.device) -> int:

@@ -25,12 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.device.layout import LINE, PROGRESS_WORDS, SIGNATURE_BITS
-from megascale_kernels.device.stopwatch import note_time_kernel
+from megascale_kernels.device.stopwatch import hold_kernel, note_time_kernel
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
 from megascale_kernels.launching.native import Launcher, launcher
 from megascale_kernels.launching.ready import X, ready
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
+from megascale_kernels.memory.gates import Gates
 from megascale_kernels.memory.graph_capture import capture_number
 from megascale_kernels.memory.planned import Plan, Planned
 from megascale_kernels.memory.symmetric_memory import SymmetricMemory, check_device, layout_for
@@ -41,6 +42,7 @@ MAKING_S = 300.0  # ranks come to make a workspace up to minutes apart: they loa
 MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
 
 NOTE = {"num_warps": 1, "enable_fp_fusion": True}
+MOST_HELD_NS = 2_000_000  # a call is queued in a tenth of it; where the host takes longer, the GPU does not wait
 
 OPERATOR_WORD = PROGRESS_HEADER.index("operator")
 
@@ -107,6 +109,7 @@ class Workspace(SymmetricMemory):
         self._check(max_rows, max_gather_cols, max_scatter_cols)
         self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
         self._scratch: Tensor | None = None
+        self._gates: Gates | None = None
         self._in_graphs: list[Tensor] = []
         self.captured = False
         self._capture: int | None = None
@@ -298,16 +301,31 @@ class Workspace(SymmetricMemory):
             join, x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr(),
         )  # fmt: skip
 
-    def note_time(self, at: Tensor, after_ns: int) -> None:
-        """Have the GPU note its clock at `at`, int64, some time after what is on the current stream; with `native`."""
+    def note_time(self, at: Tensor) -> None:
+        """Have the GPU note its clock at `at`, int64, behind what is on the current stream; with `native`."""
+        self._launch_simple(note_time_kernel, "at_ptr", at)
+
+    def hold(self) -> int:
+        """Let the current stream wait until the host calls `release` with what this returns, `MOST_HELD_NS` at most."""
+        if self._gates is None:
+            self._gates = Gates.of_host()
+        gate = self._gates.close()
+        self._launch_simple(hold_kernel, "gate_ptr", self._gates.words[gate : gate + 1], MOST_HELD_NS)
+        return gate
+
+    def release(self, gate: int) -> None:
+        """Let the stream pass, now that what follows is queued."""
+        assert self._gates is not None  # it was closed
+        self._gates.open(gate)
+
+    def _launch_simple(self, kernel: Any, pointer: str, at: Tensor, *numbers: int) -> None:  # noqa: ANN401 - Triton's JITFunction, which has no types
+        """Launch a kernel of one warp that takes one address and numbers."""
         assert self.native is not None
         native = self.native
-        made = self.plan(
-            ("note_time", after_ns),
-            lambda: ready(native, note_time_kernel, (at, after_ns), NOTE, (1,), {"at_ptr": X}),
-        )
+        key = (kernel.__name__, numbers)
+        made = self.plan(key, lambda: ready(native, kernel, (at, *numbers), NOTE, (1,), {pointer: X}))
         if made is None:
-            note_time_kernel[(1,)](at, after_ns, **NOTE)
+            kernel[(1,)](at, *numbers, **NOTE)
         else:
             self.launch(made, 0, at, at, at, None, join=False)
 

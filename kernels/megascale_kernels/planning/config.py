@@ -4,7 +4,7 @@
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 Carrier = Literal["copy_engine", "sm"]
-Kernel = Literal["triton", "hopper"]
+Kernel = Literal["triton", "hopper", "cublas"]
 
 
 class Config(NamedTuple):
@@ -23,7 +23,8 @@ class Config(NamedTuple):
         splits: units into which a shard is cut, each with a flag of its own.
         push_tma: partial tiles travel by TMA rather than by the threads' stores (reduce-scatter).
         kernel: "hopper" is warp-specialised (128 x 256 or 128 x 128 tiles), "triton" runs everywhere and in the
-            emulator.
+            emulator. "cublas" is no kernel of ours: cuBLAS multiplies shard by shard, and copy engines carry rows
+            between its products (`pieces`; nothing else above or below matters to it).
         tail_split: split-K factor of each tile of the last, partial wave; None decides, 1 splits nothing, 0 selects
             stream-K,
             which deals its K blocks out evenly to all programs ("hopper" only).
@@ -32,6 +33,8 @@ class Config(NamedTuple):
             all of them, or the timetable's choice.
         mixed: a reduce-scatter walks our own rows among the peers', column by column, so that the weight is read once,
             and not after them; None decides.
+        pieces: into how many products "cublas" takes an operator apart, one of them of our own rows; 1 multiplies all
+            rows at once, None each shard by itself.
     """
 
     block_m: int = 128
@@ -49,6 +52,7 @@ class Config(NamedTuple):
     planned: bool = False
     lead: int | None = None
     mixed: bool | None = None
+    pieces: int | None = None
 
     @property
     def code(self) -> int:
@@ -60,6 +64,7 @@ class Config(NamedTuple):
             + 11 * self.comm_ctas
             + (self.carrier == "sm")
             + 13 * (self.kernel == "hopper")
+            + (17 + 19 * (self.pieces or 0)) * (self.kernel == "cublas")
         )
 
 

@@ -12,10 +12,10 @@ SIZES = st.integers(min_value=1, max_value=20000)
 
 @given(st.sampled_from(OPERATORS), SIZES, SIZES, SIZES, st.sampled_from([1, 2, 4, 8]))
 def test_any_shape_has_a_few_valid_candidates(operator: str, m: int, n: int, k: int, world_size: int) -> None:
-    """Between one and twelve, no two the same, each of which fits the chip."""
+    """Between one and fourteen, no two the same, each of which fits the chip."""
     found = candidates(operator, m, n, k, world_size)
 
-    assert 1 <= len(found) <= MOST == 12
+    assert 1 <= len(found) <= MOST == 14
     assert len(set(found)) == len(found)
     assert all(shared_bytes(config) <= SHARED_BYTES for config in found)
     assert all(config.carrier == "copy_engine" for config in found if config.kernel == "hopper")
@@ -27,8 +27,19 @@ def test_large_products_try_both_kernels() -> None:
     for operator in ("ag_gemm", "gemm_rs"):
         found = candidates(operator, 8192, 7168, 8192, 4)
 
-        assert {config.kernel for config in found} == {"hopper", "triton"}
+        assert {config.kernel for config in found} == {"hopper", "triton", "cublas"}
         assert (found[0].block_m, found[0].block_n) == (128, 256)
+
+
+def test_what_cublas_multiplies_in_pieces_is_tried_as_well() -> None:
+    """By single shards, ours and the others', and all at once; an all-reduce and one rank's product stay whole."""
+    for operator in ("ag_gemm", "gemm_rs"):
+        found = candidates(operator, 8192, 7168, 8192, 4)
+        assert [config.pieces for config in found if config.kernel == "cublas"] == [4, 2, 1]
+        assert [one.pieces for one in candidates(operator, 8192, 7168, 8192, 2) if one.kernel == "cublas"] == [2, 1]
+
+    for operator, ranks in (("gemm_ar", 4), ("ag_gemm", 1)):
+        assert "cublas" not in {config.kernel for config in candidates(operator, 512, 7168, 8192, ranks)}
 
 
 def test_the_all_gather_tries_its_timetable_beside_the_plain_order() -> None:

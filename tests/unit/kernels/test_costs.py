@@ -7,6 +7,7 @@ from megascale_kernels.planning.cost_model import (
     H200,
     OPERATORS,
     bytes_bound,
+    cublas_time,
     machine_of,
     nccl_time,
     predict,
@@ -133,3 +134,34 @@ def test_an_unknown_operator_is_refused() -> None:
     """The message names what the model knows."""
     with pytest.raises(ValueError, match="ag_gemm, gemm_rs, gemm_ar"):
         predict("all_to_all", 1, 1, 1, 2, Config(), H200)
+
+
+@pytest.mark.parametrize(("n", "k"), [(7169, 8192), (7168, 8190)])
+def test_rows_that_cublas_reads_word_by_word_cost_fourfold(n: int, k: int) -> None:
+    """An odd N or K: measured on 38 shapes; the next multiples of eight are the control."""
+    slow, fast = cublas_time(4096, n, k, H200), cublas_time(4096, -(-n // 8) * 8, -(-k // 8) * 8, H200)
+
+    assert 3.5 < slow / fast < 4.5
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "measured_us"),
+    [(1152, 4224, 12288, 151), (8704, 6440, 12288, 1816), (1102, 4096, 6144, 83)],
+)
+def test_products_of_few_tiles_are_foretold(m: int, n: int, k: int, measured_us: float) -> None:
+    """Within a quarter of what cuBLAS took on an H200, also where 128 rows and columns fit badly."""
+    assert 0.75 < cublas_time(m, n, k, H200) * 1e6 / measured_us < 1.25
+
+
+@pytest.mark.parametrize("operator", ["ag_gemm", "gemm_rs"])
+def test_pieces_hide_copies_behind_products_and_one_piece_hides_none(operator: str) -> None:
+    """A long product hides the copies, all at once does not; one whose halves fill no wave is better whole."""
+    at_once, apart = (
+        predict(operator, 8192, 8192, 8192, 2, Config(kernel="cublas", pieces=pieces), H200) for pieces in (1, 2)
+    )
+
+    assert at_once.exposed_s > at_once.comm_s
+    assert apart.exposed_s < 0.4 * apart.comm_s
+    assert predict(operator, 256, 16384, 5120, 2, Config(kernel="cublas", pieces=1), H200).total_s < (
+        predict(operator, 256, 16384, 5120, 2, Config(kernel="cublas", pieces=2), H200).total_s
+    )

@@ -18,6 +18,7 @@ from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.gemm_rs import hopper as gemm_rs_hopper  # noqa: E402
+from megascale_kernels.gemm_rs.decomposed import BLOCK, OPTIONS  # noqa: E402
 from megascale_kernels.launching.parameters import lay_out  # noqa: E402
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
@@ -40,6 +41,7 @@ from tests.fixtures.hopper_variants import (  # noqa: E402
     COMPILED,
     NARROW,
     WIDE,
+    adding,
     announcement,
     hopper,
     plain,
@@ -82,13 +84,16 @@ WAITING = {
     "gemm_ar": plain_ar,
     "meet": lambda: plain("device.barrier", "barrier_kernel", warps=1),
     "all_gather": lambda: plain("ag_gemm.all_gather", "all_gather_kernel", warps=1),
+    "ag_gemm in pieces": lambda: plain("ag_gemm.decomposed", "await_shards_kernel", warps=1),
+    "gemm_rs in pieces": lambda: adding(2),
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
     "hopper_rs, pairs": lambda: hopper("hopper_rs", pairs_quarters=True),
     "hopper_ag, shares": lambda: hopper("hopper_ag", cut=STREAM_K),
     "hopper_rs, shares": lambda: hopper("hopper_rs", cut=STREAM_K),
 }
-NOTIFYING = {name: WAITING[name] for name in WAITING if name not in ("all_gather", "hopper_ag")}
+COPIED = ("all_gather", "ag_gemm in pieces", "gemm_rs in pieces", "hopper_ag")  # what copy engines carry they announce
+NOTIFYING = {name: WAITING[name] for name in WAITING if name not in COPIED}
 NOTIFYING |= {"announce": announcement, "hopper_ag, parts": lambda: hopper("hopper_ag", cut=SPLIT_K)}
 
 
@@ -216,6 +221,30 @@ def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, Any]) 
     assert announcing.registers <= LANES
     assert WARPS_OF_A_QUARTER * machine.registers * LANES + announcing.registers * LANES <= REGISTERS_OF_A_QUARTER
     assert machine.shared_bytes + announcing.shared_bytes <= SHARED_MEMORY_LIMIT
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_a_sum_in_pieces_reads_wide_words_and_leaves_room(world_size: int) -> None:
+    """Sixteen bytes at a time, all ranks' terms under way at once, and beside its CTA a graph's announcement."""
+    machine, announcing = adding(world_size), announcement()
+
+    wide = len(re.findall(r"\bld\.global\.v4\.b32", machine.ptx))
+    assert wide == world_size * BLOCK * 2 // (OPTIONS["num_warps"] * LANES) // 16
+    assert not re.findall(r"\b(ld|st)\.global\.b16", machine.ptx)
+    assert re.findall(r"\b(ld|st)\.global\.b16", adding(2, even=False).ptx)
+    assert machine.spilled_bytes <= 16
+    warps = OPTIONS["num_warps"] // 4
+    assert (warps * machine.registers + announcing.registers) * LANES <= REGISTERS_OF_A_QUARTER
+
+
+@pytest.mark.parametrize("name", ["ag_gemm in pieces", "gemm_rs in pieces"])
+def test_the_driver_can_launch_what_waits_between_products(name: str) -> None:
+    """The layout of its parameters is the one that this compiler declares."""
+    machine = WAITING[name]()
+
+    laid = lay_out(machine.signature, arguments_of(machine.signature), machine.descriptors, {"out_ptr": 2}, machine.ptx)
+
+    assert [source for source, _, _ in laid.moves] == ([2] if "rs" in name else [])
 
 
 def highest_of(code: str) -> int:

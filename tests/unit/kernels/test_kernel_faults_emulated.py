@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.ag_gemm.launch import push_by_copy_engine  # noqa: E402
+from megascale_kernels.ag_gemm.push import push_by_copy_engine  # noqa: E402
 from megascale_kernels.device.layout import (  # noqa: E402
     ABORTED,
     COMPUTE,

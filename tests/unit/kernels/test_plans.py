@@ -166,7 +166,7 @@ def test_a_call_that_is_planned_walks_down_six_files(
     monkeypatch.setattr(workspace, "_side", (2, 3, 4), raising=False)
     monkeypatch.setattr(workspaces, "_stream_of", lambda _: 1)
     monkeypatch.setattr(dispatch, "_overlapped", lambda *_: Config())
-    key = (operator.__name__, 4, 8, 6, True, True) + ((True,) if operator is gemm_rs else ())
+    key = (operator.__name__, 4, 8, 6, 8, 6, True, True) + ((True,) if operator is gemm_rs else ())
     monkeypatch.setattr(launch, "tma_can_read", lambda _: True, raising=False)
     workspace.plan((*key, Config(), workspace.deadline_s), lambda: plan)
     operator(X, W, workspace)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ANN401, ARG002
+# (Triton has no types; who stands for another takes its arguments)
+"""What an operator in pieces hands to the driver: copies before or behind products, waits, and one join at the end."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from megascale_kernels.launching.native import Launcher  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
+
+from tests.fakes.emulated_ranks import EmulatedRanks, EmulatedWorkspace  # noqa: E402
+from tests.fakes.launched import prepared  # noqa: E402
+from tests.fakes.products import Case  # noqa: E402
+
+RANK, ITEM = 1, 2  # bytes of an element
+
+
+class Made(NamedTuple):
+    """Copies, or a kernel with its arguments by name."""
+
+    copies: tuple[tuple[int, int, int, int], ...] = ()
+    kernel: str = ""
+    given: Any = None
+
+
+class Driven(EmulatedWorkspace):
+    """A workspace whose launches the driver makes: they are written down, and so are products."""
+
+    def __init__(self, ranks: EmulatedRanks, rank: int) -> None:
+        super().__init__(ranks, rank)
+        self.native = Launcher(list, lambda *_: None)
+        self.done: list[Any] = []
+
+    def next_slot(self) -> int:
+        """The other one."""
+        self.slot ^= 1
+        self.launches += 1
+        return self.slot
+
+    def launch(self, made: Made, signature: int, x: Any, w: Any, out: Any, bias: Any, *, join: bool) -> None:
+        """Write it down."""
+        self.done.append((made, x.data_ptr(), w.data_ptr(), out.data_ptr(), join))
+
+    def data_address(self, rank: int, slot: int) -> int:
+        """Ranks and slots lie far apart."""
+        return (rank * 2 + slot + 1) << 20
+
+    def flag_address(self, peer: int, slot: int, channel: int) -> int:
+        """Small numbers are flags."""
+        return peer * 100 + slot * 10 + channel
+
+
+def driven(operator: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Driven, Any, Any]:
+    """One launch of rank 1 with its operands and output."""
+    room = import_module(f"megascale_kernels.{operator}.decomposed")
+    workspace: Any = Driven(EmulatedRanks(case.ranks, case.dtype), RANK)
+
+    def ready(_native: Any, kernel: Any, arguments: Any, _constants: Any, _grid: Any, _sources: Any) -> Made:
+        return Made(kernel=kernel.__name__, given=dict(zip(kernel.arg_names, arguments, strict=False)))
+
+    def multiply(out: Any, x: Any, w: Any, bias: Any = None) -> None:
+        workspace.done.append(("product", x.shape[0]))
+        torch.mm(x, w, out=out) if bias is None else torch.addmm(bias, x, w, out=out)
+
+    monkeypatch.setattr(room, "ready", ready)
+    monkeypatch.setattr(room, "copies_alone", lambda _native, copies: Made(copies=tuple(copies)))
+    monkeypatch.setattr(room, "matmul_into", multiply)
+    monkeypatch.setattr(room, "processors", lambda _: 3, raising=False)
+    given, outs = prepared(operator, case, seed=1)
+    mine, out = given[RANK], outs[RANK]
+    launch = import_module(f"megascale_kernels.{operator}.launch")
+    launch.planned(mine.x, mine.weight, out, mine.bias, workspace, case.config).run(
+        mine.x, mine.weight.matrix, out, mine.bias
+    )
+    return workspace, mine, out
+
+
+def steps(workspace: Driven) -> list[str]:
+    """What was done, in words."""
+    words = []
+    for one in workspace.done:
+        if one[0] == "product":
+            words.append(f"{one[1]} rows")
+        else:
+            made, _, _, _, join = one
+            what = f"{len(made.copies)} copies" if made.copies else made.kernel.partition("_")[0]
+            words.append(f"{what}, join" if join else what)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (None, ["3 copies", "20 rows", "await", "20 rows", "await", "20 rows", "await, join", "20 rows"]),
+        (2, ["3 copies", "20 rows", "await, join", "40 rows", "20 rows"]),
+        (1, ["3 copies", "await, join", "80 rows"]),
+    ],
+)
+def test_a_gather_multiplies_what_is_there(
+    pieces: int | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 of four: its rows go out first; two runs of rows where the others' pass the last rank."""
+    case = Case(4, 20, 40, 24, config=Config(kernel="cublas", pieces=pieces))
+
+    workspace, mine, out = driven("ag_gemm", case, monkeypatch)
+
+    assert steps(workspace) == expected
+    copies = workspace.done[0][0].copies
+    size = 20 * 24 * ITEM
+    assert copies == tuple(
+        (0, size, workspace.data_address(peer, 1) + RANK * size, workspace.flag_address(peer, 1, 0))
+        for peer in (0, 3, 2)  # the nearest reader first
+    )
+    waits = [one[0].given for one in workspace.done if one[0] != "product" and one[0].kernel]
+    covered = [step for wait in waits for step in range(wait["first"], wait["last"])]
+    assert covered == [1, 2, 3]
+    own = out[RANK * 20 : RANK * 20 + 20]
+    if pieces != 1:
+        assert torch.equal(own, mine.x @ mine.weight.matrix.T)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (None, ["20 rows", "1 copies", "20 rows", "1 copies", "20 rows", "1 copies", "20 rows", "add, join"]),
+        (2, ["40 rows", "2 copies", "20 rows", "1 copies", "20 rows", "add, join"]),
+        (1, ["80 rows", "3 copies", "add, join"]),
+    ],
+)
+def test_a_scatter_sends_what_it_owes_before_its_own_rows(
+    pieces: int | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 of four: every peer gets its rows into the slot that is rank 1's there, and the sum comes last."""
+    case = Case(4, 20, 40, 24, config=Config(kernel="cublas", pieces=pieces))
+
+    workspace, _, out = driven("gemm_rs", case, monkeypatch)
+
+    assert steps(workspace) == expected
+    copies = [copy for one in workspace.done if one[0] != "product" for copy in one[0].copies]
+    size, pitch = 20 * 40 * ITEM, 832 * ITEM  # 800 elements, from one multiple of 64 to the next
+    assert sorted(copies, key=lambda copy: copy[3]) == sorted(
+        (
+            (first, size, workspace.data_address(owner, 1) + (RANK - owner - 1) % 4 * pitch, owner * 100 + 10)
+            for owner, first in zip(
+                (2, 3, 0), [2 * size, 3 * size, 0] if pieces == 1 else [0, size, 2 * size], strict=True
+            )
+        ),
+        key=lambda copy: copy[3],
+    )
+    made, partial, own, target, _ = workspace.done[-1]
+    assert target == out.data_ptr()
+    assert own == (partial + RANK * size if pieces == 1 else target)
+    assert made.given["slot_elements"] * ITEM == pitch
+    assert made.given["size"] == 800
