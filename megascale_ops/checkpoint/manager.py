@@ -174,16 +174,15 @@ class CheckpointManager:
         Raises:
             CheckpointError: on every rank, when there are checkpoints but none verifies, when the newest is of a later
                 program or a pickle that was not allowed, or when the state does not fit the checkpoint. After the
-                last the state may be loaded in part.
+                first the tensors of the state may hold parts of a damaged one.
         """
         ranks = self._ranks()
         if ranks.leads:
             self._look_for_writers(ranks)
         with readers.reading(self.path, ranks.rank, ranks.world_size) as reader:
-            chosen = self._choose(ranks, reader)
+            chosen = self._load_newest(state, ranks, reader)
             if chosen is None:
                 return -1
-            self._read(chosen, state, ranks)
         tell("restored", chosen.step)
         return chosen.step
 
@@ -259,26 +258,15 @@ class CheckpointManager:
         if answer.verb == "refuse":
             _log.warning("this process can restore from %s and will not be able to save: %s", self.path, answer.reason)
 
-    def _read(self, chosen: CheckpointReport, state: dict[str, Any], ranks: "Ranks") -> None:
-        from megascale_ops.checkpoint import persist
-
-        folder, sealed = Path(chosen.path), chosen.manifest
-        assert sealed is not None, "a checkpoint without a manifest does not verify"
-        if ranks.leads and sealed.version <= manifest.LAST_PICKLED and self._allowed.old_pickles:
-            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
-        doing = f"restoring step {chosen.step} from {folder}"
-        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
-        ranks.agree(doing, lambda: latest.require_unchanged(folder, chosen) if ranks.leads else None)
-
-    def _choose(self, ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
-        """Agree on the newest checkpoint that every rank finds whole; the leading rank has marked it."""
+    def _load_newest(self, state: dict[str, Any], ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
+        """Load the newest checkpoint that every rank finds whole; the leading rank has marked it."""
         doing = f"looking for checkpoints in {self.path}"
         for _ in range(_MOST_LOOKS):
             self.skipped = []
-            folders = ranks.agree(doing, lambda: storage.candidates(self.path) if ranks.leads else [])[0]
-            looked = self._first_whole(doing, folders, ranks, reader)
-            if looked is not None:
-                return looked
+            folders = ranks.lead(doing, lambda: storage.candidates(self.path))
+            loaded = self._load_first_whole(folders, state, ranks, reader)
+            if loaded is not None:
+                return loaded
             if not folders:
                 return None
             if not self._is_any_gone(doing, ranks):
@@ -288,28 +276,66 @@ class CheckpointManager:
             f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
         )
 
-    def _first_whole(self, doing: str, folders: list[Path], ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
-        """The first of these that verifies; what is passed over goes to ``skipped``."""
+    def _load_first_whole(
+        self, folders: list[Path], state: dict[str, Any], ranks: "Ranks", reader: Reading
+    ) -> CheckpointReport | None:
+        """Load the first of these that verifies; what is passed over goes to ``skipped``."""
         for folder in folders:
             if ranks.leads:
                 reader.mark(storage.step_of(folder))
-            share = partial(latest.inspect, folder, part=ranks.rank, parts=ranks.world_size)
-            report = manifest.merge(ranks.agree(doing, share))
+            report = self._load_folder(folder, state, ranks)
             if report.ok:
                 return report
             if any(fault.kind == "other version" for fault in report.faults):
                 raise CheckpointError(
-                    f"{doing} failed: the newest, of step {report.step}, is of a later version "
-                    f"({report.faults[0].detail}): update this program, or move {report.path} away"
+                    f"looking for checkpoints in {self.path} failed: the newest, of step {report.step}, is of a later "
+                    f"version ({report.faults[0].detail}): update this program, or move {report.path} away"
                 )
             self.skipped.append(report)
             if ranks.leads:
                 _log.warning("skipped: %s", report.sentence())
         return None
 
+    def _load_folder(self, folder: Path, state: dict[str, Any], ranks: "Ranks") -> CheckpointReport:
+        """Load one checkpoint, verifying what is read of it."""
+        from megascale_ops.checkpoint.loading.restore import Restore
+        from megascale_ops.checkpoint.loading.sources import FolderSource
+
+        step = storage.step_of(folder)
+        restore = Restore(FolderSource(folder), step, ranks)
+        sealed = restore.manifest()
+        if isinstance(sealed, manifest.Fault):
+            return CheckpointReport(str(folder), step, (sealed,))
+        if sealed.version <= manifest.LAST_PICKLED:
+            report = self._load_pickled(folder, sealed, state, ranks)
+        else:
+            faults = restore.sizes(sealed)
+            if faults:
+                return CheckpointReport(str(folder), step, tuple(faults), sealed)
+            report = restore.load(sealed, state, self._allowed)
+        self.traffic = restore.traffic
+        if report.ok:
+            doing = f"restoring step {step} from {folder}"
+            ranks.lead(doing, lambda: latest.require_unchanged(folder, report))
+        return report
+
+    def _load_pickled(self, folder: Path, sealed: Manifest, state: dict[str, Any], ranks: "Ranks") -> CheckpointReport:
+        """Load a checkpoint of an older format: all of it is verified first, then each rank reads what it needs."""
+        from megascale_ops.checkpoint import persist
+
+        doing = f"restoring step {sealed.step} from {folder}"
+        share = partial(latest.inspect, folder, part=ranks.rank, parts=ranks.world_size)
+        report = manifest.merge(ranks.agree(doing, share))
+        if not report.ok:
+            return report
+        if ranks.leads and self._allowed.old_pickles:
+            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
+        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
+        return report
+
     def _is_any_gone(self, doing: str, ranks: "Ranks") -> bool:
         """Whether a checkpoint was deleted after it was listed: then others have come, and one looks again."""
-        return ranks.agree(doing, lambda: not all(Path(one.path).exists() for one in self.skipped))[0]
+        return ranks.lead(doing, lambda: not all(Path(one.path).exists() for one in self.skipped))
 
 
 def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
