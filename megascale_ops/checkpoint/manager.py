@@ -29,6 +29,8 @@ from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manif
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.readers import Reading
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.tiers import identity
+from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megascale_ops.checkpoint.ranks import Ranks
+    from megascale_ops.checkpoint.tiers.local_store import LocalStore
+    from megascale_ops.checkpoint.tiers.sets import Candidate
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
@@ -76,9 +80,12 @@ class CheckpointManager:
             named again.
         allow_pickle: load a checkpoint of an older version, which is a pickle; None: as
             MEGASCALE_CHECKPOINT_ALLOW_PICKLE says (1: yes).
+        local: a folder that each node has for itself (``/dev/shm/checkpoints``), or a ``LocalTier``: saves go there
+            first, with a copy on another node, and a restart takes the newest that is whole anywhere.
+        shared_every: a save goes to ``path`` every so many steps, by multiples; 1: every one. The first always does.
 
     Raises:
-        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or the folder cannot
+        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or a folder cannot
             be written to.
     """
 
@@ -94,6 +101,8 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        local: str | Path | LocalTier | None = None,
+        shared_every: int = 1,
     ) -> None:
         self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
         self.path = Path(path).absolute()
@@ -103,6 +112,13 @@ class CheckpointManager:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
         storage.prepare_root(self.path)
+        if shared_every < 1:
+            raise UsageError(f"shared_every is {shared_every}: save every step at most, so 1 at least")
+        self._shared_every, self._last_shared, self._last_local = shared_every, -1, -1
+        self._tier = local if local is None or isinstance(local, LocalTier) else LocalTier(local)
+        self._local_store: LocalStore | None = None
+        if self._tier is not None:
+            storage.prepare_root(Path(self._tier.checked().path).absolute())
 
     @classmethod
     def from_environment(
@@ -117,6 +133,8 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        local: str | Path | LocalTier | None = None,
+        shared_every: int = 1,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -129,6 +147,8 @@ class CheckpointManager:
             types=types,
             pickled=pickled,
             allow_pickle=allow_pickle,
+            local=local,
+            shared_every=shared_every,
         )
 
     @property
@@ -136,27 +156,42 @@ class CheckpointManager:
         """How many of the newest stay."""
         return self.rule.keep
 
-    def save(self, step: int, state: dict[str, Any], *, metric: float | None = None) -> None:
+    def save(self, step: int, state: dict[str, Any], *, metric: float | None = None, everywhere: bool = False) -> None:
         """Save a state; when this returns, the checkpoint is whole and on disk.
+
+        With a local tier or ``shared_every`` it goes where it is due, which may be nowhere. Where the local tier fails
+        a warning says so and training goes on.
 
         Args:
             step: the step that was finished, the same on every rank.
             state: see the class.
             metric: what the state is measured by (a validation loss), for ``keep_best``; that of the leading rank
                 counts. One that is not finite is left out: a state without a measure is no best one.
+            everywhere: save to all tiers, whatever is due; for the last one.
 
         Raises:
             CheckpointError: on every rank, when any rank could not do its part (disk full, no rights, ...), or when
                 another job writes into this folder. The checkpoints before stay as they are and nothing of this one
                 remains.
+            UsageError: a step below 0, an empty state, or a buddy was asked for and there is one node.
         """
         if step < 0:
             raise UsageError(f"a checkpoint cannot have step {step}")
         if not state:
             raise UsageError("a checkpoint of an empty state would restore nothing")
+        to_shared = everywhere or is_due(step, self._last_shared, self._shared_every)
+        to_local = self._tier is not None and (everywhere or is_due(step, self._last_local, self._tier.every))
+        if not (to_shared or to_local):
+            return
         tell("save_begin", step)
         try:
-            self._save(step, state, self._ranks(), _measured(step, metric))
+            ranks = self._ranks()
+            if to_local:
+                self._local().save(step, state, self._allowed, ranks)
+                self._last_local = step
+            if to_shared:
+                self._save(step, state, ranks, _measured(step, metric))
+                self._last_shared = step
         finally:
             tell("save_end", step)
 
@@ -186,9 +221,26 @@ class CheckpointManager:
         tell("restored", chosen.step)
         return chosen.step
 
-    def close(self) -> None:
-        """Give the folder back to other jobs before this process ends. A later save takes it again if it can."""
+    def close(self, *, clear_local: bool = False) -> None:
+        """Give the folder back to other jobs before this process ends. A later save takes it again if it can.
+
+        A copy that is on its way to a buddy node has ten seconds to arrive.
+
+        Args:
+            clear_local: delete what this job has on this node; for the end of a job, not for a restart.
+        """
         writer_lock.lock_of(self.path).release()
+        if self._local_store is not None:
+            self._local_store.close(clear=clear_local)
+
+    def _local(self) -> "LocalStore":
+        """The tier on the nodes; importing it costs torch."""
+        from megascale_ops.checkpoint.tiers.local_store import LocalStore
+
+        assert self._tier is not None, "asked for only where there is one"
+        if self._local_store is None:
+            self._local_store = LocalStore(self._tier, str(self.path), lambda: identity.of_folder(self.path))
+        return self._local_store
 
     def _ranks(self) -> "Ranks":
         from megascale_ops.checkpoint.ranks import Ranks
@@ -264,26 +316,39 @@ class CheckpointManager:
         for _ in range(_MOST_LOOKS):
             self.skipped = []
             folders = ranks.lead(doing, lambda: storage.candidates(self.path))
-            loaded = self._load_first_whole(folders, state, ranks, reader)
+            order = self._in_order(folders, ranks)
+            loaded = self._load_first_whole(order, folders, state, ranks, reader)
             if loaded is not None:
+                self._last_local, self._last_shared = loaded.step, storage.step_of(folders[0]) if folders else -1
                 return loaded
-            if not folders:
+            if not order:
                 return None
             if not self._is_any_gone(doing, ranks):
                 break
         raise CheckpointError(
-            f"none of the {len(folders)} checkpoints in {self.path} verifies, the newest: "
+            f"none of the {len(order)} checkpoints in {self.path} verifies, the newest: "
             f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
         )
 
+    def _in_order(self, folders: list[Path], ranks: "Ranks") -> "list[Candidate]":
+        """All that may be loaded, the newest first; on the nodes too, where there is such a tier."""
+        from megascale_ops.checkpoint.tiers import sets
+
+        inventories = [] if self._tier is None else self._local().inventories(ranks)
+        return sets.candidates(inventories, [storage.step_of(folder) for folder in folders])
+
     def _load_first_whole(
-        self, folders: list[Path], state: dict[str, Any], ranks: "Ranks", reader: Reading
+        self, order: "list[Candidate]", folders: list[Path], state: dict[str, Any], ranks: "Ranks", reader: Reading
     ) -> CheckpointReport | None:
         """Load the first of these that verifies; what is passed over goes to ``skipped``."""
-        for folder in folders:
-            if ranks.leads:
-                reader.mark(storage.step_of(folder))
-            report = self._load_folder(folder, state, ranks)
+        for candidate in order:
+            if candidate.set_id:
+                report, self.traffic = self._local().load(candidate, state, self._allowed, ranks)
+            else:
+                folder = folders[candidate.place]
+                if ranks.leads:
+                    reader.mark(candidate.step)
+                report = self._load_folder(folder, state, ranks)
             if report.ok:
                 return report
             if any(fault.kind == "other version" for fault in report.faults):
@@ -292,7 +357,7 @@ class CheckpointManager:
                     f"version ({report.faults[0].detail}): update this program, or move {report.path} away"
                 )
             self.skipped.append(report)
-            if ranks.leads:
+            if ranks.leads and not candidate.set_id:  # of a set on the nodes it was said which files are nowhere
                 _log.warning("skipped: %s", report.sentence())
         return None
 

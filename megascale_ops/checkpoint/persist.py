@@ -11,6 +11,7 @@ what it needs by itself, so a rank that fails leaves no other waiting. Nothing i
 import os
 import pickle
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,6 +89,11 @@ def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
         if int(match.group(1)) == ranks.rank if match else ranks.leads:
             own.append(storage.digest(path))
     return own
+
+
+def sealed_of(step: int, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
+    """The manifest of a save that is over now."""
+    return Manifest(step=step, world_size=world_size, written_wall_s=time.time(), files=files)
 
 
 def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Allowed) -> None:

@@ -110,21 +110,26 @@ class Ranks:
             raise CheckpointError(f"{doing} failed{where}{others}: {causes[0].failure}") from error
         return [cast("T", outcome.value) for outcome in outcomes]  # None only where T allows None
 
-    def lead(self, doing: str, work: Callable[[], T]) -> T:
-        """Do work on the leading rank alone and hear its result on every rank: what one can read, all need not.
+    def lead(self, doing: str, work: Callable[[], T], *, rank: int = 0) -> T:
+        """Do work on one rank alone and hear its result on every rank: what one can read, all need not.
+
+        Args:
+            doing: what is being done, for the sentence.
+            work: the part of that rank; its result must be picklable.
+            rank: which one; the same on every rank.
 
         Raises:
             CheckpointError: on every rank, when it failed.
         """
-        mine, error = self._tried(work) if self.leads else (Outcome[T](0), None)
+        mine, error = self._tried(work) if self.rank == rank else (Outcome[T](rank), None)
         if self.distributed:
             from torch import distributed
 
             box = [mine]
-            distributed.broadcast_object_list(box, group=self.process_group, group_src=0)
+            distributed.broadcast_object_list(box, group=self.process_group, group_src=rank)
             mine = box[0]
         if mine.failure is not None:
-            where = " on rank 0" if self.world_size > 1 else ""
+            where = f" on rank {rank}" if self.world_size > 1 else ""
             raise CheckpointError(f"{doing} failed{where}: {mine.failure}") from error
         return cast("T", mine.value)
 

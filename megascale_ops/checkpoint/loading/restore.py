@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load one checkpoint into the states of all ranks, each byte read once and verified as it passes.
 
-Collective. The leading rank reads the manifest and the plan and gives them to all; then, each in one exchange: the
+Collective. One rank reads the manifest and the plan and gives them to all; then, each in one exchange: the
 structures that a rank's state needs, values that the user let be pickled, tensors. Nothing is decoded or unpickled
 before its file's digest was right, and no tensor is touched before all of that fits. Tensors are filled while their
 files are digested: where a digest is wrong in the end the state holds parts of a damaged checkpoint, and the caller
@@ -56,6 +56,7 @@ class Restore:
         step: of which it is.
         ranks: who takes part.
         held: which of the files this rank can open; None: all, on every rank.
+        giver: the rank that reads manifest and plan for all.
     """
 
     def __init__(
@@ -65,14 +66,17 @@ class Restore:
         ranks: Ranks,
         *,
         held: frozenset[str] | None = None,
+        giver: int = 0,
     ) -> None:
-        self._source, self._step, self._ranks, self._held = source, step, ranks, held
+        self._source, self._step, self._ranks, self._held, self._giver = source, step, ranks, held, giver
         self._doing = f"restoring step {step} from {source.said}"
         self._meter = ProgressMeter(step, time.monotonic())
         self.traffic = Traffic()
+        self.found: tuple[RankFault, ...] = ()
+        """What was wrong in the last ``load``, and which rank saw it."""
 
     def manifest(self) -> Manifest | Fault:
-        """The manifest, read by the leading rank and given to all."""
+        """The manifest, read by one rank and given to all."""
 
         def read() -> bytes | Fault:
             try:
@@ -82,7 +86,7 @@ class Restore:
             except OSError as exc:
                 return Fault(manifests.FILE_NAME, "unreadable", describe(exc))
 
-        raw = self._ranks.lead(self._doing, read)
+        raw = self._ranks.lead(self._doing, read, rank=self._giver)
         if isinstance(raw, Fault):
             return raw
         try:
@@ -113,9 +117,11 @@ class Restore:
             CheckpointError: on every rank, when the state does not fit, or it asks for more than is allowed. Then the
                 state is as it was.
         """
+        self.found = ()
         try:
             self._load(sealed, state, allowed)
         except DamagedError as exc:
+            self.found = exc.found
             faults = {(each.fault.file, each.fault.kind): each.fault for each in exc.found}
             return CheckpointReport(self._source.said, self._step, tuple(faults[key] for key in sorted(faults)), sealed)
         finally:
@@ -166,9 +172,9 @@ class Restore:
             seen = FileSeen(entry.name, len(raw), manifests.sha256_of(raw))
             return manifests.judge_file(entry, seen) or raw
 
-        raw = self._ranks.lead(self._doing, read)
+        raw = self._ranks.lead(self._doing, read, rank=self._giver)
         if isinstance(raw, Fault):
-            raise DamagedError([RankFault(0, raw)])
+            raise DamagedError([RankFault(self._giver, raw)])
 
         decoded: list[plan.Plan] = []
 
