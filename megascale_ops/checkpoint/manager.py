@@ -17,19 +17,20 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from megascale_ops.checkpoint import deletion, latest, manifest, readers, storage, writer_lock
+from megascale_ops.checkpoint import deletion, manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import tell
-from megascale_ops.checkpoint.readers import Reading
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers import identity
+from megascale_ops.checkpoint.tiers.filesystems import is_url
 from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
 from megascale_ops.errors import CheckpointError, UsageError
 
@@ -39,13 +40,10 @@ if TYPE_CHECKING:
 
     from megascale_ops.checkpoint.ranks import Ranks
     from megascale_ops.checkpoint.tiers.local_store import LocalStore
-    from megascale_ops.checkpoint.tiers.sets import Candidate
+    from megascale_ops.checkpoint.tiers.remote import RemoteStore
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
-
-# 3: a folder would have to lose what was listed three times within a look at a few manifests.
-_MOST_LOOKS = 3
 
 _log = logging.getLogger("megascale_ops.checkpoint")
 
@@ -69,7 +67,7 @@ class CheckpointManager:
     what ``pickled`` and ``allow_pickle`` name.
 
     Args:
-        path: the folder; made when it is not there.
+        path: the folder; made when it is not there. Or a URL of any file system that fsspec knows (``s3://bucket/run7``).
         keep: how many checkpoints stay (3: the newest, one to fall back to, one more while a new one is written).
         keep_every: the first at or after every multiple of so many steps stays, too; 0: none for that reason.
         keep_best: so many with the best ``metric`` stay, too; 0: none for that reason.
@@ -105,13 +103,19 @@ class CheckpointManager:
         shared_every: int = 1,
     ) -> None:
         self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
-        self.path = Path(path).absolute()
+        # Of a URL this is a name only; what is done with it is done by the remote store.
+        self.path = Path(path) if is_url(path) else Path(path).absolute()
+        self._said = str(path) if is_url(path) else str(self.path)
+        self._remote: RemoteStore | None = None
         self.skipped: list[CheckpointReport] = []
         self._process_group = process_group
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
-        storage.prepare_root(self.path)
+        if is_url(path):
+            self._remote = _remote_store(self._said)
+        else:
+            storage.prepare_root(self.path)
         if shared_every < 1:
             raise UsageError(f"shared_every is {shared_every}: save every step at most, so 1 at least")
         self._shared_every, self._last_shared, self._last_local = shared_every, -1, -1
@@ -190,7 +194,7 @@ class CheckpointManager:
                 self._local().save(step, state, self._allowed, ranks)
                 self._last_local = step
             if to_shared:
-                self._save(step, state, ranks, _measured(step, metric))
+                self._save_shared(step, state, ranks, _measured(step, metric))
                 self._last_shared = step
         finally:
             tell("save_end", step)
@@ -211,13 +215,21 @@ class CheckpointManager:
                 program or a pickle that was not allowed, or when the state does not fit the checkpoint. After the
                 first the tensors of the state may hold parts of a damaged one.
         """
+        from megascale_ops.checkpoint.tiers.newest import Search
+
         ranks = self._ranks()
         if ranks.leads:
             self._look_for_writers(ranks)
-        with readers.reading(self.path, ranks.rank, ranks.world_size) as reader:
-            chosen = self._load_newest(state, ranks, reader)
-            if chosen is None:
-                return -1
+        self.skipped = []
+        local = None if self._tier is None else self._local()
+        search = Search(self.path, self._said, self._allowed, remote=self._remote, local=local, skipped=self.skipped)
+        marked = readers.reading(self.path, ranks.rank, ranks.world_size) if self._remote is None else nullcontext()
+        with marked as reader:
+            chosen = search.load(state, ranks, reader)
+        self.traffic = search.traffic
+        if chosen is None:
+            return -1
+        self._last_local, self._last_shared = chosen.step, search.newest_shared
         tell("restored", chosen.step)
         return chosen.step
 
@@ -229,9 +241,12 @@ class CheckpointManager:
         Args:
             clear_local: delete what this job has on this node; for the end of a job, not for a restart.
         """
-        writer_lock.lock_of(self.path).release()
+        self._lock().release()
         if self._local_store is not None:
             self._local_store.close(clear=clear_local)
+
+    def _lock(self) -> writer_lock.WriterLock:
+        return writer_lock.lock_of(self.path) if self._remote is None else self._remote.lock
 
     def _local(self) -> "LocalStore":
         """The tier on the nodes; importing it costs torch."""
@@ -239,7 +254,9 @@ class CheckpointManager:
 
         assert self._tier is not None, "asked for only where there is one"
         if self._local_store is None:
-            self._local_store = LocalStore(self._tier, str(self.path), lambda: identity.of_folder(self.path))
+            remote = self._remote
+            identify = partial(identity.of_folder, self.path) if remote is None else remote.identity
+            self._local_store = LocalStore(self._tier, self._said, identify)
         return self._local_store
 
     def _ranks(self) -> "Ranks":
@@ -247,8 +264,16 @@ class CheckpointManager:
 
         return Ranks(self._process_group)
 
+    def _save_shared(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+        if self._remote is None:
+            self._save(step, state, ranks, metric)
+            return
+        damaged = [report.path for report in self.skipped]
+        self._remote.save(step, state, self._allowed, ranks, metric=metric, rule=self.rule, damaged=damaged)
+
     def _save(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
         from megascale_ops.checkpoint import contents, persist
+        from megascale_ops.checkpoint.ranks import require_one_step
 
         doing = f"saving step {step} to {self.path}"
         lock = writer_lock.lock_of(self.path)
@@ -275,7 +300,7 @@ class CheckpointManager:
         try:
             prepared = ranks.agree(doing, prepare)
             writer = prepared[0][1]
-            _require_one_step(doing, [each for each, _ in prepared])
+            require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
             sealed = Manifest(
@@ -304,103 +329,18 @@ class CheckpointManager:
     def _look_for_writers(self, ranks: "Ranks") -> None:
         """Warn early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
         try:
-            answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
+            answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
         except OSError:
             return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":
-            _log.warning("this process can restore from %s and will not be able to save: %s", self.path, answer.reason)
+            _log.warning("this process can restore from %s and will not be able to save: %s", self._said, answer.reason)
 
-    def _load_newest(self, state: dict[str, Any], ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
-        """Load the newest checkpoint that every rank finds whole; the leading rank has marked it."""
-        doing = f"looking for checkpoints in {self.path}"
-        for _ in range(_MOST_LOOKS):
-            self.skipped = []
-            folders = ranks.lead(doing, lambda: storage.candidates(self.path))
-            order = self._in_order(folders, ranks)
-            loaded = self._load_first_whole(order, folders, state, ranks, reader)
-            if loaded is not None:
-                self._last_local, self._last_shared = loaded.step, storage.step_of(folders[0]) if folders else -1
-                return loaded
-            if not order:
-                return None
-            if not self._is_any_gone(doing, ranks):
-                break
-        raise CheckpointError(
-            f"none of the {len(order)} checkpoints in {self.path} verifies, the newest: "
-            f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
-        )
 
-    def _in_order(self, folders: list[Path], ranks: "Ranks") -> "list[Candidate]":
-        """All that may be loaded, the newest first; on the nodes too, where there is such a tier."""
-        from megascale_ops.checkpoint.tiers import sets
+def _remote_store(url: str) -> "RemoteStore":
+    """Checkpoints below a URL; importing what is behind it costs torch and fsspec."""
+    from megascale_ops.checkpoint.tiers.remote import RemoteStore
 
-        inventories = [] if self._tier is None else self._local().inventories(ranks)
-        return sets.candidates(inventories, [storage.step_of(folder) for folder in folders])
-
-    def _load_first_whole(
-        self, order: "list[Candidate]", folders: list[Path], state: dict[str, Any], ranks: "Ranks", reader: Reading
-    ) -> CheckpointReport | None:
-        """Load the first of these that verifies; what is passed over goes to ``skipped``."""
-        for candidate in order:
-            if candidate.set_id:
-                report, self.traffic = self._local().load(candidate, state, self._allowed, ranks)
-            else:
-                folder = folders[candidate.place]
-                if ranks.leads:
-                    reader.mark(candidate.step)
-                report = self._load_folder(folder, state, ranks)
-            if report.ok:
-                return report
-            if any(fault.kind == "other version" for fault in report.faults):
-                raise CheckpointError(
-                    f"looking for checkpoints in {self.path} failed: the newest, of step {report.step}, is of a later "
-                    f"version ({report.faults[0].detail}): update this program, or move {report.path} away"
-                )
-            self.skipped.append(report)
-            if ranks.leads and not candidate.set_id:  # of a set on the nodes it was said which files are nowhere
-                _log.warning("skipped: %s", report.sentence())
-        return None
-
-    def _load_folder(self, folder: Path, state: dict[str, Any], ranks: "Ranks") -> CheckpointReport:
-        """Load one checkpoint, verifying what is read of it."""
-        from megascale_ops.checkpoint.loading.restore import Restore
-        from megascale_ops.checkpoint.loading.sources import FolderSource
-
-        step = storage.step_of(folder)
-        restore = Restore(FolderSource(folder), step, ranks)
-        sealed = restore.manifest()
-        if isinstance(sealed, manifest.Fault):
-            return CheckpointReport(str(folder), step, (sealed,))
-        if sealed.version <= manifest.LAST_PICKLED:
-            report = self._load_pickled(folder, sealed, state, ranks)
-        else:
-            faults = restore.sizes(sealed)
-            if faults:
-                return CheckpointReport(str(folder), step, tuple(faults), sealed)
-            report = restore.load(sealed, state, self._allowed)
-        self.traffic = restore.traffic
-        if report.ok:
-            doing = f"restoring step {step} from {folder}"
-            ranks.lead(doing, lambda: latest.require_unchanged(folder, report))
-        return report
-
-    def _load_pickled(self, folder: Path, sealed: Manifest, state: dict[str, Any], ranks: "Ranks") -> CheckpointReport:
-        """Load a checkpoint of an older format: all of it is verified first, then each rank reads what it needs."""
-        from megascale_ops.checkpoint import persist
-
-        doing = f"restoring step {sealed.step} from {folder}"
-        share = partial(latest.inspect, folder, part=ranks.rank, parts=ranks.world_size)
-        report = manifest.merge(ranks.agree(doing, share))
-        if not report.ok:
-            return report
-        if ranks.leads and self._allowed.old_pickles:
-            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
-        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
-        return report
-
-    def _is_any_gone(self, doing: str, ranks: "Ranks") -> bool:
-        """Whether a checkpoint was deleted after it was listed: then others have come, and one looks again."""
-        return ranks.lead(doing, lambda: not all(Path(one.path).exists() for one in self.skipped))
+    return RemoteStore(url)
 
 
 def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
@@ -412,8 +352,3 @@ def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
         _log.warning("the metric of step %d is %s, so the checkpoint is saved without", step, number)
         return msgspec.UNSET
     return number
-
-
-def _require_one_step(doing: str, steps: list[int]) -> None:
-    if len(set(steps)) > 1:
-        raise CheckpointError(f"{doing} failed: the ranks are at different steps, {sorted(set(steps))}")

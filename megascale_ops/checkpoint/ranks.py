@@ -44,6 +44,16 @@ class EchoError(CheckpointError):
     """This rank is well, but another one failed inside the same piece of work; report that one's cause."""
 
 
+def require_one_step(doing: str, steps: list[int]) -> None:
+    """Prove that all ranks mean the same step.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"{doing} failed: the ranks are at different steps, {sorted(set(steps))}")
+
+
 @dataclass
 class Outcome(Generic[T]):
     """How one rank fared; travels to all the others."""

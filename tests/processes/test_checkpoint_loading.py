@@ -24,6 +24,7 @@ class Saved(NamedTuple):
     whole: list[dict[str, Any]]
     replicated: list[dict[str, Any]]
     hybrid: list[dict[str, Any]]
+    at_a_url: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     scratch = tmp_path_factory.mktemp("loading")
     folder = scratch / "checkpoints"
     told = [(name, folder) for name in ("save", "restore", "restore replicated", "restore hybrid")]
-    reports, _ = play(scratch, *told, world_size=4, script=SCRIPT)
+    reports, _ = play(scratch, *told, ("at a url", scratch / "url"), world_size=4, script=SCRIPT)
     sealed = latest.read_manifest(storage.final_folder(folder, 1))
     assert isinstance(sealed, Manifest)
     sizes = {entry.name: entry.size_bytes for entry in sealed.files}
@@ -77,6 +78,14 @@ def test_what_is_not_needed_is_not_read(saved: Saved) -> None:
     assert all(report["same"] for report in saved.hybrid)
     assert tensors == pytest.approx(2402 * 300 * 4, rel=0.01)
     assert tensors < 0.4 * sum(saved.sizes.values())
+
+
+def test_a_place_that_is_a_url_is_read_once_too(saved: Saved) -> None:
+    """Each rank sends its files there; each is read by one rank, and all get the same numbers."""
+    assert [(report["step"], report["same"]) for report in saved.at_a_url] == [(1, True)] * 4
+    (manifest,) = (saved.scratch / "url").glob("step-00000001/*/manifest.json")
+    sizes = {path.name: path.stat().st_size for path in manifest.parent.glob("__*")}
+    assert read_by_all(saved.at_a_url) == sizes
 
 
 def test_progress_ends_at_all_of_what_the_rank_needs(saved: Saved) -> None:

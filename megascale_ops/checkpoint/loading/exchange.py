@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +24,7 @@ from megascale_ops.checkpoint.loading.landing import Landing, LandingField
 from megascale_ops.checkpoint.loading.schedule import Transfer
 from megascale_ops.checkpoint.loading.sources import Source
 from megascale_ops.checkpoint.loading.stream import FileStream
+from megascale_ops.checkpoint.loading.traffic import Traffic
 from megascale_ops.checkpoint.manifest import Fault, FileEntry
 from megascale_ops.checkpoint.ranks import Ranks
 
@@ -37,16 +37,6 @@ class RankFault(NamedTuple):
 
     rank: int
     fault: Fault
-
-
-@dataclass
-class Traffic:
-    """What this rank read, received and sent, bytes."""
-
-    read_bytes: int = 0
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    read_by_file: dict[str, int] = field(default_factory=dict)
 
 
 class _Told(msgspec.Struct, frozen=True):

@@ -24,10 +24,11 @@ from megascale_ops.checkpoint import contents, persist, plan, values
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.dcp_storage import Planned, decoded_plan, load_alone
-from megascale_ops.checkpoint.loading.exchange import Exchange, RankFault, Traffic
+from megascale_ops.checkpoint.loading.exchange import Exchange, RankFault
 from megascale_ops.checkpoint.loading.landing import Landing
 from megascale_ops.checkpoint.loading.progress import ProgressMeter
 from megascale_ops.checkpoint.loading.sources import Source
+from megascale_ops.checkpoint.loading.traffic import Traffic
 from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileSeen, Manifest, ManifestError
 from megascale_ops.checkpoint.notify import tell_progress
 from megascale_ops.checkpoint.ranks import Ranks
@@ -98,14 +99,17 @@ class Restore:
     def sizes(self, sealed: Manifest) -> list[Fault]:
         """Files that are missing or of another size; each rank looks at a share. Costs no reading."""
         share = sealed.files[self._ranks.rank :: self._ranks.world_size]
-        with ThreadPoolExecutor(8, "checkpoint-look") as executor:  # on a network each look is a round trip
-            sizes = list(executor.map(lambda entry: self._source.size_of(entry.name), share))
-        found = [
-            manifests.judge_file(entry, FileSeen(entry.name, None if size < 0 else size, entry.sha256))
-            for entry, size in zip(share, sizes, strict=True)
-        ]
-        gathered = self._ranks.agree(self._doing, lambda: [fault for fault in found if fault])
-        return [fault for each in gathered for fault in each]
+
+        def look() -> list[Fault]:
+            with ThreadPoolExecutor(8, "checkpoint-look") as executor:  # on a network each look is a round trip
+                sizes = list(executor.map(lambda entry: self._source.size_of(entry.name), share))
+            found = [
+                manifests.judge_file(entry, FileSeen(entry.name, None if size < 0 else size, entry.sha256))
+                for entry, size in zip(share, sizes, strict=True)
+            ]
+            return [fault for fault in found if fault]
+
+        return [fault for each in self._ranks.agree(self._doing, look) for fault in each]
 
     def load(self, sealed: Manifest, state: dict[str, Any], allowed: Allowed) -> CheckpointReport:
         """Load it into a state.

@@ -44,7 +44,11 @@ class Source(Protocol):
         """A file, closed at the end; opening it raises what ``read`` does."""
 
     def size_of(self, name: str) -> int:
-        """Bytes of a file; -1 where there is none."""
+        """Bytes of a file; -1 where there is none.
+
+        Raises:
+            OSError: what holds the files does not answer.
+        """
 
 
 class _OpenFile:
@@ -59,7 +63,7 @@ class _OpenFile:
         return count
 
 
-class FolderSource:
+class FolderSource(Source):
     """A folder that this process sees."""
 
     def __init__(self, folder: Path) -> None:

@@ -23,9 +23,9 @@ import torch
 from megascale_ops import foreign
 from megascale_ops.checkpoint import contents, persist, plan, processes, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
-from megascale_ops.checkpoint.loading.exchange import Traffic
 from megascale_ops.checkpoint.loading.restore import Restore
 from megascale_ops.checkpoint.loading.sources import FolderSource
+from megascale_ops.checkpoint.loading.traffic import Traffic
 from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.tiers import node_folder
