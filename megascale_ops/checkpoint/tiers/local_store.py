@@ -9,6 +9,7 @@ Restoring takes a set that is whole over all nodes that are there. A file that t
 its buddy instead.
 """
 
+import atexit
 import logging
 import os
 import time
@@ -73,16 +74,17 @@ class LocalStore:
 
     # -- meeting ----------------------------------------------------------------------------------------------------
 
-    def _meet(self, ranks: Ranks) -> _Met:
-        """Find out who shares a node, once; collective.
+    def _meet(self, ranks: Ranks, *, anew: bool = False) -> _Met:
+        """Find out who shares a node, once; collective. ``anew``: a rank may have been replaced, so all ask again.
 
         Raises:
             CheckpointError: on every rank, when a node's folder can't be used.
             UsageError: on every rank, when a buddy was asked for and there is one node.
         """
         met = self._met
-        if met is not None and met.ranks == (ranks.rank, ranks.world_size):
+        if met is not None and met.ranks == (ranks.rank, ranks.world_size) and not anew:
             return met
+        self._part(0.0)
         doing = f"preparing the local tier {self._path}"
         here, found = processes.this_process(), self._path.stat()
         nodes = Nodes.of(ranks.gather((here.host, here.boot_id, found.st_dev, found.st_ino)))
@@ -97,6 +99,7 @@ class LocalStore:
         leads = nodes.lead_of(ranks.rank) == ranks.rank
         ranks.agree(doing, lambda: node_folder.prepare(root, self._shared, identity) if leads else None)
         self._met = _Met(nodes, root, (ranks.rank, ranks.world_size), *self._connect(doing, nodes, root, ranks))
+        atexit.register(self._end, os.getpid())
         return self._met
 
     def _require_apart(self, doing: str, nodes: Nodes, ranks: Ranks) -> None:
@@ -239,7 +242,7 @@ class LocalStore:
     def inventories(self, ranks: Ranks) -> list[list[Held]]:
         """What each node has, by its number; collective."""
         doing = f"looking for checkpoints in the local tier {self._path}"
-        met = self._meet(ranks)
+        met = self._meet(ranks, anew=True)
         leads = met.nodes.lead_of(ranks.rank) == ranks.rank
         gathered = ranks.agree(doing, lambda: msgspec.msgpack.encode(node_folder.inventory(met.root) if leads else []))
         return [msgspec.msgpack.decode(gathered[members[0]], type=list[Held]) for members in met.nodes.members]
@@ -281,16 +284,29 @@ class LocalStore:
 
     def close(self, *, clear: bool) -> None:
         """Stop sending and listening; with ``clear`` what this node keeps goes."""
+        root = self._part(0.0 if clear else _FAREWELL_S)
+        if root is None:
+            return
+        writer_lock.lock_of(root).release()
+        if clear:
+            node_folder.clear(root)
+
+    def _end(self, pid: int) -> None:
+        """At the end of the process that met the others, and of no child of it: what is on its way may arrive."""
+        if os.getpid() == pid:
+            self._part(_FAREWELL_S)
+
+    def _part(self, most_s: float) -> Path | None:
+        """Let what is on its way arrive for so long, then end it; the folder of this node, where there is one."""
         met, self._met = self._met, None
         if met is None:
-            return
-        until_s = time.monotonic() + (0.0 if clear else _FAREWELL_S)
+            return None
+        atexit.unregister(self._end)
+        until_s = time.monotonic() + most_s
         if met.sender is not None:
-            if not met.sender.wait(max(until_s - time.monotonic(), 0.0)) and not clear:
+            if not met.sender.wait(most_s) and most_s:
                 _log.warning("the copy to the buddy node is left unfinished: %s", met.root)
             met.sender.close()
         if met.receiver is not None:
             met.receiver.close(max(until_s - time.monotonic(), 0.0))
-        writer_lock.lock_of(met.root).release()
-        if clear:
-            node_folder.clear(met.root)
+        return met.root

@@ -5,6 +5,7 @@ import builtins
 import logging
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import fsspec
@@ -16,6 +17,7 @@ from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.tiers import filesystems
 from megascale_ops.checkpoint.tiers.filesystems import Store, bounded
 from megascale_ops.errors import CheckpointError, UsageError
+from tests.fakes.checkpoints import Crash
 
 
 @pytest.fixture
@@ -139,6 +141,40 @@ def test_a_save_that_fails_leaves_nothing_and_the_one_before_stays(url: str, mon
         manager.save(2, states(2))
 
     assert files_of(url) == before
+
+
+def test_a_crash_at_any_request_leaves_the_newest_that_was_sealed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second save, and the deletion of the first, cut off at every request in turn."""
+    found = []
+    for moment in range(60):
+        place = f"{url}/{moment}"
+        CheckpointManager(place, keep=1).save(1, states(1))
+        with monkeypatch.context() as patched:
+            left = [moment]
+
+            def counted(request: Any, left: list[int] = left) -> Any:  # noqa: ANN401  as it is
+                def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  same
+                    if not left[0]:
+                        raise Crash
+                    left[0] -= 1
+                    return request(*given, **named)
+
+                return call
+
+            manager = CheckpointManager(place, keep=1)
+            for name in ("put", "upload", "delete"):
+                patched.setattr(Store, name, counted(getattr(Store, name)))
+            with suppress(Crash):
+                manager.save(2, states(2))
+        state = states(0)
+        step = CheckpointManager(place).restore(state)
+        assert torch.equal(state["large"], states(step)["large"])
+        found.append(step)
+        if left[0]:
+            break
+
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
 
 
 def test_a_second_writer_is_refused_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from megascale_ops.checkpoint.tiers import copies, identity, node_folder, sets
 from megascale_ops.checkpoint.tiers.copies import Receiver, Sender
 from megascale_ops.checkpoint.tiers.settings import is_due
 from megascale_ops.errors import CheckpointError, UsageError
-from tests.fakes.checkpoints import sealed
+from megascale_ops.whole_file import write_whole
+from tests.fakes.checkpoints import Crash, count_down, sealed
 
 TOKEN = b"t" * 32
 WAIT_S = 20.0
@@ -165,6 +166,67 @@ def test_an_inventory_says_which_files_of_a_set_are_here(tmp_path: Path) -> None
     assert sets.incomplete_sentence(candidate) == (
         "the local checkpoint of step 1 is not whole: __0_0.distcp and 1 more of 3 files on no node that is here"
     )
+
+
+# -- cut off ----------------------------------------------------------------------------------------------------------
+
+
+def save_on_two_nodes(nodes: list[Path], step: int) -> None:
+    """What two ranks, each a node of its own, do with their files in one save, and the copies that follow."""
+    folders = [storage.begin(root, step, 1) for root in nodes]
+    for number, folder in enumerate(folders):
+        (folder / f"__{number}_0.tensors").write_bytes(f"{number} at {step} ".encode() * 50)
+    (folders[0] / "plan.msgpack").write_bytes(b"plan")
+    files = [storage.digest(folders[0] / "plan.msgpack")]
+    files += [storage.digest(folder / f"__{number}_0.tensors") for number, folder in enumerate(folders)]
+    described = Manifest(step=step, world_size=2, written_wall_s=float(step), files=tuple(files))
+    for root in nodes:
+        node_folder.seal(root, described, b"plan", 1)
+    for root in nodes:
+        node_folder.keep_newest(root, step, 2)
+    for number, root in enumerate(nodes):
+        name = f"__{number}_0.tensors"
+        data = (storage.final_folder(root, step) / name).read_bytes()
+        write_whole(storage.final_folder(nodes[1 - number], step) / name, data, durably=True)
+
+
+def loadable(nodes: list[Path]) -> int:
+    """The newest step of which every file is on a node as it was sealed; -1: none."""
+    for one in sets.candidates([node_folder.inventory(root) for root in nodes], []):
+        if one.missing:
+            continue
+        for name, holders in one.holders.items():
+            for number in holders:
+                folder = storage.final_folder(nodes[number], one.step)
+                (entry,) = (each for each in manifest_of(folder).files if each.name == name)
+                assert storage.observe(folder, entry).sha256 == entry.sha256
+        return one.step
+    return -1
+
+
+def test_a_crash_at_any_file_operation_leaves_a_set_that_survives_the_loss_of_any_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third save is cut off at every operation in turn; the one before is whole, also without either node."""
+    found = set()
+    for moment in range(200):
+        nodes = [tmp_path / str(moment) / f"node{number}" for number in range(2)]
+        for root in nodes:
+            root.mkdir(parents=True)
+        for step in (1, 2):
+            save_on_two_nodes(nodes, step)
+        with monkeypatch.context() as patched:
+            left = count_down(patched, moment)
+            with suppress(Crash):
+                save_on_two_nodes(nodes, 3)
+
+        steps = {loadable(nodes), *(loadable([root]) for root in nodes)}
+        assert steps <= {2, 3}
+        found.add(frozenset(steps))
+        if left[0]:
+            assert steps == {3}
+            break
+    assert {frozenset({2}), frozenset({2, 3}), frozenset({3})} <= found, "the cuts did not reach every stage"
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
