@@ -298,5 +298,9 @@ def _device(ranks: Ranks, *, wants_gpu: bool) -> torch.device:
     backends = str(distributed.get_backend_config(ranks.process_group))  # cpu:gloo,cuda:nccl
     can_gpu, can_cpu = "cuda:nccl" in backends, "cpu:" in backends
     if can_gpu and (wants_gpu or not can_cpu) and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda", torch.cuda.current_device())
+        # NCCL makes its communicator at the first collective, for which all ranks must be there; what the ranks told
+        # each other may have gone over Gloo, and messages between two ranks come next.
+        distributed.all_reduce(torch.zeros(1, device=device), group=ranks.process_group)
+        return device
     return torch.device("cpu")
