@@ -4,6 +4,7 @@
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from megascale_ops.checkpoint.tiers.filesystems import Store
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
 from megascale_ops.errors import CheckpointError, UsageError
 
-moto_server = pytest.importorskip("moto.server", reason="moto[s3,server] is not among the packages for development")
+pytest.importorskip("flask_cors", reason="flask and flask-cors are not among the packages for development")
+moto_server = pytest.importorskip("moto.server", reason="moto[s3] is not among the packages for development")
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not among the packages for development")
 pytestmark = pytest.mark.processes
 
@@ -49,9 +51,9 @@ def states(seed: int) -> dict[str, Any]:
 
 def test_a_state_comes_back_and_what_is_damaged_is_passed_over(url: str) -> None:
     """Saved twice, one byte of the newer changed in the store."""
-    manager = CheckpointManager(url)
-    for step in (1, 2):
-        manager.save(step, states(step))
+    with closing(CheckpointManager(url)) as manager:
+        for step in (1, 2):
+            manager.save(step, states(step))
     state = states(0)
     assert CheckpointManager(url).restore(state) == 2
     assert torch.equal(state["large"], states(2)["large"])
@@ -66,9 +68,9 @@ def test_a_state_comes_back_and_what_is_damaged_is_passed_over(url: str) -> None
 
 def test_only_the_newest_few_stay(url: str) -> None:
     """And nothing of those that went."""
-    manager = CheckpointManager(url, keep=1)
-    for step in (1, 2):
-        manager.save(step, {"tokens": step})
+    with closing(CheckpointManager(url, keep=1)) as manager:
+        for step in (1, 2):
+            manager.save(step, {"tokens": step})
 
     names = s3fs.S3FileSystem().find(url)
     assert not [name for name in names if "step-00000001" in name]
