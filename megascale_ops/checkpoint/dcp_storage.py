@@ -6,7 +6,8 @@ DTensors and their meshes is what it is for. Its own storage keeps the plan and 
 behind the same public interfaces (``StorageWriter``, ``StorageReader``), keeps the plan as data and tensors as bytes:
 
     plan.msgpack        where each part of each tensor lies (``plan``)
-    __3_0.tensors       what rank 3 wrote of tensors, each as it lies in memory, at a multiple of 64 bytes
+    __3_0.tensors       what rank 3 wrote of tensors, each as it lies in memory, at a multiple of 64 bytes; tensors of a
+                        megabyte and more stand by entry of the state in files of their own, __3_1.tensors and so on
     __3_0.msgpack       structures that fell to rank 3 (``values``), one after the other
     __3_0.pickle        a value that the user asked to pickle; the next one is __3_1.pickle
 
@@ -44,6 +45,11 @@ from megascale_ops.whole_file import write_whole
 
 # A multiple of every element's size and of a cache line, so that a file may be mapped and its tensors used in place.
 _ALIGNED_BYTES = 64
+# A digest is of a whole file, so a file is what is read at once. An evaluation that needs the model reads no file of
+# moments; 1 GB: the ranks of a replica group share what one rank wrote, and digest it side by side.
+_FULL_BYTES = 1 << 30
+# Below 1 MB a file of its own costs more than reading a tensor that is not needed.
+_SMALL_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -63,10 +69,11 @@ class Writer(StorageWriter):
     Fails in one sentence: pickled from rank to rank, failures lose what they were raised from.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, entries: Iterable[str] = ()) -> None:
         super().__init__()
         self._folder = folder
         self._rank = rank
+        self._entries = sorted(entries, key=len, reverse=True)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept between saves."""
@@ -124,9 +131,31 @@ class Writer(StorageWriter):
             key = item.index.fqn
             kind = structures if key.endswith(contents.STRUCTURE) else tensors
             (pickles if key.endswith(contents.PICKLED) else kind).append(item)
-        files = [(f"__{self._rank}_0.tensors", tensors), (f"__{self._rank}_0.msgpack", structures)]
+        files = [(f"__{self._rank}_{number}.tensors", share) for number, share in enumerate(self._shares(tensors))]
+        files += [(f"__{self._rank}_0.msgpack", structures)] if structures else []
         files += [(f"__{self._rank}_{number}.pickle", [item]) for number, item in enumerate(pickles)]
-        return [(name, share) for name, share in files if share]
+        return files
+
+    def _shares(self, items: Iterable[WriteItem]) -> list[list[WriteItem]]:
+        """Tensors by file: all small ones together, then each entry of the state in files of its own."""
+        small: list[WriteItem] = []
+        large: dict[str, list[list[WriteItem]]] = {}
+        filled: dict[str, int] = {}
+        for item in items:
+            size = _size_of(item)
+            if size < _SMALL_BYTES:
+                small.append(item)
+                continue
+            entry = self._entry_of(item.index.fqn)
+            if entry not in large or filled[entry] + size > _FULL_BYTES:
+                large.setdefault(entry, []).append([])
+                filled[entry] = 0
+            large[entry][-1].append(item)
+            filled[entry] += size
+        return [share for share in (small, *(share for files in large.values() for share in files)) if share]
+
+    def _entry_of(self, key: str) -> str:
+        return next((name for name in self._entries if key == name or key.startswith(f"{name}.")), "")
 
     def _write(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         results: list[WriteResult] = []
@@ -146,6 +175,11 @@ class Writer(StorageWriter):
         return results
 
 
+def _size_of(item: WriteItem) -> int:
+    assert item.tensor_data is not None, f"{item.index.fqn}: contents gives nothing but tensors"
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The elements as they lie in memory, last dimension fastest; without a copy where they already lie so."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -161,28 +195,19 @@ def _write_all(handle: int, data: memoryview) -> None:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-class Reader(StorageReader):
-    """Reads a verified folder by its plan.
+class Planned(StorageReader):
+    """What DCP's planner asks of a checkpoint, answered from its plan; what is read is left to subclasses."""
 
-    Args:
-        folder: the checkpoint.
-        sizes: bytes of every file in it, as its manifest says.
-
-    Raises:
-        ValueError: the plan is not one of these files.
-        OSError: it cannot be read.
-    """
-
-    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+    def __init__(self, stored: plan.Plan) -> None:
         super().__init__()
-        if plan.FILE_NAME not in sizes:
-            raise ValueError(f"{plan.FILE_NAME} is not among its files")
-        self._folder = folder
-        raw = foreign.read(folder / plan.FILE_NAME, sizes[plan.FILE_NAME])
-        self.plan = plan.decode(raw, sizes, lambda name: dtype_named(name).itemsize)
+        self.plan = stored
         self._chunks: dict[MetadataIndex, plan.Chunk] = {
             MetadataIndex(key, chunk.offsets): chunk for key, each in self.plan.tensors.items() for chunk in each.chunks
         }
+
+    def chunk_of(self, item: ReadItem) -> plan.Chunk:
+        """Where what an item asks for lies."""
+        return self._chunks[item.storage_index]
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept between loads but the plan."""
@@ -215,9 +240,37 @@ class Reader(StorageReader):
         """Any folder will do."""
         return True
 
+
+def decoded_plan(raw: bytes, sizes: Mapping[str, int]) -> plan.Plan:
+    """A plan, checked against the sizes of its files.
+
+    Raises:
+        ValueError: it is not one of these files.
+    """
+    return plan.decode(raw, sizes, lambda name: dtype_named(name).itemsize)
+
+
+class Reader(Planned):
+    """Reads a verified folder by its plan.
+
+    Args:
+        folder: the checkpoint.
+        sizes: bytes of every file in it, as its manifest says.
+
+    Raises:
+        ValueError: the plan is not one of these files.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        if plan.FILE_NAME not in sizes:
+            raise ValueError(f"{plan.FILE_NAME} is not among its files")
+        self._folder = folder
+        super().__init__(decoded_plan(foreign.read(folder / plan.FILE_NAME, sizes[plan.FILE_NAME]), sizes))
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what this rank needs, file by file and each from front to back."""
-        wanted = sorted(((self._chunks[item.storage_index], item) for item in plan.items), key=_where)
+        wanted = sorted(((self.chunk_of(item), item) for item in plan.items), key=_where)
         with _Files(self._folder) as files:
             for chunk, item in wanted:
                 target = planner.resolve_tensor(item).detach()
@@ -281,7 +334,7 @@ def _fill(target: torch.Tensor, dtype: torch.dtype, chunk: plan.Chunk, item: Rea
     rows, first, count = chunk.sizes[:1] or (1,), (*item.storage_offsets, 0)[0], (*item.lengths, 1)[0]
     row_bytes = chunk.length // rows[0] if rows[0] else 0
     whole_rows = tuple(item.lengths)[1:] == chunk.sizes[1:]
-    fits = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous() and not _lazy(target)
+    fits = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous() and not is_lazy(target)
     if whole_rows and fits:
         _read_all(handle, _memory(target), chunk.start + first * row_bytes)
         return
@@ -292,7 +345,7 @@ def _fill(target: torch.Tensor, dtype: torch.dtype, chunk: plan.Chunk, item: Rea
     target.copy_(read.reshape(target.shape))
 
 
-def _lazy(tensor: torch.Tensor) -> bool:
+def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether the elements in memory are to be read as their conjugates or negatives."""
     return tensor.is_conj() or tensor.is_neg()
 

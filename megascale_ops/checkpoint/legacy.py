@@ -46,7 +46,3 @@ class OldFolder:
     def load(self, flat: dict[str, Any]) -> None:
         """Load exactly these keys, by this rank alone."""
         load_alone(flat, FileSystemReader(self._folder), DefaultLoadPlanner())
-
-    def unpickled(self, key: str) -> object:
-        """What the user asked to pickle: in these folders there is none."""
-        raise KeyError(key)

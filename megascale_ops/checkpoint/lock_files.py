@@ -14,7 +14,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -37,6 +37,52 @@ class LockFile(NamedTuple):
     writer: Writer | None = None
     modified_ns: int = 0
     inode: int = 0
+
+
+class Names(Protocol):
+    """Where writers' names stand, as ``writer_lock`` asks for them: a folder, or an object store."""
+
+    def read_lock(self) -> LockFile:
+        """The newest name."""
+
+    def create(self, number: int, writer: Writer) -> bool:
+        """Put a name there; False when another one was faster."""
+
+    def rewrite(self, number: int, writer: Writer) -> None:
+        """Change one's own record."""
+
+    def touch(self, number: int, modified_ns: int) -> None:
+        """Renew a lease."""
+
+    def clear_older(self, number: int) -> None:
+        """Remove the names of former holders."""
+
+
+class FolderNames(Names):
+    """The names on one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read_lock(self) -> LockFile:
+        """See ``read_lock``."""
+        return read_lock(self._root)
+
+    def create(self, number: int, writer: Writer) -> bool:
+        """See ``create``."""
+        return create(self._root, number, writer)
+
+    def rewrite(self, number: int, writer: Writer) -> None:
+        """See ``rewrite``."""
+        rewrite(self._root, number, writer)
+
+    def touch(self, number: int, modified_ns: int) -> None:
+        """See ``touch``."""
+        touch(self._root, number, modified_ns)
+
+    def clear_older(self, number: int) -> None:
+        """See ``clear_older``."""
+        clear_older(self._root, number)
 
 
 def path_of(root: Path, number: int) -> Path:

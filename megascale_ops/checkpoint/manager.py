@@ -17,18 +17,21 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from megascale_ops.checkpoint import deletion, latest, manifest, readers, storage, writer_lock
+from megascale_ops.checkpoint import deletion, manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import tell
-from megascale_ops.checkpoint.readers import Reading
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.tiers import identity
+from megascale_ops.checkpoint.tiers.filesystems import is_url
+from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -36,12 +39,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megascale_ops.checkpoint.ranks import Ranks
+    from megascale_ops.checkpoint.tiers.local_store import LocalStore
+    from megascale_ops.checkpoint.tiers.remote import RemoteStore
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
-
-# 3: a folder would have to lose what was listed three times within a look at a few manifests.
-_MOST_LOOKS = 3
 
 _log = logging.getLogger("megascale_ops.checkpoint")
 
@@ -65,7 +67,7 @@ class CheckpointManager:
     what ``pickled`` and ``allow_pickle`` name.
 
     Args:
-        path: the folder; made when it is not there.
+        path: the folder; made when it is not there. Or a URL of any file system that fsspec knows (``s3://bucket/run7``).
         keep: how many checkpoints stay (3: the newest, one to fall back to, one more while a new one is written).
         keep_every: the first at or after every multiple of so many steps stays, too; 0: none for that reason.
         keep_best: so many with the best ``metric`` stay, too; 0: none for that reason.
@@ -76,9 +78,12 @@ class CheckpointManager:
             named again.
         allow_pickle: load a checkpoint of an older version, which is a pickle; None: as
             MEGASCALE_CHECKPOINT_ALLOW_PICKLE says (1: yes).
+        local: a folder that each node has for itself (``/dev/shm/checkpoints``), or a ``LocalTier``: saves go there
+            first, with a copy on another node, and a restart takes the newest that is whole anywhere.
+        shared_every: a save goes to ``path`` every so many steps, by multiples; 1: every one. The first always does.
 
     Raises:
-        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or the folder cannot
+        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or a folder cannot
             be written to.
     """
 
@@ -94,15 +99,30 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        local: str | Path | LocalTier | None = None,
+        shared_every: int = 1,
     ) -> None:
         self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
-        self.path = Path(path).absolute()
+        # Of a URL this is a name only; what is done with it is done by the remote store.
+        self.path = Path(path) if is_url(path) else Path(path).absolute()
+        self._said = str(path) if is_url(path) else str(self.path)
+        self._remote: RemoteStore | None = None
         self.skipped: list[CheckpointReport] = []
         self._process_group = process_group
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
-        storage.prepare_root(self.path)
+        if is_url(path):
+            self._remote = _remote_store(self._said)
+        else:
+            storage.prepare_root(self.path)
+        if shared_every < 1:
+            raise UsageError(f"shared_every is {shared_every}: save every step at most, so 1 at least")
+        self._shared_every, self._last_shared, self._last_local = shared_every, -1, -1
+        self._tier = local if local is None or isinstance(local, LocalTier) else LocalTier(local)
+        self._local_store: LocalStore | None = None
+        if self._tier is not None:
+            storage.prepare_root(Path(self._tier.checked().path).absolute())
 
     @classmethod
     def from_environment(
@@ -117,6 +137,8 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        local: str | Path | LocalTier | None = None,
+        shared_every: int = 1,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -129,6 +151,8 @@ class CheckpointManager:
             types=types,
             pickled=pickled,
             allow_pickle=allow_pickle,
+            local=local,
+            shared_every=shared_every,
         )
 
     @property
@@ -136,27 +160,42 @@ class CheckpointManager:
         """How many of the newest stay."""
         return self.rule.keep
 
-    def save(self, step: int, state: dict[str, Any], *, metric: float | None = None) -> None:
+    def save(self, step: int, state: dict[str, Any], *, metric: float | None = None, everywhere: bool = False) -> None:
         """Save a state; when this returns, the checkpoint is whole and on disk.
+
+        With a local tier or ``shared_every`` it goes where it is due, which may be nowhere. Where the local tier fails
+        a warning says so and training goes on.
 
         Args:
             step: the step that was finished, the same on every rank.
             state: see the class.
             metric: what the state is measured by (a validation loss), for ``keep_best``; that of the leading rank
                 counts. One that is not finite is left out: a state without a measure is no best one.
+            everywhere: save to all tiers, whatever is due; for the last one.
 
         Raises:
             CheckpointError: on every rank, when any rank could not do its part (disk full, no rights, ...), or when
                 another job writes into this folder. The checkpoints before stay as they are and nothing of this one
                 remains.
+            UsageError: a step below 0, an empty state, or a buddy was asked for and there is one node.
         """
         if step < 0:
             raise UsageError(f"a checkpoint cannot have step {step}")
         if not state:
             raise UsageError("a checkpoint of an empty state would restore nothing")
+        to_shared = everywhere or is_due(step, self._last_shared, self._shared_every)
+        to_local = self._tier is not None and (everywhere or is_due(step, self._last_local, self._tier.every))
+        if not (to_shared or to_local):
+            return
         tell("save_begin", step)
         try:
-            self._save(step, state, self._ranks(), _measured(step, metric))
+            ranks = self._ranks()
+            if to_local:
+                self._local().save(step, state, self._allowed, ranks)
+                self._last_local = step
+            if to_shared:
+                self._save_shared(step, state, ranks, _measured(step, metric))
+                self._last_shared = step
         finally:
             tell("save_end", step)
 
@@ -174,30 +213,67 @@ class CheckpointManager:
         Raises:
             CheckpointError: on every rank, when there are checkpoints but none verifies, when the newest is of a later
                 program or a pickle that was not allowed, or when the state does not fit the checkpoint. After the
-                last the state may be loaded in part.
+                first the tensors of the state may hold parts of a damaged one.
         """
+        from megascale_ops.checkpoint.tiers.newest import Search
+
         ranks = self._ranks()
         if ranks.leads:
             self._look_for_writers(ranks)
-        with readers.reading(self.path, ranks.rank, ranks.world_size) as reader:
-            chosen = self._choose(ranks, reader)
-            if chosen is None:
-                return -1
-            self._read(chosen, state, ranks)
+        self.skipped = []
+        local = None if self._tier is None else self._local()
+        search = Search(self.path, self._said, self._allowed, remote=self._remote, local=local, skipped=self.skipped)
+        marked = readers.reading(self.path, ranks.rank, ranks.world_size) if self._remote is None else nullcontext()
+        with marked as reader:
+            chosen = search.load(state, ranks, reader)
+        self.traffic = search.traffic
+        if chosen is None:
+            return -1
+        self._last_local, self._last_shared = chosen.step, search.newest_shared
         tell("restored", chosen.step)
         return chosen.step
 
-    def close(self) -> None:
-        """Give the folder back to other jobs before this process ends. A later save takes it again if it can."""
-        writer_lock.lock_of(self.path).release()
+    def close(self, *, clear_local: bool = False) -> None:
+        """Give the folder back to other jobs before this process ends. A later save takes it again if it can.
+
+        A copy that is on its way to a buddy node has ten seconds to arrive.
+
+        Args:
+            clear_local: delete what this job has on this node; for the end of a job, not for a restart.
+        """
+        self._lock().release()
+        if self._local_store is not None:
+            self._local_store.close(clear=clear_local)
+
+    def _lock(self) -> writer_lock.WriterLock:
+        return writer_lock.lock_of(self.path) if self._remote is None else self._remote.lock
+
+    def _local(self) -> "LocalStore":
+        """The tier on the nodes; importing it costs torch."""
+        from megascale_ops.checkpoint.tiers.local_store import LocalStore
+
+        assert self._tier is not None, "asked for only where there is one"
+        if self._local_store is None:
+            remote = self._remote
+            identify = partial(identity.of_folder, self.path) if remote is None else remote.identity
+            self._local_store = LocalStore(self._tier, self._said, identify)
+        return self._local_store
 
     def _ranks(self) -> "Ranks":
         from megascale_ops.checkpoint.ranks import Ranks
 
         return Ranks(self._process_group)
 
+    def _save_shared(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+        if self._remote is None:
+            self._save(step, state, ranks, metric)
+            return
+        damaged = [report.path for report in self.skipped]
+        self._remote.save(step, state, self._allowed, ranks, metric=metric, rule=self.rule, damaged=damaged)
+
     def _save(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
         from megascale_ops.checkpoint import contents, persist
+        from megascale_ops.checkpoint.ranks import require_one_step
 
         doing = f"saving step {step} to {self.path}"
         lock = writer_lock.lock_of(self.path)
@@ -224,7 +300,7 @@ class CheckpointManager:
         try:
             prepared = ranks.agree(doing, prepare)
             writer = prepared[0][1]
-            _require_one_step(doing, [each for each, _ in prepared])
+            require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
             sealed = Manifest(
@@ -253,63 +329,18 @@ class CheckpointManager:
     def _look_for_writers(self, ranks: "Ranks") -> None:
         """Warn early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
         try:
-            answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
+            answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
         except OSError:
             return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":
-            _log.warning("this process can restore from %s and will not be able to save: %s", self.path, answer.reason)
+            _log.warning("this process can restore from %s and will not be able to save: %s", self._said, answer.reason)
 
-    def _read(self, chosen: CheckpointReport, state: dict[str, Any], ranks: "Ranks") -> None:
-        from megascale_ops.checkpoint import persist
 
-        folder, sealed = Path(chosen.path), chosen.manifest
-        assert sealed is not None, "a checkpoint without a manifest does not verify"
-        if ranks.leads and sealed.version <= manifest.LAST_PICKLED and self._allowed.old_pickles:
-            _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
-        doing = f"restoring step {chosen.step} from {folder}"
-        ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
-        ranks.agree(doing, lambda: latest.require_unchanged(folder, chosen) if ranks.leads else None)
+def _remote_store(url: str) -> "RemoteStore":
+    """Checkpoints below a URL; importing what is behind it costs torch and fsspec."""
+    from megascale_ops.checkpoint.tiers.remote import RemoteStore
 
-    def _choose(self, ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
-        """Agree on the newest checkpoint that every rank finds whole; the leading rank has marked it."""
-        doing = f"looking for checkpoints in {self.path}"
-        for _ in range(_MOST_LOOKS):
-            self.skipped = []
-            folders = ranks.agree(doing, lambda: storage.candidates(self.path) if ranks.leads else [])[0]
-            looked = self._first_whole(doing, folders, ranks, reader)
-            if looked is not None:
-                return looked
-            if not folders:
-                return None
-            if not self._is_any_gone(doing, ranks):
-                break
-        raise CheckpointError(
-            f"none of the {len(folders)} checkpoints in {self.path} verifies, the newest: "
-            f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
-        )
-
-    def _first_whole(self, doing: str, folders: list[Path], ranks: "Ranks", reader: Reading) -> CheckpointReport | None:
-        """The first of these that verifies; what is passed over goes to ``skipped``."""
-        for folder in folders:
-            if ranks.leads:
-                reader.mark(storage.step_of(folder))
-            share = partial(latest.inspect, folder, part=ranks.rank, parts=ranks.world_size)
-            report = manifest.merge(ranks.agree(doing, share))
-            if report.ok:
-                return report
-            if any(fault.kind == "other version" for fault in report.faults):
-                raise CheckpointError(
-                    f"{doing} failed: the newest, of step {report.step}, is of a later version "
-                    f"({report.faults[0].detail}): update this program, or move {report.path} away"
-                )
-            self.skipped.append(report)
-            if ranks.leads:
-                _log.warning("skipped: %s", report.sentence())
-        return None
-
-    def _is_any_gone(self, doing: str, ranks: "Ranks") -> bool:
-        """Whether a checkpoint was deleted after it was listed: then others have come, and one looks again."""
-        return ranks.agree(doing, lambda: not all(Path(one.path).exists() for one in self.skipped))[0]
+    return RemoteStore(url)
 
 
 def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
@@ -321,8 +352,3 @@ def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
         _log.warning("the metric of step %d is %s, so the checkpoint is saved without", step, number)
         return msgspec.UNSET
     return number
-
-
-def _require_one_step(doing: str, steps: list[int]) -> None:
-    if len(set(steps)) > 1:
-        raise CheckpointError(f"{doing} failed: the ranks are at different steps, {sorted(set(steps))}")

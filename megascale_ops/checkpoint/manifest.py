@@ -192,6 +192,11 @@ def pickle_sentence(folder: str) -> str:
     )
 
 
+def sha256_of(raw: bytes) -> str:
+    """The digest of a file's bytes, as an entry has it."""
+    return hashlib.sha256(raw).hexdigest()
+
+
 def judge_file(entry: FileEntry, seen: FileSeen) -> Fault | None:
     """Compare what was sealed with what was found.
 

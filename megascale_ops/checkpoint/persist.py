@@ -11,7 +11,8 @@ what it needs by itself, so a rank that fails leaves no other waiting. Nothing i
 import os
 import pickle
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from megascale_ops.checkpoint import contents, latest, legacy, manifest, storage, values
+from megascale_ops.checkpoint import contents, latest, legacy, manifest, plan, storage, values
 from megascale_ops.checkpoint.allowed import Allowed, dotted
 from megascale_ops.checkpoint.dcp_storage import Reader, Writer, load_alone, quietly
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
@@ -47,9 +48,6 @@ class _Folder(Protocol):
     def load(self, flat: dict[str, Any]) -> None:
         """Load exactly these tensors, by this rank alone."""
 
-    def unpickled(self, key: str) -> object:
-        """What the user asked to pickle."""
-
 
 def write(folder: Path, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
     """Write this rank's share of a state; every rank must call.
@@ -66,7 +64,7 @@ def write(folder: Path, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
         with quietly():
             state_dict_saver.save(
                 dict(flat),
-                storage_writer=Writer(folder, ranks.rank),
+                storage_writer=Writer(folder, ranks.rank, contents.names_in(flat)),
                 planner=DefaultSavePlanner(flatten_state_dict=False),
                 process_group=ranks.process_group if ranks.distributed else None,
                 no_dist=not ranks.distributed,
@@ -93,8 +91,15 @@ def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
     return own
 
 
+def sealed_of(step: int, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
+    """The manifest of a save that is over now."""
+    return Manifest(step=step, world_size=world_size, written_wall_s=time.time(), files=files)
+
+
 def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Allowed) -> None:
-    """Load a verified checkpoint into a state, in place.
+    """Load a verified checkpoint of an older format into a state, in place and by this rank alone.
+
+    Of the present format ``loading`` does so.
 
     Args:
         folder: the checkpoint.
@@ -107,20 +112,48 @@ def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Al
             more than is allowed. Then the state is as it was.
     """
     source = _opened(folder, sealed, allowed)
-    unknown = [name for name in state if contents.structure_key(name) not in source.keys]
-    if unknown:
-        raise CheckpointError(f"it holds {', '.join(contents.names_in(source.keys))} but not {', '.join(unknown)}")
+    require_known(state, source.keys)
     structures = source.structures(list(state))
-    unpickled = {key: source.unpickled(key) for key in _pickled_keys(structures, allowed)}
-    loaded: dict[str, Any] = {}
+    loaded = targets_of(state, structures, source.stored, allowed)
+    source.load(loaded)
+    hand_over(state, structures, loaded, allowed)
+
+
+def require_known(state: Mapping[str, Any], keys: frozenset[str]) -> None:
+    """Prove that a checkpoint with these keys holds every entry of a state.
+
+    Raises:
+        CheckpointError: it lacks one.
+    """
+    unknown = [name for name in state if contents.structure_key(name) not in keys]
+    if unknown:
+        raise CheckpointError(f"it holds {', '.join(contents.names_in(keys))} but not {', '.join(unknown)}")
+
+
+def targets_of(
+    state: Mapping[str, Any],
+    structures: Mapping[str, contents.Structure],
+    stored: Callable[[str], contents.Stored],
+    allowed: Allowed,
+) -> dict[str, Any]:
+    """The tensors that a whole state is loaded into, by key.
+
+    Raises:
+        CheckpointError: the state does not fit; it names the entry.
+    """
+    found: dict[str, Any] = {}
     for name, value in state.items():
         try:
-            captured = contents.capture(value)
-            loaded |= contents.targets(value, captured, structures[name], source.stored, allowed)
+            found |= contents.targets(value, contents.capture(value), structures[name], stored, allowed)
         except ValueError as exc:
             raise CheckpointError(f"{name!r} does not fit: {exc}") from exc
-    source.load(loaded)
-    loaded |= unpickled
+    return found
+
+
+def hand_over(
+    state: dict[str, Any], structures: Mapping[str, contents.Structure], loaded: Mapping[str, Any], allowed: Allowed
+) -> None:
+    """Give a state what was loaded: through ``load_state_dict``, or in place of the entry."""
     for name, value in state.items():
         whole = contents.put_together(structures[name], loaded, allowed)
         if contents.is_stateful(value):
@@ -186,10 +219,7 @@ class _NewFolder:
         return frozenset(self._reader.plan.tensors)
 
     def stored(self, key: str) -> contents.Stored:
-        described = self._reader.plan.tensors.get(key)
-        if described is None:
-            raise ValueError(f"its structure speaks of a tensor {ascii(key)[:80]}, its plan does not")
-        return contents.Stored(described.size, dtype_named(described.dtype))
+        return stored_by(self._reader.plan, key)
 
     def structures(self, names: list[str]) -> dict[str, contents.Structure]:
         found: dict[str, contents.Structure] = {}
@@ -204,14 +234,32 @@ class _NewFolder:
     def load(self, flat: dict[str, Any]) -> None:
         load_alone(flat, self._reader, DefaultLoadPlanner(flatten_state_dict=False))
 
-    def unpickled(self, key: str) -> object:
-        try:
-            return pickle.loads(self._reader.read_bytes(key))  # noqa: S301  the user has named this value
-        except Exception as exc:  # whatever the user's own objects raise when they are made
-            raise CheckpointError(f"{key.removesuffix(contents.PICKLED)} can't be unpickled: {exc}") from exc
+
+def stored_by(stored: plan.Plan, key: str) -> contents.Stored:
+    """Shape and type of a tensor, as a plan has them.
+
+    Raises:
+        ValueError: the plan does not have it.
+    """
+    described = stored.tensors.get(key)
+    if described is None:
+        raise ValueError(f"its structure speaks of a tensor {ascii(key)[:80]}, its plan does not")
+    return contents.Stored(described.size, dtype_named(described.dtype))
 
 
-def _pickled_keys(structures: Mapping[str, contents.Structure], allowed: Allowed) -> list[str]:
+def unpickled(key: str, raw: bytes) -> object:
+    """What the user has asked to pickle, of a file whose digest was right.
+
+    Raises:
+        CheckpointError: it can't be.
+    """
+    try:
+        return pickle.loads(raw)  # noqa: S301  the user has named this value
+    except Exception as exc:  # whatever the user's own objects raise when they are made
+        raise CheckpointError(f"{key.removesuffix(contents.PICKLED)} can't be unpickled: {exc}") from exc
+
+
+def pickled_keys(structures: Mapping[str, contents.Structure], allowed: Allowed) -> list[str]:
     """The keys of all pickled values, each of them named by the user.
 
     Raises:

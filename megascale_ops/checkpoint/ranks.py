@@ -44,6 +44,16 @@ class EchoError(CheckpointError):
     """This rank is well, but another one failed inside the same piece of work; report that one's cause."""
 
 
+def require_one_step(doing: str, steps: list[int]) -> None:
+    """Prove that all ranks mean the same step.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"{doing} failed: the ranks are at different steps, {sorted(set(steps))}")
+
+
 @dataclass
 class Outcome(Generic[T]):
     """How one rank fared; travels to all the others."""
@@ -100,14 +110,7 @@ class Ranks:
         Raises:
             CheckpointError: on every rank, when any rank failed; it names the first such rank and its cause.
         """
-        mine: Outcome[T] = Outcome(self.rank)
-        error: Exception | None = None
-        try:
-            mine.value = work()
-        except Exception as exc:  # noqa: BLE001  whatever it is, the other ranks must hear of it; raised below
-            error = exc
-            mine.failure = cause_of(exc)[:_SENTENCE_LENGTH]
-            mine.echo = isinstance(exc, EchoError)
+        mine, error = self._tried(work)
         outcomes = self.gather(mine)
         failed = [outcome for outcome in outcomes if outcome.failure is not None]
         if failed:
@@ -116,3 +119,36 @@ class Ranks:
             others = f" (and on {len(causes) - 1} more)" if len(causes) > 1 else ""
             raise CheckpointError(f"{doing} failed{where}{others}: {causes[0].failure}") from error
         return [cast("T", outcome.value) for outcome in outcomes]  # None only where T allows None
+
+    def lead(self, doing: str, work: Callable[[], T], *, rank: int = 0) -> T:
+        """Do work on one rank alone and hear its result on every rank: what one can read, all need not.
+
+        Args:
+            doing: what is being done, for the sentence.
+            work: the part of that rank; its result must be picklable.
+            rank: which one; the same on every rank.
+
+        Raises:
+            CheckpointError: on every rank, when it failed.
+        """
+        mine, error = self._tried(work) if self.rank == rank else (Outcome[T](rank), None)
+        if self.distributed:
+            from torch import distributed
+
+            box = [mine]
+            distributed.broadcast_object_list(box, group=self.process_group, group_src=rank)
+            mine = box[0]
+        if mine.failure is not None:
+            where = f" on rank {rank}" if self.world_size > 1 else ""
+            raise CheckpointError(f"{doing} failed{where}: {mine.failure}") from error
+        return cast("T", mine.value)
+
+    def _tried(self, work: Callable[[], T]) -> tuple[Outcome[T], Exception | None]:
+        mine: Outcome[T] = Outcome(self.rank)
+        try:
+            mine.value = work()
+        except Exception as exc:  # noqa: BLE001  whatever it is, the other ranks must hear of it; raised by the caller
+            mine.failure = cause_of(exc)[:_SENTENCE_LENGTH]
+            mine.echo = isinstance(exc, EchoError)
+            return mine, exc
+        return mine, None

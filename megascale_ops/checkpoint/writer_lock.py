@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.checkpoint import lock_files, processes, writers
-from megascale_ops.checkpoint.lock_files import LockFile
+from megascale_ops.checkpoint.lock_files import LockFile, Names
 from megascale_ops.checkpoint.writers import Answer, Seen, Writer
 from megascale_ops.errors import CheckpointError
 
@@ -46,8 +46,9 @@ class _Name(NamedTuple):
 class WriterLock:
     """One folder as this process sees it: held, or watched since some moment. Made by ``lock_of``."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | str, names: Names | None = None) -> None:
         self.root = root
+        self._names: Names = names or lock_files.FolderNames(Path(root))
         self.pid = os.getpid()  # a forked child has none of its parent's folders
         self._ours: _Name | None = None
         self._seen = LockFile()
@@ -99,17 +100,17 @@ class WriterLock:
         if answer.verb != "take":
             return answer
         number = seen.number + 1
-        if not lock_files.create(self.root, number, me):
+        if not self._names.create(number, me):
             return Answer("watch", "another writer came at the same moment")
         if seen.number and seen.writer != me and not (seen.writer and seen.writer.released):
             level = logging.INFO if answer.certain else logging.WARNING
             _log.log(level, "the checkpoint folder %s is taken over: %s", self.root, answer.reason)
         self._ours = _Name(number, me)
-        lock_files.clear_older(self.root, number)
+        self._names.clear_older(number)
         return answer
 
     def _observe(self) -> LockFile:
-        seen = lock_files.read_lock(self.root)
+        seen = self._names.read_lock()
         if seen != self._seen:
             self._seen, self._seen_s = seen, time.monotonic()
         return seen
@@ -129,7 +130,7 @@ class WriterLock:
         """
         with self._busy:
             if not self._is_ours():
-                newest = lock_files.read_lock(self.root).writer
+                newest = self._names.read_lock().writer
                 who = newest.who() if newest else "another writer"
                 raise CheckpointError(f"{who} has taken this folder over")
 
@@ -138,9 +139,9 @@ class WriterLock:
         if self._ours is None:
             return False
         number, writer = self._ours
-        newest = lock_files.read_lock(self.root)
+        newest = self._names.read_lock()
         if newest.number == 0:
-            return lock_files.create(self.root, number, writer)
+            return self._names.create(number, writer)
         return newest.number == number and (newest.writer is None or newest.writer.token == writer.token)
 
     def renew(self) -> None:
@@ -148,8 +149,8 @@ class WriterLock:
         with self._busy:
             try:
                 if self._ours is not None and self._is_ours():
-                    before_ns = lock_files.read_lock(self.root).modified_ns
-                    lock_files.touch(self.root, self._ours.number, max(time.time_ns(), before_ns + _RENEWAL_NS))
+                    before_ns = self._names.read_lock().modified_ns
+                    self._names.touch(self._ours.number, max(time.time_ns(), before_ns + _RENEWAL_NS))
                 else:
                     _held.discard(self)
             except (FileNotFoundError, NotADirectoryError):
@@ -165,8 +166,8 @@ class WriterLock:
             _held.discard(self)
             ours, self._ours = self._ours, None
             with suppress(OSError):
-                if ours is not None and lock_files.read_lock(self.root).number == ours.number:
-                    lock_files.rewrite(self.root, ours.number, msgspec.structs.replace(ours.writer, released=True))
+                if ours is not None and self._names.read_lock().number == ours.number:
+                    self._names.rewrite(ours.number, msgspec.structs.replace(ours.writer, released=True))
         finally:
             self._busy.release()
 

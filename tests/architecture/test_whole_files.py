@@ -16,6 +16,7 @@ WHY = {
     "megascale_ops/blackbox/writer.py": "maps a box into memory, and keeps the one of before under another name",
     "megascale_ops/checkpoint/lock_files.py": "the name beside it says who writes; its leftovers are tidied up by that",
     "megascale_ops/checkpoint/storage.py": "moves whole folders",
+    "megascale_ops/checkpoint/tiers/node_folder.py": "moves whole folders",
     "megascale_ops/controller/history/files.py": "puts a damaged file aside",
     "megascale_ops/controller/journal/salvage.py": "puts a damaged journal aside",
     "megascale_ops/recorder/nccl_profiler/build.py": "the compiler writes the file",

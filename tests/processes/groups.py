@@ -19,7 +19,9 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS: Mapping[str, str] = {
     "tests/processes/test_chaos.py": "chaos",
     "tests/processes/test_checkpoint_examples.py": "examples",
+    "tests/processes/test_checkpoint_loading.py": "ranks that load",
     "tests/processes/test_checkpoint_ranks.py": "ranks that save",
+    "tests/processes/test_checkpoint_tiers.py": "ranks that are nodes",
     "tests/processes/test_dashboards.py": "dashboards",
     "tests/processes/test_dashboard_schema.py": "grafana schema",
     "tests/processes/test_foreign_users.py": "users",

@@ -7,11 +7,13 @@ One pair of processes plays all that needs no new ones: a rank is two seconds of
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -31,17 +33,24 @@ class Played(NamedTuple):
     stderr: list[str]
 
 
-def play(scratch: Path, *scenarios: tuple[str, Path], world_size: int = 2) -> Played:
-    """Run scenarios, each in its folder, on real ranks."""
+def play(
+    scratch: Path,
+    *scenarios: tuple[str, Path],
+    world_size: int = 2,
+    script: Path = RANK_SCRIPT,
+    dying: frozenset[int] = frozenset(),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Played:
+    """Run scenarios, each in its folder, on real ranks of a script; those that die report nothing."""
     rendezvous = scratch / f"rendezvous-{len(list(scratch.glob('rendezvous-*')))}"
     told = [f"{name}={folder}" for name, folder in scenarios]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(RANK_SCRIPT), str(rendezvous), str(rank), str(world_size), *told],
+            [sys.executable, str(script), str(rendezvous), str(rank), str(world_size), *told],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1", **environment},
         )
         for rank in range(world_size)
     ]
@@ -51,9 +60,9 @@ def play(scratch: Path, *scenarios: tuple[str, Path], world_size: int = 2) -> Pl
         for rank in ranks:
             rank.kill()
             rank.wait(timeout=10)
-    for rank, (_, stderr) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, stderr
-    by_rank = [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+    for number, (rank, (_, stderr)) in enumerate(zip(ranks, outputs, strict=True)):
+        assert rank.returncode == (-signal.SIGKILL if number in dying else 0), stderr
+    by_rank = [json.loads(stdout.splitlines()[-1]) for at, (stdout, _) in enumerate(outputs) if at not in dying]
     return Played([list(reports) for reports in zip(*by_rank, strict=True)], [stderr for _, stderr in outputs])
 
 

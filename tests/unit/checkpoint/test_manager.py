@@ -259,17 +259,17 @@ def test_a_checkpoint_that_is_saved_again_while_it_is_read_is_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was verified is not what was read, so nothing is trusted."""
-    from megascale_ops.checkpoint import persist
+    from megascale_ops.checkpoint import latest
 
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": 1})
-    read = persist.read_into
+    compare = latest.require_unchanged
 
     def overtaken(*given: Any) -> None:  # noqa: ANN401 (passed on)
-        read(*given)
         manager.save(1, {"a": 2})
+        compare(*given)
 
-    monkeypatch.setattr(persist, "read_into", overtaken)
+    monkeypatch.setattr(latest, "require_unchanged", overtaken)
 
     with pytest.raises(CheckpointError, match="it was saved again while it was read: restore once more"):
         CheckpointManager(tmp_path).restore({"a": 0})

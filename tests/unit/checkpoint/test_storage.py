@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What checkpoint folders promise on disk."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,13 +9,9 @@ from megascale_ops.checkpoint import deletion, latest, storage
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.errors import CheckpointError, UsageError
-from tests.fakes.checkpoints import SHARDS, sealed
+from tests.fakes.checkpoints import SHARDS, Crash, count_down, sealed
 
 WRITER = 7
-
-
-class Crash(BaseException):
-    """The process ends here; no handler of ours may run on."""
 
 
 def steps(root: Path) -> list[int]:
@@ -85,24 +78,6 @@ def test_a_path_that_cannot_be_a_folder_is_refused_in_one_sentence(tmp_path: Pat
 
     with pytest.raises(UsageError, match=r"^cannot write checkpoints to .*/file/below: Not a directory$"):
         storage.prepare_root(tmp_path / "file" / "below")
-
-
-def count_down(monkeypatch: pytest.MonkeyPatch, operations_left: int) -> list[int]:
-    """Let so many file operations happen and crash at the next; the list holds what is left."""
-    left = [operations_left]
-
-    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  passes on whatever the system call takes
-            if left[0] == 0:
-                raise Crash
-            left[0] -= 1
-            return operation(*args, **kwargs)
-
-        return call
-
-    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
-        monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    return left
 
 
 def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a checkpoint once: what a file's stream sees, what is told on the way, and what a damaged file costs."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from megascale_ops.checkpoint import CheckpointManager, storage
+from megascale_ops.checkpoint.loading.progress import LOG_EVERY_S, ProgressMeter
+from megascale_ops.checkpoint.loading.sources import FolderSource
+from megascale_ops.checkpoint.loading.stream import FileStream
+from megascale_ops.checkpoint.manifest import FileEntry
+from megascale_ops.checkpoint.notify import Progress, progress_observers
+from megascale_ops.errors import CheckpointError
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    """What reads ahead."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def streamed(folder: Path, entry: FileEntry, executor: ThreadPoolExecutor) -> tuple[bytes, FileStream]:
+    """All blocks of a file, of 7 bytes each."""
+    stream = FileStream(FolderSource(folder), entry, 7, executor)
+    blocks = -(-entry.size_bytes // 7)
+    return b"".join(stream.take().numpy().tobytes() for _ in range(blocks)), stream
+
+
+def test_a_stream_gives_the_bytes_and_their_digest(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    """Of a file as it was sealed."""
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    entry = storage.digest(tmp_path / "a")
+
+    data, stream = streamed(tmp_path, entry, executor)
+
+    assert data == bytes(range(100))
+    assert stream.close() == storage.observe(tmp_path, entry)
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "gone", "a link"])
+def test_a_stream_goes_on_where_the_file_is_not_what_it_was(
+    tmp_path: Path, executor: ThreadPoolExecutor, change: str
+) -> None:
+    """As many blocks come as were promised, for other ranks wait for them; what was wrong comes at the end."""
+    path = tmp_path / "a"
+    path.write_bytes(bytes(range(100)))
+    entry = storage.digest(path)
+    if change == "gone":
+        path.unlink()
+    elif change == "a link":
+        path.rename(tmp_path / "b")
+        path.symlink_to(tmp_path / "b")
+    else:
+        path.write_bytes(bytes(range(50 if change == "cut" else 101)))
+
+    data, stream = streamed(tmp_path, entry, executor)
+    seen = stream.close()
+
+    assert len(data) == 100
+    expected = {"cut": (50, ""), "longer": (101, ""), "gone": (None, ""), "a link": (None, "not a regular file")}
+    assert (seen.size_bytes, seen.sha256) == (expected[change][0], None)
+    assert expected[change][1] in seen.error
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    """Entries with large tensors stand in files of their own; small ones share theirs."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"model": {"w": torch.ones(MEGABYTE), "b": torch.ones(3)}, "moments": torch.ones(2 * MEGABYTE)})
+
+    manager.restore({"model": {"w": torch.zeros(MEGABYTE), "b": torch.zeros(3)}})
+
+    assert manager.traffic.read_bytes < 4 * MEGABYTE + 1000
+    assert sorted(manager.traffic.read_by_file) == ["__0_0.msgpack", "__0_0.tensors", "__0_1.tensors"]
+
+
+def test_damage_in_what_is_not_needed_costs_nothing_and_is_found_where_it_is(tmp_path: Path) -> None:
+    """The model is loaded although a moment flipped; all of the state is not, and no older one is there."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"model": torch.ones(MEGABYTE), "moments": torch.ones(MEGABYTE)})
+    shards = sorted(storage.final_folder(tmp_path, 1).glob("*.tensors"))
+    data = bytearray(shards[1].read_bytes())
+    data[5] ^= 1
+    shards[1].write_bytes(data)
+
+    model = {"model": torch.zeros(MEGABYTE)}
+    assert manager.restore(model) == 1
+    assert torch.equal(model["model"], torch.ones(MEGABYTE))
+    with pytest.raises(CheckpointError, match=r"none of the 1 .* __0_1.tensors digest differs"):
+        manager.restore({"model": torch.zeros(MEGABYTE), "moments": torch.zeros(MEGABYTE)})
+
+
+def test_a_state_that_does_not_fit_stays_as_it_was(tmp_path: Path) -> None:
+    """It is refused before any tensor is read."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": torch.ones(5), "b": torch.ones(6)})
+    state = {"a": torch.zeros(5), "b": torch.zeros(7)}
+
+    with pytest.raises(CheckpointError, match="'b' does not fit"):
+        manager.restore(state)
+
+    assert state["a"].tolist() == [0] * 5
+
+
+def test_observers_hear_how_far_a_restore_has_come(tmp_path: Path) -> None:
+    """At its end at least: all of what it needs."""
+    told: list[Progress] = []
+    CheckpointManager(tmp_path).save(4, {"a": torch.ones(MEGABYTE)})
+    progress_observers.append(told.append)
+    try:
+        CheckpointManager(tmp_path).restore({"a": torch.zeros(MEGABYTE)})
+    finally:
+        progress_observers.remove(told.append)
+
+    assert told[-1].step == 4
+    assert told[-1].done_bytes == told[-1].total_bytes > 4 * MEGABYTE
+
+
+def test_an_observer_of_progress_that_fails_costs_no_restore(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told of once and not called again."""
+
+    def broken(_: Progress) -> None:
+        raise RuntimeError("a listener's mistake")
+
+    CheckpointManager(tmp_path).save(4, {"a": 1})
+    progress_observers.append(broken)
+
+    with caplog.at_level(logging.ERROR, "megascale_ops.checkpoint"):
+        assert CheckpointManager(tmp_path).restore({"a": 0}) == 4
+
+    assert broken not in progress_observers
+
+
+def test_a_line_is_logged_every_few_seconds_and_not_before() -> None:
+    """A short restore is silent; a long one says how far it is, how fast, and how long it will take."""
+    meter = ProgressMeter(7, now_s=100.0)
+    meter.expect(4_000_000_000)
+
+    told = [meter.add(400_000_000, now_s) for now_s in (101.0, 100.0 + LOG_EVERY_S, 106.0)]
+
+    assert [line for _, line in told] == [
+        "",
+        "restoring step 7: 0.80 of 4.00 GB of this rank (20%), 0.16 GB/s, about 20 s left",
+        "",
+    ]
+    assert [progress.done_bytes for progress, _ in told if progress] == [400_000_000, 800_000_000, 1_200_000_000]
+
+
+def test_a_restore_that_moves_quickly_tells_observers_seldom() -> None:
+    """Ten times a second at most."""
+    meter = ProgressMeter(7, now_s=0.0)
+
+    assert [meter.add(1, at / 64)[0] is not None for at in range(1, 29)].count(True) == 4
