@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one MoE layer runs on a rank: tiles, units of tokens, reducing programs, and how long a lead is."""
+
+from typing import Literal, NamedTuple
+
+from megascale_kernels.errors import Unsupported
+from megascale_kernels.moe.tables import MOST_CHUNKS, Sizes
+
+# Of an H100 or H200; they set no result, only how much is walked before the peers' tokens are needed.
+FLOPS = 620e12  # grouped products, bf16
+LINK_BYTES = 370e9  # copy engine, to one peer
+LATENCY_S = 20e-6  # copies and announcements begin
+LEAD_MARGIN = 1.3
+
+
+class MoeConfig(NamedTuple):
+    """One way to run; every rank must use the same.
+
+    Attributes:
+        kernel: "triton", which also runs in the emulator.
+        block_n: columns of h in a tile of layer 0, which is twice as many of its weight.
+        combine_n: columns of a tile of layer 1.
+        block_k: elements summed over in a stage of the pipeline.
+        group_m: row tiles of an expert that are walked together.
+        stages: depth of the load pipeline.
+        warps: warps of a program.
+        splits: units into which a rank's tokens are cut, each with a flag of its own.
+        chunks: parts into which the columns of layer 1 are cut.
+        reducers: programs of layer 1 that only add up and send.
+        lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
+            None lets the model decide.
+        route_programs: programs that route.
+        job_tokens: tokens of a job.
+        job_cols: columns that a job adds up at once.
+    """
+
+    kernel: Literal["triton"] = "triton"
+    block_n: int = 128
+    combine_n: int = 256
+    block_k: int = 64
+    group_m: int = 8
+    stages: int = 3
+    warps: int = 8
+    splits: int = 4
+    chunks: int = 1
+    reducers: int = 8
+    lead_rows: int | None = None
+    route_programs: int = 64
+    job_tokens: int = 8
+    job_cols: int = 512
+
+    @property
+    def code(self) -> int:
+        """A small number that two ranks compare: what flags depend on."""
+        return self.splits + 17 * self.chunks + 291 * self.job_tokens + 7919 * self.route_programs
+
+    def lead(self, sizes: Sizes) -> int:
+        """Rows of our own tokens that take as long as the peers' tokens need to come."""
+        if self.lead_rows is not None:
+            return self.lead_rows
+        transfer_s = LATENCY_S + (sizes.world_size - 1) * sizes.pitch * sizes.hidden * 2 / LINK_BYTES
+        row_s = 4 * sizes.hidden * sizes.inner / FLOPS
+        return 0 if sizes.world_size == 1 else int(LEAD_MARGIN * transfer_s / row_s)
+
+    def check(self) -> None:
+        """Refuse what no kernel can run with.
+
+        Raises:
+            Unsupported: the message names the field.
+        """
+        if not 1 <= self.chunks <= MOST_CHUNKS:
+            raise Unsupported(f"MoeConfig(chunks={self.chunks}): 1 to {MOST_CHUNKS}")
+        for name in ("block_n", "combine_n", "block_k", "job_tokens", "job_cols"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise Unsupported(f"MoeConfig({name}={value}): a power of two")
+        for name, least in (("splits", 1), ("reducers", 0), ("route_programs", 1), ("group_m", 1)):
+            if getattr(self, name) < least:
+                raise Unsupported(f"MoeConfig({name}={getattr(self, name)}): {least} or more")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tile comes next, which rows it has and whom it waits for: TileLink's dynamic mappings, read from tables.
+
+Kernels, their warp-specialised twins and tests share these functions. A *tile* is a row tile (`tables.py`) and a block
+of columns; tiles of a stretch are numbered so that columns of one expert's weight are read by all its row tiles soon
+after each other.
+"""
+
+import triton
+import triton.language as tl
+
+from megascale_kernels.device.primitives import consumer_tile_wait
+from megascale_kernels.moe import tables
+from megascale_kernels.planning.tile_order import grouped
+
+TILE_WORDS = tl.constexpr(tables.TILE_WORDS)
+# Flags of a source rank in both layers: 0 that it has begun the launch, then its units of tokens, or what it has sent.
+BEGUN = tl.constexpr(0)
+UNITS = tl.constexpr(1)
+
+
+@triton.jit
+def dispatch_tile(tiles, tile, blocks_n, group_m):
+    """Layer 0: tile number to (row tile in the list, block of columns)."""
+    slot = tile // blocks_n
+    first = tl.load(tiles + slot * TILE_WORDS + 3)
+    height = tl.load(tiles + slot * TILE_WORDS + 4)
+    block_m, block_n = grouped(tile - first * blocks_n, height, blocks_n, group_m)
+    return first + block_m, block_n
+
+
+@triton.jit
+def combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m):
+    """Layer 1: tile number to (row tile in the list, block of columns, stage).
+
+    Columns are cut into chunks of `chunk_blocks` blocks. In each chunk the list is walked from the end of the lead to
+    its own end, which is stage 2 * chunk, then the lead, which is stage 2 * chunk + 1.
+    """
+    of_chunk = row_tiles * chunk_blocks
+    chunk = tile // of_chunk
+    width = min(blocks_n - chunk * chunk_blocks, chunk_blocks)
+    inner = tile - chunk * of_chunk
+    slot = (inner // width + lead_tiles) % row_tiles
+    first = tl.load(tiles + slot * TILE_WORDS + 3)
+    height = tl.load(tiles + slot * TILE_WORDS + 4)
+    begin = (first + row_tiles - lead_tiles) % row_tiles
+    block_m, block_n = grouped(inner - begin * width, height, width, group_m)
+    found = first + block_m
+    return found, chunk * chunk_blocks + block_n, 2 * chunk + (found < lead_tiles).to(tl.int32)
+
+
+@triton.jit
+def tiles_of_stage(stage, row_tiles, lead_tiles, blocks_n, chunk_blocks):
+    """How many tiles of layer 1 a stage has."""
+    width = min(blocks_n - stage // 2 * chunk_blocks, chunk_blocks)
+    return tl.where(stage % 2 == 0, row_tiles - lead_tiles, lead_tiles) * width
+
+
+@triton.jit
+def row_tile(tiles, slot):
+    """A row tile: expert, first row, rows that are not padding."""
+    here = tiles + slot * TILE_WORDS
+    return tl.load(here), tl.load(here + 1), tl.load(here + 2)
+
+
+@triton.jit
+def await_tokens(channel, rows, row, valid, pitch, unit_tokens, units, role, tile):
+    """Wait for the peers' tokens that a row tile reads, by units in the order in which each rank sends them.
+
+    Rows are in the order of ranks, ours first, then of tokens: the first and the last row tell all. Ranks between
+    them, and the first one's later tokens, are waited for whole.
+    """
+    first = tl.load(rows + row)
+    last = tl.load(rows + row + valid - 1)
+    ranks = channel.world_size
+    first_step = (first // pitch + ranks - channel.rank) % ranks
+    last_step = (last // pitch + ranks - channel.rank) % ranks
+    last_unit = last % pitch // unit_tokens
+    code = 0
+    for step in range(tl.maximum(first_step, 1), last_step + 1):
+        needed = tl.where(step == last_step, last_unit + 1, units)
+        for unit in range(needed):
+            if code == 0:
+                code = consumer_tile_wait(channel, UNITS + unit, (channel.rank + step) % ranks, role, tile)
+    return code
