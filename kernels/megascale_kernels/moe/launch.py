@@ -5,6 +5,7 @@ Three launches of a workspace, prepared once for each number of tokens. They sha
 size, so that the host never asks how the routing came out, and a captured graph replays with any routing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -246,9 +247,18 @@ class MoeLaunch:
         Raises:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
-        self._launch(self.route, ids, gates, out)
-        self._launch(self.dispatch, x, w_in, out)
-        self._launch(self.combine, ids, w_out, out)
+        for part in self.parts(x, ids, gates, w_in, w_out, out):
+            part()
+
+    def parts(
+        self, x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, out: Tensor
+    ) -> list[Callable[[], None]]:
+        """The three launches, to be made in this order."""
+        return [
+            lambda: self._launch(self.route, ids, gates, out),
+            lambda: self._launch(self.dispatch, x, w_in, out),
+            lambda: self._launch(self.combine, ids, w_out, out),
+        ]
 
     def _launch(self, step: _Step, x: Tensor, w: Tensor, out: Tensor) -> None:
         workspace = self.workspace
