@@ -31,7 +31,7 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.walk import BEGUN, await_tokens, dispatch_tile, row_tile
+from megascale_kernels.moe.walk import BEGUN, await_units, dispatch_tile, row_tile, units_needed
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_DISPATCH = OPERATORS.index("moe_dispatch")
@@ -96,6 +96,7 @@ def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, til
     cursor = open_ring(channel, ring, TRACE)
     blocks_n = blocks(inner, BLOCK_N)
     count = tl.load(head + ROW_TILES) * blocks_n
+    known = 0  # of the peers' units
     tile = tl.program_id(0)
     while tile < count:
         slot, block_n = dispatch_tile(tiles, tile, blocks_n, group_m)
@@ -103,7 +104,8 @@ def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, til
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         cursor = mark(ring, cursor, WAIT_BEGIN, tile, channel.rank, TRACE)
-        code = await_tokens(channel, rows, row, valid, pitch, unit_tokens, units, COMPUTE, tile)
+        needed = units_needed(rows, row, valid, channel.rank, channel.world_size, pitch, unit_tokens, units)
+        code, known = await_units(channel, known, needed, units, COMPUTE, tile)
         cursor = mark(ring, cursor, WAIT_END, tile, channel.rank, TRACE)
         if code == 0:
             from_ptr = token_rows(x_ptr, gathered_ptr, rows, row, channel.rank, pitch, hidden, BLOCK_M)

@@ -64,22 +64,27 @@ def row_tile(tiles, slot):
 
 
 @triton.jit
-def await_tokens(channel, rows, row, valid, pitch, unit_tokens, units, role, tile):
-    """Wait for the peers' tokens that a row tile reads, by units in the order in which each rank sends them.
+def units_needed(rows, row, valid, rank, world_size, pitch, unit_tokens, units):
+    """How many of the peers' units a row tile needs, counted rank by rank, the one behind us first.
 
-    Rows are in the order of ranks, ours first, then of tokens: the first and the last row tell all. Ranks between
-    them, and the first one's later tokens, are waited for whole.
+    Rows are in the order of ranks, ours first, then of tokens: the last row tells all. Ranks before its rank are waited
+    for whole.
     """
-    first = tl.load(rows + row)
     last = tl.load(rows + row + valid - 1)
-    ranks = channel.world_size
-    first_step = (first // pitch + ranks - channel.rank) % ranks
-    last_step = (last // pitch + ranks - channel.rank) % ranks
-    last_unit = last % pitch // unit_tokens
+    step = (last // pitch + world_size - rank) % world_size
+    return tl.where(step == 0, 0, (step - 1) * units + last % pitch // unit_tokens + 1)
+
+
+@triton.jit
+def await_units(channel, known, needed, units, role, tile):
+    """Wait for units up to `needed`; those below `known` have been waited for.
+
+    Returns:
+        (why the program must leave or 0, how many are known to be here).
+    """
     code = 0
-    for step in range(tl.maximum(first_step, 1), last_step + 1):
-        needed = tl.where(step == last_step, last_unit + 1, units)
-        for unit in range(needed):
-            if code == 0:
-                code = consumer_tile_wait(channel, UNITS + unit, (channel.rank + step) % ranks, role, tile)
-    return code
+    for index in range(known, needed):
+        if code == 0:
+            source = (channel.rank + 1 + index // units) % channel.world_size
+            code = consumer_tile_wait(channel, UNITS + index % units, source, role, tile)
+    return code, tl.maximum(known, needed)
