@@ -149,33 +149,52 @@ def jobs_of(head, source, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def count_jobs(channel, head, blocks_n, chunk_blocks, TOKENS: tl.constexpr):
+    """Jobs of one chunk, and of all."""
+    of_chunk = 0
+    for source in range(channel.world_size):
+        of_chunk += jobs_of(head, source, TOKENS)
+    return of_chunk, of_chunk * blocks(blocks_n, chunk_blocks)
+
+
+@triton.jit
+def next_job(head):
+    """Take a number from the queue."""
+    return tl.atomic_add(head + QUEUE, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def find_job(channel, head, inner, TOKENS: tl.constexpr):
+    """The rank whose tokens a job of a chunk adds up, and which block of them: our own rank's come last."""
+    owner = channel.rank + 0
+    block = inner
+    found = 0
+    for step in range(1, channel.world_size + 1):
+        source = (channel.rank + step) % channel.world_size
+        here = jobs_of(head, source, TOKENS)
+        if found == 0:
+            owner = source
+            if block < here:
+                found = 1
+            else:
+                block -= here
+    return owner, block
+
+
+@triton.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
               chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
               PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Take jobs until there is none: chunk by chunk, the peers' tokens first, the nearest rank behind us first."""
     cursor = open_ring(channel, ring, TRACE)
-    of_chunk = 0
-    for source in range(channel.world_size):
-        of_chunk += jobs_of(head, source, TOKENS)
-    count = of_chunk * blocks(blocks(hidden, BLOCK_N), chunk_blocks)
-    job = tl.atomic_add(head + QUEUE, 1, sem="relaxed", scope="gpu")
+    of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
+    job = next_job(head)
     while job < count:
         chunk = job // of_chunk
-        block = job % of_chunk
-        owner = channel.rank + 0
-        found = 0
-        for step in range(1, channel.world_size + 1):
-            source = (channel.rank + step) % channel.world_size
-            here = jobs_of(head, source, TOKENS)
-            if found == 0:
-                owner = source
-                if block < here:
-                    found = 1
-                else:
-                    block -= here
+        owner, block = find_job(channel, head, job % of_chunk, TOKENS)
         show_tile(channel, COMMUNICATE, job, PROGRESS)
         cursor = mark(ring, cursor, WAIT_BEGIN, job, owner, TRACE)
-        code = await_rows(channel, chunk, block, owner, pitch, job, TOKENS)
+        code = await_rows(channel, chunk, block, owner, pitch, job, COMMUNICATE, TOKENS)
         cursor = mark(ring, cursor, WAIT_END, job, owner, TRACE)
         if code == 0:
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
@@ -184,7 +203,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(ring, cursor, NOTIFY, job, owner, TRACE)
-            job = tl.atomic_add(head + QUEUE, 1, sem="relaxed", scope="gpu")
+            job = next_job(head)
         else:
             job = count
     show_done(channel, COMMUNICATE, PROGRESS)
@@ -192,16 +211,16 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 
 @triton.jit
-def await_rows(channel, chunk, block, owner, pitch, job, TOKENS: tl.constexpr):
+def await_rows(channel, chunk, block, owner, pitch, job, ROLE: tl.constexpr, TOKENS: tl.constexpr):
     """Wait for what a job adds up: our tiles, and for our own tokens the peers' rows."""
-    code = consumer_tile_wait(channel, STAGE_DONE + 2 * chunk, channel.rank, COMMUNICATE, job)
+    code = consumer_tile_wait(channel, STAGE_DONE + 2 * chunk, channel.rank, ROLE, job)
     if owner == channel.rank:
         if code == 0:
-            code = consumer_tile_wait(channel, STAGE_DONE + 2 * chunk + 1, channel.rank, COMMUNICATE, job)
+            code = consumer_tile_wait(channel, STAGE_DONE + 2 * chunk + 1, channel.rank, ROLE, job)
         for step in range(1, channel.world_size):
             peer = (channel.rank + step) % channel.world_size
             if code == 0:
-                code = peer_tile_wait(channel, SENT + chunk * blocks(pitch, TOKENS) + block, peer, COMMUNICATE, job)
+                code = peer_tile_wait(channel, SENT + chunk * blocks(pitch, TOKENS) + block, peer, ROLE, job)
     return code
 
 

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoE layer 1 with Hopper's warp specialisation: the same layer as `combine_kernel`, faster.
+
+Roles as in `device/hopper_gemm.py`, and one more: the *reducers*, two warps beside the producer, take jobs while the
+consumers of the same program multiply. So adding up and sending cost no multiprocessor, only what they read and write.
+The consumers take jobs too when they have no tile left.
+
+`combine_kernel`, in plain Triton, is the twin that the emulator runs.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from megascale_kernels.device.hopper_gemm import column_slices, fetch, make_ring, multiply, store_slice
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
+from megascale_kernels.device.primitives import peer_tile_notify
+from megascale_kernels.device.progress import (
+    TILE_BEGIN,
+    TILE_END,
+    close_ring,
+    head_board,
+    mark,
+    open_ring,
+    ring_of,
+    show_done,
+    show_tile,
+)
+from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.moe.combine_kernel import (
+    LEAD_TILES,
+    ROW_TILES,
+    SENT,
+    TOKENS_OF,
+    announce_empty_stages,
+    await_rows,
+    count_jobs,
+    find_job,
+    finish_tile,
+    next_job,
+    staging_of,
+)
+from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.walk import combine_tile, row_tile, tiles_of_stage
+from megascale_kernels.planning.tile_order import blocks
+
+RUNTIME = (
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
+    "staging_bytes", "chunk_blocks", "inner",
+)  # fmt: skip
+REDUCER_WARPS = gl.constexpr(2)
+PRODUCER_WARPS = gl.constexpr(1)
+TOKENS = gl.constexpr(8)  # of a job
+COLS = gl.constexpr(256)  # columns that a warp adds up at once: 16 bytes a thread of each row
+
+
+@gluon.jit
+def produce(ring, h_desc, w_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks,
+            CFG: gl.constexpr):  # fmt: skip
+    """Keep the ring full."""
+    slot = 0
+    phase = 1  # no slot is filled yet: the first lap finds every slot empty
+    row_tiles = gl.load(head + ROW_TILES)
+    lead_tiles = gl.load(head + LEAD_TILES)
+    blocks_n = blocks(hidden, CFG.block_n)
+    k_blocks = blocks(inner, CFG.block_k)
+    for tile in range(gl.program_id(0), row_tiles * blocks_n, gl.num_programs(0)):
+        place, block_n, _ = combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m)
+        expert, row, _ = row_tile(tiles, place)
+        slot, phase = fetch(ring, h_desc, row, w_desc, expert * hidden + block_n * CFG.block_n, 0, k_blocks, slot,
+                            phase, CFG)  # fmt: skip
+
+
+@gluon.jit
+def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """This consumer's half of every tile, counted while the next one is multiplied."""
+    cta = gl.program_id(0)
+    events = ring_of(trace, cta, COMPUTE)
+    cursor = open_ring(channel, events, TRACE)
+    row_tiles = gl.load(head + ROW_TILES)
+    lead_tiles = gl.load(head + LEAD_TILES)
+    blocks_n = blocks(hidden, CFG.block_n)
+    k_blocks = blocks(inner, CFG.block_k)
+    slot = 0
+    phase = 0
+    pending = -1  # the stage of the tile that is stored but not counted
+    for tile in range(cta, row_tiles * blocks_n, gl.num_programs(0)):
+        place, block_n, stage = combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m)
+        _, row, _ = row_tile(tiles, place)
+        show_tile(channel, COMPUTE, tile, PROGRESS)
+        cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
+        acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
+        if pending >= 0:
+            of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+            finish_tile(channel, head, pending, of_stage * CFG.consumers)
+        count: gl.constexpr = CFG.columns // CFG.store_columns
+        slices = column_slices(acc, count)
+        for i in gl.static_range(count):
+            store_slice(slices[i], staging, y_desc, row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+        pending = stage
+        cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
+    if pending >= 0:
+        of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+        finish_tile(channel, head, pending, of_stage * CFG.consumers)
+    show_done(channel, COMPUTE, PROGRESS)
+    close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
+
+
+@gluon.jit
+def add_up(y_ptr, pair_row, pair_gate, pair, there, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr,
+           layout: gl.constexpr):  # fmt: skip
+    """The sum of some tokens' rows in y, in fp32, and whether a token has any."""
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    has_row = gl.zeros((ROWS,), gl.int32, gl.SliceLayout(1, layout))
+    for place in gl.static_range(TOP_K):
+        row = gl.load(pair_row + pair + place, mask=there, other=-1)
+        gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
+        ours = row >= 0
+        has_row = has_row | ours.to(gl.int32)
+        part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
+                       mask=ours[:, None] & inside[None, :], other=0.0)  # fmt: skip
+        total += gl.where(ours, gate, 0.0)[:, None] * part.to(gl.float32)
+    return total, has_row
+
+
+@gluon.jit
+def add_ranks(channel, own, ids_ptr, y_ptr, staging_bytes, pitch, experts, hidden, token, there, offset, inside,
+              TOP_K: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """The sum over ranks in the order of ranks, in fp32; a rank sent nothing for a token that has no expert there."""
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    for source in range(channel.world_size):
+        if source == channel.rank:
+            total += own
+        else:
+            sent = gl.zeros((ROWS,), gl.int32, gl.SliceLayout(1, layout))
+            for place in gl.static_range(TOP_K):
+                expert = gl.load(ids_ptr + token * TOP_K + place, mask=there, other=-1)
+                sent = sent | ((expert >= source * experts) & (expert < (source + 1) * experts)).to(gl.int32)
+            staging = staging_of(channel, channel.rank, source, y_ptr, staging_bytes, pitch, hidden)
+            part = gl.load(staging + offset, mask=(sent > 0)[:, None] & inside[None, :], other=0.0)
+            total += part.to(gl.float32)
+    return total
+
+
+@gluon.jit
+def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+                 owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+    """Add up a block of tokens, a token a warp, and send or store the sums."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    tokens = gl.load(head + TOKENS_OF + owner)
+    for first in range(0, TOKENS, WARPS):
+        token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
+        there = token < tokens
+        pair = (owner * pitch + token) * TOP_K
+        for at in range(first_col, end_col, COLS):
+            cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+            inside = cols < end_col
+            total, has_row = add_up(y_ptr, pair_row, pair_gate, pair, there, cols, inside, hidden, TOP_K, WARPS, layout)
+            offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+            if owner != channel.rank:
+                target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
+                mask = (has_row > 0)[:, None] & inside[None, :]
+                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=mask)
+            else:
+                total = add_ranks(channel, total, ids_ptr, y_ptr, staging_bytes, pitch, experts, hidden, token, there,
+                                  offset, inside, TOP_K, WARPS, layout)  # fmt: skip
+                gl.store(out_ptr + offset, total.to(y_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+
+
+@gluon.jit
+def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, WARPS: gl.constexpr, ROLE: gl.constexpr,
+              SHOWS: gl.constexpr):  # fmt: skip
+    """Take jobs until there is none, as in `combine_kernel`."""
+    of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
+    job = next_job(head)
+    while job < count:
+        chunk = job // of_chunk
+        owner, block = find_job(channel, head, job % of_chunk, TOKENS)
+        show_tile(channel, ROLE, job, SHOWS)
+        code = await_rows(channel, chunk, block, owner, pitch, job, ROLE, TOKENS)
+        if code == 0:
+            end_col = gl.minimum((chunk + 1) * chunk_blocks * BLOCK_N, hidden)
+            reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
+                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, WARPS)  # fmt: skip
+            if owner != channel.rank:
+                peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
+            job = next_job(head)
+        else:
+            job = count
+
+
+@gluon.jit
+def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board, trace,
+            staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, ME: gl.constexpr,
+            CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Multiply, then take jobs."""
+    cta = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    last_consumer: gl.constexpr = CFG.consumers - 1
+    speaks: gl.constexpr = ME == 0
+    shows: gl.constexpr = PROGRESS and speaks
+    if last_consumer == ME:
+        if cta == ctas - 1:
+            blocks_n = blocks(hidden, CFG.block_n)
+            head_board(channel, board, ctas, gl.load(head + ROW_TILES) * blocks_n, pitch, hidden, inner, PROGRESS)
+            publish_launch(channel, pitch, hidden, inner, variant)
+            say_begun(channel)
+            announce_empty_stages(channel, head, blocks_n, chunk_blocks)
+    multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks, ME, CFG,
+                   shows, TRACE and speaks)  # fmt: skip
+    take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+              chunk_blocks, CFG.block_n, TOP_K, 4, COMPUTE, False)  # fmt: skip
+    if last_consumer == ME:
+        if cta == ctas - 1:
+            await_all_begun(channel)
+    finish_launch(channel, ctas * (CFG.consumers + 1), 0)
+
+
+@gluon.jit
+def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
+           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr):  # fmt: skip
+    """Take jobs while the consumers multiply."""
+    take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+              chunk_blocks, CFG.block_n, TOP_K, REDUCER_WARPS, COMMUNICATE, PROGRESS)  # fmt: skip
+    show_done(channel, COMMUNICATE, PROGRESS)
+    finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def hopper_combine_kernel(
+    h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
+    control, peers, status, board, trace,
+    flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
+    pitch, experts, hidden, inner, group_m, chunk_blocks,
+    CFG: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+):  # fmt: skip
+    """Entry point: build the ring, then part into roles. One program per multiprocessor."""
+    channel = open_channel(
+        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
+    ring = make_ring(h_desc, w_desc, CFG)
+    staging = gl.allocate_shared_memory(
+        y_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
+    )
+    gl.static_assert(CFG.consumers == 2)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
+                 trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, 0, CFG, TOP_K,
+                 PROGRESS, TRACE),
+            ),
+            (
+                consume,
+                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
+                 trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, 1, CFG, TOP_K,
+                 PROGRESS, TRACE),
+            ),
+            (
+                reduce,
+                (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
+                 chunk_blocks, CFG, TOP_K, PROGRESS),
+            ),
+            (
+                produce,
+                (ring, h_desc, w_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks, CFG),
+            ),
+        ],
+        [4, REDUCER_WARPS, PRODUCER_WARPS],
+        [CFG.consumer_registers, CFG.producer_registers, CFG.producer_registers],
+    )  # fmt: skip
