@@ -28,6 +28,11 @@ CONFIGS = [
     MoeConfig(lead_rows=1 << 20, chunks=2, splits=1, stages=4),
     MoeConfig(block_n=64, combine_n=128, reducers=20, splits=7, route_programs=5),
 ]
+HOPPER = [
+    MoeConfig(kernel="hopper"),
+    MoeConfig(kernel="hopper", lead_rows=0, splits=1),
+    MoeConfig(kernel="hopper", lead_rows=1 << 20, chunks=2, splits=7),
+]
 ROUTINGS = ("drawn", "all to one", "ours alone", "dropped", "twice", "few")
 
 
@@ -93,20 +98,34 @@ def any_configuration_is_no_worse_than_serial(place: Place) -> None:
         hold(operands(place, layer, seed), workspace, config)
 
 
+def warp_specialised_layers_take_any_routing(place: Place) -> None:
+    """The same for the warp-specialised kernels."""
+    _routed(place, HOPPER[0])
+
+
+def warp_specialised_layers_take_any_configuration(place: Place) -> None:
+    """The same for the warp-specialised kernels."""
+    layer = Layer(uneven(place, 450), 3, 4, 528, 400, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    for seed, config in enumerate(HOPPER):
+        hold(operands(place, layer, seed), workspace, config)
+
+
 def any_top_k_and_type_is_no_worse_than_serial(place: Place) -> None:
     """One to eight experts a token, many experts, both types, few tokens."""
     for top_k, experts, tokens, dtype in (
         (1, 2, 130, torch.float16), (4, 30, 64, torch.bfloat16), (8, 64, 700, torch.bfloat16), (6, 5, 3, torch.float16),
     ):  # fmt: skip
         layer = Layer(uneven(place, tokens), top_k, experts, 256, 192, dtype=dtype)
-        hold(operands(place, layer, top_k), workspace_of(layer), CONFIGS[0])
+        for config in (CONFIGS[0], HOPPER[0]):
+            hold(operands(place, layer, top_k), workspace_of(layer), config)
 
 
 def results_repeat_bit_by_bit(place: Place) -> None:
     """Whoever is late, the same operands give the same bits, also while many layers are queued."""
     layer = Layer(uneven(place, 900), 4, 8, 512, 384, dtype=torch.bfloat16)
     workspace = workspace_of(layer)
-    for config in CONFIGS[:3]:
+    for config in (*CONFIGS[:3], HOPPER[0], HOPPER[2]):
         given = operands(place, layer, 5)
         first = moe_experts(*given, workspace, config=config, fused=True)
         for turn in range(20):

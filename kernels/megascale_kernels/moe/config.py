@@ -11,13 +11,15 @@ FLOPS = 620e12  # grouped products, bf16
 LINK_BYTES = 370e9  # copy engine, to one peer
 LATENCY_S = 20e-6  # copies and announcements begin
 LEAD_MARGIN = 1.3
+HOPPER_TILE = (128, 256, 64, 8)
 
 
 class MoeConfig(NamedTuple):
     """One way to run; every rank must use the same.
 
     Attributes:
-        kernel: "triton", which also runs in the emulator.
+        kernel: "hopper" is warp-specialised (tiles of 128 x 256 of the weight, jobs of 8 tokens); "triton" runs in the
+            emulator as well.
         block_n: columns of h in a tile of layer 0, which is twice as many of its weight.
         combine_n: columns of a tile of layer 1.
         block_k: elements summed over in a stage of the pipeline.
@@ -34,7 +36,7 @@ class MoeConfig(NamedTuple):
         job_cols: columns that a job adds up at once.
     """
 
-    kernel: Literal["triton"] = "triton"
+    kernel: Literal["triton", "hopper"] = "triton"
     block_n: int = 128
     combine_n: int = 256
     block_k: int = 64
@@ -68,6 +70,12 @@ class MoeConfig(NamedTuple):
         Raises:
             Unsupported: the message names the field.
         """
+        if self.kernel == "hopper" and (self.block_n, self.combine_n, self.block_k, self.job_tokens) != HOPPER_TILE:
+            raise Unsupported(
+                f"MoeConfig(kernel='hopper') has block_n, combine_n, block_k, job_tokens = {HOPPER_TILE}, not {self}"
+            )
+        if self.kernel not in ("triton", "hopper"):
+            raise Unsupported(f"MoeConfig(kernel={self.kernel!r}): 'triton' or 'hopper'")
         if not 1 <= self.chunks <= MOST_CHUNKS:
             raise Unsupported(f"MoeConfig(chunks={self.chunks}): 1 to {MOST_CHUNKS}")
         for name in ("block_n", "combine_n", "block_k", "job_tokens", "job_cols"):

@@ -153,6 +153,16 @@ class MoeLaunch:
 
     def _dispatch_step(self, x: Tensor, w_in: Tensor) -> _Step:
         sizes, workspace, config, buffers = self.sizes, self.workspace, self.config, self.buffers
+        sources = {"x_ptr": X, "w_desc": W}
+        tiles = sizes.row_tiles * -(-sizes.inner // config.block_n)
+        grid = min(processors(x.device), tiles)
+        if config.kernel == "hopper":
+            from megascale_kernels.moe.hopper_launch import prepare_dispatch
+
+            kernel, constants, arguments = prepare_dispatch(
+                x, w_in, buffers.h, buffers.routing, sizes, workspace, config, self._channel, self.variant
+            )
+            return _Step(kernel, grid, self._stamp(MOE_DISPATCH), constants, sources, arguments)
         weight = w_in.view(-1, sizes.hidden)
         constants = {
             "BLOCK_M": sizes.tile_rows, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "OPERATOR": MOE_DISPATCH,
@@ -170,15 +180,20 @@ class MoeLaunch:
                 config.splits, sizes.hidden, sizes.inner, config.group_m,
             )  # fmt: skip
 
-        tiles = sizes.row_tiles * -(-sizes.inner // config.block_n)
-        grid = min(processors(x.device), tiles)
-        return _Step(
-            dispatch_kernel, grid, self._stamp(MOE_DISPATCH), constants, {"x_ptr": X, "w_desc": W}, arguments
-        )
+        return _Step(dispatch_kernel, grid, self._stamp(MOE_DISPATCH), constants, sources, arguments)
 
     def _combine_step(self, ids: Tensor, w_out: Tensor, out: Tensor) -> _Step:
         sizes, workspace, config, buffers = self.sizes, self.workspace, self.config, self.buffers
         routing = buffers.routing
+        sources = {"ids_ptr": X, "w_desc": W, "out_ptr": OUT}
+        programs = processors(out.device)
+        if config.kernel == "hopper":
+            from megascale_kernels.moe.hopper_launch import prepare_combine
+
+            kernel, constants, arguments = prepare_combine(
+                ids, w_out, buffers.h, buffers.y, out, routing, sizes, workspace, config, self._channel, self.variant
+            )
+            return _Step(kernel, programs, self._stamp(MOE_COMBINE), constants, sources, arguments)
         weight = w_out.view(-1, sizes.inner)
         blocks_n = -(-sizes.hidden // config.combine_n)
         constants = {
@@ -187,7 +202,6 @@ class MoeLaunch:
             "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True,
             "num_warps": config.warps, "num_stages": config.stages,
         }  # fmt: skip
-        programs = processors(out.device)
         reducers = min(config.reducers, programs // MOST_REDUCERS_SHARE)
 
         def arguments(slot: int, _: int) -> tuple[Any, ...]:
@@ -200,10 +214,7 @@ class MoeLaunch:
                 sizes.experts, sizes.hidden, sizes.inner, config.group_m, -(-blocks_n // config.chunks), reducers,
             )  # fmt: skip
 
-        return _Step(
-            combine_kernel, programs, self._stamp(MOE_COMBINE), constants, {"ids_ptr": X, "w_desc": W, "out_ptr": OUT},
-            arguments,
-        )  # fmt: skip
+        return _Step(combine_kernel, programs, self._stamp(MOE_COMBINE), constants, sources, arguments)
 
     # --- launching -----------------------------------------------------------------------------------------------
 

@@ -27,4 +27,4 @@ class ExpertTiling(Tiling):
 # The producer of layer 0 is a warpgroup that holds the addresses of eight rows a thread, so it keeps more registers;
 # a warpgroup that only starts TMA needs none of that.
 DISPATCH = ExpertTiling(consumer_registers=208, producer_registers=56)
-COMBINE = replace(DISPATCH, slots=4, consumer_registers=208, producer_registers=56)
+COMBINE = replace(DISPATCH, slots=4, consumer_registers=192, producer_registers=96)
