@@ -107,37 +107,56 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
 
 
 @gluon.jit
-def add_up(y_ptr, pair_row, pair_gate, pair, there, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr,
-           layout: gl.constexpr):  # fmt: skip
-    """The sum of some tokens' rows in y, in fp32, and whether a token has any."""
-    total = gl.zeros((ROWS, COLS), gl.float32, layout)
-    has_row = gl.zeros((ROWS,), gl.int32, gl.SliceLayout(1, layout))
+def pairs_of(pair_row, pair_gate, pair, there, TOP_K: gl.constexpr):
+    """The rows in y and the gates of some tokens' pairs, a tensor a place; and whether a token has any row."""
+    rows = ()  # tuples that grow at compile time
+    gates = ()
+    has_row = there & False
     for place in gl.static_range(TOP_K):
         row = gl.load(pair_row + pair + place, mask=there, other=-1)
         gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
         ours = row >= 0
-        has_row = has_row | ours.to(gl.int32)
-        part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
-                       mask=ours[:, None] & inside[None, :], other=0.0)  # fmt: skip
-        total += gl.where(ours, gate, 0.0)[:, None] * part.to(gl.float32)
-    return total, has_row
+        has_row = has_row | ours
+        rows = rows + (row,)  # type: ignore[assignment] # it grows
+        gates = gates + (gl.where(ours, gate, 0.0),)  # type: ignore[assignment] # it grows
+    return rows, gates, has_row
 
 
 @gluon.jit
-def add_ranks(channel, own, ids_ptr, y_ptr, staging_bytes, pitch, experts, hidden, token, there, offset, inside,
-              TOP_K: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
-    """The sum over ranks in the order of ranks, in fp32; a rank sent nothing for a token that has no expert there."""
+def senders_of(ids_ptr, token, there, experts, world_size, TOP_K: gl.constexpr):
+    """A bit for each rank that has an expert of a token: the others have sent nothing for it."""
+    senders = there.to(gl.int32) * 0
+    for place in gl.static_range(TOP_K):
+        expert = gl.load(ids_ptr + token * TOP_K + place, mask=there, other=-1)
+        exists = (expert >= 0) & (expert < experts * world_size)
+        senders = senders | gl.where(exists, 1 << (gl.where(exists, expert, 0) // experts), 0)
+    return senders
+
+
+@gluon.jit
+def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
+    """The sum of some tokens' rows in y, in fp32, in the order of places."""
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    for place in gl.static_range(TOP_K):
+        row = rows[place]
+        part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
+                       mask=(row >= 0)[:, None] & inside[None, :], other=0.0)  # fmt: skip
+        total += gates[place][:, None] * part.to(gl.float32)
+    return total
+
+
+@gluon.jit
+def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, ROWS: gl.constexpr,
+              layout: gl.constexpr):  # fmt: skip
+    """The sum over ranks in the order of ranks, in fp32."""
     total = gl.zeros((ROWS, COLS), gl.float32, layout)
     for source in range(channel.world_size):
         if source == channel.rank:
             total += own
         else:
-            sent = gl.zeros((ROWS,), gl.int32, gl.SliceLayout(1, layout))
-            for place in gl.static_range(TOP_K):
-                expert = gl.load(ids_ptr + token * TOP_K + place, mask=there, other=-1)
-                sent = sent | ((expert >= source * experts) & (expert < (source + 1) * experts)).to(gl.int32)
             staging = staging_of(channel, channel.rank, source, y_ptr, staging_bytes, pitch, hidden)
-            part = gl.load(staging + offset, mask=(sent > 0)[:, None] & inside[None, :], other=0.0)
+            sent = ((senders >> source) & 1) > 0
+            part = gl.load(staging + offset, mask=sent[:, None] & inside[None, :], other=0.0)
             total += part.to(gl.float32)
     return total
 
@@ -151,19 +170,24 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
     for first in range(0, TOKENS, WARPS):
         token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
         there = token < tokens
-        pair = (owner * pitch + token) * TOP_K
-        for at in range(first_col, end_col, COLS):
-            cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
-            inside = cols < end_col
-            total, has_row = add_up(y_ptr, pair_row, pair_gate, pair, there, cols, inside, hidden, TOP_K, WARPS, layout)
-            offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
-            if owner != channel.rank:
-                target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
-                mask = (has_row > 0)[:, None] & inside[None, :]
-                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=mask)
-            else:
-                total = add_ranks(channel, total, ids_ptr, y_ptr, staging_bytes, pitch, experts, hidden, token, there,
-                                  offset, inside, TOP_K, WARPS, layout)  # fmt: skip
+        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, there, TOP_K)
+        if owner != channel.rank:
+            target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
+            for at in range(first_col, end_col, COLS):
+                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+                inside = cols < end_col
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, layout)
+                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
+        else:
+            senders = senders_of(ids_ptr, token, there, experts, channel.world_size, TOP_K)
+            for at in range(first_col, end_col, COLS):
+                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+                inside = cols < end_col
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, layout)
+                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+                total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, WARPS,
+                                  layout)  # fmt: skip
                 gl.store(out_ptr + offset, total.to(y_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
 
 

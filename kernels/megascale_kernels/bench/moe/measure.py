@@ -78,19 +78,25 @@ def operands(shape: MoeShape, workspace: Workspace, seed: int) -> Operands:
     )  # fmt: skip
 
 
-def products(given: Operands, counts: list[int]) -> Call:
-    """The two grouped products alone, on rows that lie as they should: `torch._grouped_mm`."""
+def products(given: Operands, counts: list[int]) -> dict[str, Call]:
+    """The two grouped products alone, on rows that lie as they should: `torch._grouped_mm`; together, and each."""
     experts, _, inner, hidden = given.w_in.shape
     ends = torch.tensor(counts, device=given.x.device).cumsum(0).to(torch.int32)
     rows = torch.randn(sum(counts), hidden, device=given.x.device, dtype=given.x.dtype)
     h = torch.randn(sum(counts), inner, device=given.x.device, dtype=given.x.dtype)
     up, down = given.w_in.view(experts, 2 * inner, hidden).transpose(1, 2), given.w_out.transpose(1, 2)
 
-    def call() -> None:
+    def into_h() -> None:
         torch._grouped_mm(rows, up, offs=ends)  # noqa: SLF001 - torch's only name for it
+
+    def out_of_h() -> None:
         torch._grouped_mm(h, down, offs=ends)  # noqa: SLF001 - as above
 
-    return call
+    def both() -> None:
+        into_h()
+        out_of_h()
+
+    return {"products": both, "up": into_h, "down": out_of_h}
 
 
 def copies(given: Operands, workspace: Workspace) -> Call:
@@ -159,7 +165,7 @@ def measure_layer(
         return MoeRow(shape, words, {}, float(distance), "wrong")
     counts = local_share(shape, given.ids, workspace)
     calls: dict[str, Call] = {
-        "products": products(given, counts),
+        **products(given, counts),
         "bytes": copies(given, workspace),
         "plain": lambda: serial.moe(*given, workspace),
         "tuned": Tuned(*given, workspace.group),
