@@ -37,8 +37,8 @@ KERNELS = (
     ("ag_gemm.all_gather", "announce_kernel"),
     ("device.barrier", "barrier_kernel"),
     ("moe.launch", "route_kernel"),
-    ("moe.launch", "dispatch_kernel"),
-    ("moe.launch", "combine_kernel"),
+    ("moe.plain_launch", "dispatch_kernel"),
+    ("moe.plain_launch", "combine_kernel"),
     ("moe.launch", "announce_kernel"),
 )
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns

@@ -45,7 +45,8 @@ class Layer(NamedTuple):
     @property
     def sizes(self) -> Sizes:
         """What ranks agree on."""
-        return Sizes(len(self.tokens), max(1, *self.tokens), self.top_k, self.experts, self.hidden, self.inner, TILE_ROWS)
+        pitch = max(1, *self.tokens)
+        return Sizes(len(self.tokens), pitch, self.top_k, self.experts, self.hidden, self.inner, TILE_ROWS)
 
 
 class Given(NamedTuple):
@@ -131,7 +132,8 @@ class Ran(NamedTuple):
             for out, wanted in zip(outs, exact(operands, self.layer.experts), strict=True):
                 if out.numel():
                     assert bool(torch.isfinite(out).all())
-                    worst = max(worst, float((out.double() - wanted).abs().max()) / (unit * (1 + float(wanted.abs().max()))))
+                    allowed = unit * (1 + float(wanted.abs().max()))
+                    worst = max(worst, float((out.double() - wanted).abs().max()) / allowed)
         return worst
 
 

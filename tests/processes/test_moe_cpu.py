@@ -17,9 +17,7 @@ PROMISES = ["experts_and_all_gradients", "a_layer_is_its_parts", "wrong_calls_ar
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
     """What came of all promises; one of three ranks has no token, which two ranks would show less of."""
     folder = tmp_path_factory.mktemp("moe")
-    return run_ranks(
-        "tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=120
-    )
+    return run_ranks("tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=120)
 
 
 @pytest.mark.parametrize("promise", PROMISES)

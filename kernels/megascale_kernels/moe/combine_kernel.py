@@ -85,7 +85,8 @@ def combine_kernel(
                        ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, BLOCK_M, BLOCK_N, BLOCK_K,
                        PROGRESS, TRACE)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, TOKENS, COLS, PROGRESS, TRACE)  # fmt: skip
+              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, TOKENS, COLS, PROGRESS,
+              TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
     finish_launch(channel, ctas, 0)
@@ -127,7 +128,7 @@ def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, 
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         col = block_n * BLOCK_N
-        acc = multiply(h_desc, row, w_desc, expert * hidden + col, inner, BLOCK_M, BLOCK_N, BLOCK_K, True)
+        acc = multiply(h_desc, row, w_desc, expert * hidden + col, inner, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK=True)
         if pending >= 0:
             finish_tile(channel, head, pending,
                         tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks))  # fmt: skip

@@ -64,7 +64,8 @@ def dispatch_kernel(
         publish_launch(channel, pitch, inner, hidden, variant)
         say_begun(channel)
     multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, tiles, pitch, unit_tokens, units, hidden,
-                   inner, group_m, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N, BLOCK_K, PROGRESS, TRACE)  # fmt: skip
+                   inner, group_m, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N, BLOCK_K, PROGRESS,
+                   TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
         show_done(channel, COMMUNICATE, PROGRESS)

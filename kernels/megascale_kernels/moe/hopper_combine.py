@@ -54,7 +54,7 @@ COLS = gl.constexpr(256)  # columns that a warp adds up at once: 16 bytes a thre
 
 
 @gluon.jit
-def produce(ring, h_desc, w_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks,
+def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks,
             CFG: gl.constexpr):  # fmt: skip
     """Keep the ring full."""
     slot = 0
@@ -234,7 +234,7 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
     multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks, ME, CFG,
                    shows, TRACE and speaks)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, 4, COMPUTE, False)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, 4, COMPUTE, SHOWS=False)  # fmt: skip
     if last_consumer == ME:
         if cta == ctas - 1:
             await_all_begun(channel)
@@ -290,7 +290,7 @@ def hopper_combine_kernel(
             ),
             (
                 produce,
-                (ring, h_desc, w_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks, CFG),
+                (ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG),
             ),
         ],
         [4, REDUCER_WARPS, PRODUCER_WARPS],

@@ -57,7 +57,7 @@ PRODUCER_THREADS = gl.constexpr(128)
 
 
 @gluon.jit
-def make_gathering_ring(w_desc, dtype: gl.constexpr, CFG: gl.constexpr):
+def make_gathering_ring(dtype: gl.constexpr, CFG: gl.constexpr):
     """As `make_ring`; a slot is filled by TMA, which one thread announces, and by every thread of the producer."""
     a = gl.allocate_shared_memory(dtype, [CFG.slots * CFG.across_m, CFG.rows, CFG.block_k], CFG.operand_layout)
     b = gl.allocate_shared_memory(dtype, [CFG.slots, CFG.columns, CFG.block_k], CFG.operand_layout)
@@ -216,7 +216,7 @@ def hopper_dispatch_kernel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
-    ring = make_gathering_ring(w_desc, h_desc.dtype, CFG)
+    ring = make_gathering_ring(h_desc.dtype, CFG)
     staging = gl.allocate_shared_memory(
         h_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
     )

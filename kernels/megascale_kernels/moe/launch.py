@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.ag_gemm.launch import channel_arguments
 from megascale_kernels.ag_gemm.triton_kernel import announce_kernel
@@ -19,16 +18,16 @@ from megascale_kernels.device.primitives import rank_copy_data
 from megascale_kernels.launching.ready import OUT, Copy, W, X, ready
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE, combine_kernel
+from megascale_kernels.moe import plain_launch
+from megascale_kernels.moe.combine_kernel import MOE_COMBINE
 from megascale_kernels.moe.config import MoeConfig
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH, dispatch_kernel
+from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
 from megascale_kernels.moe.routing import MOE_ROUTE, route_kernel
 from megascale_kernels.moe.tables import HEADER_WORDS, Routing, Sizes, make_routing
 from megascale_kernels.moe.walk import UNITS
 
 # A block of tokens of a routing program; pairs that it looks at together times experts.
 ROUTE_TOKENS, ROUTE_CELLS = 128, 8192
-MOST_REDUCERS_SHARE = 4  # at most a quarter of the programs only add up
 
 
 class Buffers:
@@ -100,7 +99,8 @@ class MoeLaunch:
         native = workspace.native
         if native is not None:
             for step in self.steps:
-                copies = [self._copies(slot, x.element_size()) if step is self.dispatch else [] for slot in range(SLOTS)]
+                moves = step is self.dispatch
+                copies = [self._copies(slot, x.element_size()) if moves else [] for slot in range(SLOTS)]
                 step.ready = [
                     ready(
                         native, step.kernel, step.arguments(slot, 0), step.constants, (step.grid,), step.sources,
@@ -152,69 +152,29 @@ class MoeLaunch:
         return _Step(route_kernel, ctas, self._stamp(MOE_ROUTE), constants, {"ids_ptr": X, "gates_ptr": W}, arguments)
 
     def _dispatch_step(self, x: Tensor, w_in: Tensor) -> _Step:
-        sizes, workspace, config, buffers = self.sizes, self.workspace, self.config, self.buffers
-        sources = {"x_ptr": X, "w_desc": W}
-        tiles = sizes.row_tiles * -(-sizes.inner // config.block_n)
-        grid = min(processors(x.device), tiles)
-        if config.kernel == "hopper":
-            from megascale_kernels.moe.hopper_launch import prepare_dispatch
-
-            kernel, constants, arguments = prepare_dispatch(
-                x, w_in, buffers.h, buffers.routing, sizes, workspace, config, self._channel, self.variant
-            )
-            return _Step(kernel, grid, self._stamp(MOE_DISPATCH), constants, sources, arguments)
-        weight = w_in.view(-1, sizes.hidden)
-        constants = {
-            "BLOCK_M": sizes.tile_rows, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "OPERATOR": MOE_DISPATCH,
-            "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True,
-            "num_warps": config.warps, "num_stages": config.stages,
-        }  # fmt: skip
-
-        def arguments(slot: int, counted: int) -> tuple[Any, ...]:
-            gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
-            return (
-                x, gathered, TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
-                TensorDescriptor.from_tensor(buffers.h, [sizes.tile_rows, config.block_n]),
-                buffers.routing.head, buffers.routing.rows, buffers.routing.tiles,
-                *self._channel(slot, MOE_DISPATCH), self.variant, counted, sizes.pitch, self.unit_tokens,
-                config.splits, sizes.hidden, sizes.inner, config.group_m,
-            )  # fmt: skip
-
-        return _Step(dispatch_kernel, grid, self._stamp(MOE_DISPATCH), constants, sources, arguments)
+        sizes, config, buffers = self.sizes, self.config, self.buffers
+        kernel, constants, arguments = self._ways().prepare_dispatch(
+            x, w_in, buffers.h, buffers.routing, sizes, self.workspace, config, self._channel, self.variant
+        )
+        grid = min(processors(x.device), sizes.row_tiles * -(-sizes.inner // config.block_n))
+        return _Step(kernel, grid, self._stamp(MOE_DISPATCH), constants, {"x_ptr": X, "w_desc": W}, arguments)
 
     def _combine_step(self, ids: Tensor, w_out: Tensor, out: Tensor) -> _Step:
-        sizes, workspace, config, buffers = self.sizes, self.workspace, self.config, self.buffers
-        routing = buffers.routing
+        buffers = self.buffers
+        kernel, constants, arguments = self._ways().prepare_combine(
+            ids, w_out, buffers.h, buffers.y, out, buffers.routing, self.sizes, self.workspace, self.config,
+            self._channel, self.variant,
+        )  # fmt: skip
         sources = {"ids_ptr": X, "w_desc": W, "out_ptr": OUT}
-        programs = processors(out.device)
-        if config.kernel == "hopper":
-            from megascale_kernels.moe.hopper_launch import prepare_combine
+        return _Step(kernel, processors(out.device), self._stamp(MOE_COMBINE), constants, sources, arguments)
 
-            kernel, constants, arguments = prepare_combine(
-                ids, w_out, buffers.h, buffers.y, out, routing, sizes, workspace, config, self._channel, self.variant
-            )
-            return _Step(kernel, programs, self._stamp(MOE_COMBINE), constants, sources, arguments)
-        weight = w_out.view(-1, sizes.inner)
-        blocks_n = -(-sizes.hidden // config.combine_n)
-        constants = {
-            "BLOCK_M": sizes.tile_rows, "BLOCK_N": config.combine_n, "BLOCK_K": config.block_k, "TOP_K": sizes.top_k,
-            "TOKENS": config.job_tokens, "COLS": config.job_cols, "OPERATOR": MOE_COMBINE,
-            "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True,
-            "num_warps": config.warps, "num_stages": config.stages,
-        }  # fmt: skip
-        reducers = min(config.reducers, programs // MOST_REDUCERS_SHARE)
+    def _ways(self) -> Any:  # noqa: ANN401 - a module
+        """Where the two products' kernels are prepared."""
+        if self.config.kernel == "hopper":
+            from megascale_kernels.moe import hopper_launch
 
-        def arguments(slot: int, _: int) -> tuple[Any, ...]:
-            return (
-                TensorDescriptor.from_tensor(buffers.h, [sizes.tile_rows, config.block_k]),
-                TensorDescriptor.from_tensor(weight, [config.combine_n, config.block_k]),
-                TensorDescriptor.from_tensor(buffers.y, [sizes.tile_rows, config.combine_n // 4]),
-                buffers.y, out, ids, routing.head, routing.pair_row, routing.pair_gate, routing.tiles,
-                *self._channel(slot, MOE_COMBINE), workspace.layout.data(slot), self.variant, sizes.pitch,
-                sizes.experts, sizes.hidden, sizes.inner, config.group_m, -(-blocks_n // config.chunks), reducers,
-            )  # fmt: skip
-
-        return _Step(combine_kernel, programs, self._stamp(MOE_COMBINE), constants, sources, arguments)
+            return hopper_launch
+        return plain_launch
 
     # --- launching -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 """`moe_experts`: routed tokens through experts that are divided among the ranks (expert parallelism).
 
 Our kernels run the forward where they can, the serial path elsewhere, and every backward is the serial path's: right
-before fast. Which path a call takes is decided from what all ranks share, never from the number of tokens of one of them.
+before fast. Which path a call takes is decided from what all ranks share, never from the number of tokens of one.
 """
 
 import logging
@@ -103,19 +103,19 @@ class _Experts(torch.autograd.Function):
     """Our kernels forward, the serial path backward: it runs the forward again and differentiates that."""
 
     @staticmethod
-    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config) -> Tensor:  # type: ignore[no-untyped-def, override]  # noqa: ANN001 - torch gives it no types
+    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
         ctx.save_for_backward(x, ids, gates, w_in, w_out)
         ctx.workspace = workspace
         return _fused(x, ids, gates, w_in, w_out, workspace, config)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def, override]  # noqa: ANN001 - torch gives it no types
+    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
         x, ids, gates, w_in, w_out = ctx.saved_tensors
         needs = [ctx.needs_input_grad[index] for index in (0, 2, 3, 4)]
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
-            out = serial.moe(leaves[0], ids, *leaves[1:], ctx.workspace)
+            out = serial.moe(leaves[0], ids, leaves[1], leaves[2], leaves[3], ctx.workspace)
         grads = list(torch.autograd.grad(out, leaves, grad))
         dx, dgates, din, dout = (one if needed else None for one, needed in zip(grads, needs, strict=True))
         return dx, None, dgates, din, dout, None, None
@@ -150,13 +150,17 @@ def _why_serial(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> s
     major, minor = torch.cuda.get_device_capability(x.device)
     if major != HOPPER:
         return f"the device has compute capability {major}.{minor} and the kernels need {HOPPER}.0"
+    return _why_sizes_cannot(ids.shape[1], w_in, workspace)
+
+
+def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace) -> str:
     experts, _, inner, hidden = w_in.shape
     if hidden % ALIGNED or inner % ALIGNED or min(hidden, inner) < 1:
         return f"H {hidden} or I {inner} is no multiple of {ALIGNED}"
     if not 1 <= experts <= MOST_EXPERTS:
         return f"a rank has {experts} experts, and the tables hold 1 to {MOST_EXPERTS}"
-    if ids.shape[1] > MOST_TOP_K:
-        return f"a token has {ids.shape[1]} experts, at most {MOST_TOP_K} are added up at once"
+    if top_k > MOST_TOP_K:
+        return f"a token has {top_k} experts, at most {MOST_TOP_K} are added up at once"
     if hidden > max(workspace.max_gather_cols, workspace.max_scatter_cols):
         return f"the workspace was made for rows of at most {workspace.max_gather_cols} elements, H is {hidden}"
     return ""

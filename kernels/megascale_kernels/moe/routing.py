@@ -49,7 +49,7 @@ SLOTS_AT_ONCE = tl.constexpr(64)  # row tiles, and rows of padding, that are wri
 @triton.jit(do_not_specialize=RUNTIME)
 def route_kernel(
     ids_ptr, gates_ptr, head, counts, rows, pair_row, pair_gate, tiles,
-    control, peers, status, board, trace,
+    control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
     flags, channels, slot, rank, world_size, signature, deadline_us, routes_words,
     tokens, pitch, first_expert, lead_rows,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr,
@@ -82,7 +82,7 @@ def route_kernel(
 
 
 @triton.jit
-def region_of(channel, words, routes_words, source, pitch, TOP_K: tl.constexpr):
+def region_of(words, routes_words, source, pitch, TOP_K: tl.constexpr):
     """Where within some rank's words the routing of `source` lies: header, experts, gates."""
     region = words + routes_words + source * (HEADER_WORDS + 2 * pitch * TOP_K)
     return region, region + HEADER_WORDS, region + HEADER_WORDS + pitch * TOP_K
@@ -97,9 +97,7 @@ def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.con
     show_tile(channel, COMMUNICATE, cta, PROGRESS)
     for step in range(channel.world_size):
         peer = (channel.rank + step) % channel.world_size
-        header, ids, gates = region_of(
-            channel, peer_words(channel, peer), routes_words, channel.rank, pitch, TOP_K
-        )  # fmt: skip
+        header, ids, gates = region_of(peer_words(channel, peer), routes_words, channel.rank, pitch, TOP_K)
         tl.store(header + cta, tokens)
         for block in range(cta, blocks(tokens, TOKENS), ctas):
             first = block * TOKENS * TOP_K
@@ -114,7 +112,7 @@ def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.con
 
 
 @triton.jit
-def pairs_of(channel, ids, at, end, first_expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr):
+def pairs_of(ids, at, end, first_expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr):
     """Pairs [at, at + `PAIRS`) below `end`, one row each, with a one in the column of its expert if that is ours."""
     here = at + tl.arange(0, PAIRS)
     expert = tl.load(ids + here, mask=here < end, other=-1) - first_expert
@@ -138,14 +136,14 @@ def count(channel, head, counts, routes_words, pitch, first_expert, TOP_K: tl.co
         show_tile(channel, COMPUTE, block, PROGRESS)
         code = consumer_tile_wait(channel, SENT + sender, source, COMPUTE, block)
         if code == 0:
-            header, ids, _ = region_of(channel, channel.control, routes_words, source, pitch, TOP_K)
+            header, ids, _ = region_of(channel.control, routes_words, source, pitch, TOP_K)
             tokens = tl.load(header + sender)
             if inner == 0:
                 tl.store(head + TOKENS_OF + source, tokens)
             total = tl.zeros((PADDED,), dtype=tl.int32)
             end = min((inner + 1) * TOKENS, tokens) * TOP_K
             for at in range(inner * TOKENS * TOP_K, end, PAIRS):
-                total += tl.sum(pairs_of(channel, ids, at, end, first_expert, EXPERTS, PADDED, PAIRS), axis=0)
+                total += tl.sum(pairs_of(ids, at, end, first_expert, EXPERTS, PADDED, PAIRS), axis=0)
             tl.store(counts + block * PADDED + tl.arange(0, PADDED), total)
         block = tl.where(code == 0, block + ctas, of_rank * channel.world_size)
     return code
@@ -189,12 +187,12 @@ def place(channel, head, counts, rows, pair_row, pair_gate, tiles, routes_words,
     for block in range(tl.program_id(0), of_rank * channel.world_size, ctas):
         source = (channel.rank + block // of_rank) % channel.world_size
         inner = block % of_rank
-        header, ids, gates = region_of(channel, channel.control, routes_words, source, pitch, TOP_K)
+        header, ids, gates = region_of(channel.control, routes_words, source, pitch, TOP_K)
         tokens = tl.load(header + inner % ctas)
         begin = starts + counts_before(counts, block, PADDED)
         end = min((inner + 1) * TOKENS, tokens) * TOP_K
         for at in range(inner * TOKENS * TOP_K, end, PAIRS):
-            is_of = pairs_of(channel, ids, at, end, first_expert, EXPERTS, PADDED, PAIRS)
+            is_of = pairs_of(ids, at, end, first_expert, EXPERTS, PADDED, PAIRS)
             before = tl.cumsum(is_of, axis=0) - is_of
             row = tl.sum(is_of * (before + begin[None, :]), axis=1)
             ours = tl.sum(is_of, axis=1) > 0

@@ -18,13 +18,13 @@ class _Exchange(torch.autograd.Function):
     """Rows to all ranks, and their gradients back."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def, override]  # noqa: ANN001 - torch gives it no types
+    def forward(ctx, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return _exchanged(rows, sent, received, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]  # noqa: ANN001 - torch gives it no types
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]  # torch gives it no types
         return _exchanged(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
@@ -60,7 +60,7 @@ def grouped_product(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
         ends = torch.tensor(counts, device=rows.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         out: Tensor = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)  # noqa: SLF001 - torch's only name for it
         return out
-    parts = rows.split(counts)
+    parts = torch.split(rows, counts)
     return torch.cat([part @ matrix.T for part, matrix in zip(parts, weight, strict=True)])
 
 
@@ -68,7 +68,7 @@ def experts_of(rows: Tensor, w_in: Tensor, w_out: Tensor, counts: list[int]) -> 
     """Run every expert on its rows: w_out (silu(gate rows) * up rows)."""
     experts, _, inner, hidden = w_in.shape
     both = grouped_product(rows, w_in.reshape(experts, 2 * inner, hidden), counts)
-    gate, up = both.split(inner, dim=1)
+    gate, up = torch.split(both, inner, dim=1)
     return grouped_product(torch.nn.functional.silu(gate) * up, w_out, counts)
 
 

@@ -7,7 +7,7 @@ the tile height, so no tile has rows of two experts, and what lies between is pa
 
 A *row tile* is one tile height of one expert's rows. Row tiles are listed in the order in which layer 0 walks them:
 first those of our own tokens alone, of the first few experts, which cover the time in which the peers' tokens arrive
-(*lead*), then all others, expert by expert. Layer 1 walks the others first and the lead last, so that the peers' results
+(*lead*), then all others, expert by expert. Layer 1 walks the others first and the lead last, so that peers' results
 travel while the lead is multiplied. Both walk an expert's row tiles, or the lead's of them, as one *stretch*, all its
 columns, so that an expert's weight is read once, or twice.
 

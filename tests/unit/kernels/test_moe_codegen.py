@@ -36,7 +36,7 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     COMPILED.folder = shared_folder(tmp_path_factory)
 
 
-def types_of(kernel: Any, known: dict[str, str], constants: dict[str, object]) -> dict[str, str]:
+def types_of(kernel: Any, known: dict[str, str], constants: dict[str, object]) -> dict[str, str]:  # noqa: ANN401 (Triton's)
     """A signature."""
     return {name: {**POINTERS, **known}.get(name, "i32") for name in kernel.arg_names if name not in constants}
 

@@ -84,7 +84,9 @@ def wanted_rows(given: list[Given], layer: Layer, rank: int) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("name", ["bf16, remainders everywhere", "pairs dropped", "four ranks", "all tokens to one expert"])
+@pytest.mark.parametrize(
+    "name", ["bf16, remainders everywhere", "pairs dropped", "four ranks", "all tokens to one expert"]
+)
 def test_tables_say_what_they_promise(name: str) -> None:
     """Rows by expert, rank and token; padding; tiles of an expert in the lead or behind it, each row in one tile."""
     layer = CASES[name]

@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from megascale_kernels.bench.moe import shapes
 from megascale_kernels.bench.moe.shapes import MoeShape
@@ -60,7 +61,7 @@ def wanted(options: argparse.Namespace) -> list[MoeShape]:
     return shapes.wanted(options.models, tokens, options.std, options.gpus)
 
 
-def settings(words: list[str]) -> dict[str, int | str | None]:
+def settings(words: list[str]) -> dict[str, Any]:
     """NAME=VALUE words as fields of a configuration.
 
     Raises:
@@ -68,7 +69,7 @@ def settings(words: list[str]) -> dict[str, int | str | None]:
     """
     from megascale_kernels.moe.config import MoeConfig
 
-    found: dict[str, int | str | None] = {}
+    found: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
         if name not in MoeConfig._fields:
@@ -85,14 +86,11 @@ def settings(words: list[str]) -> dict[str, int | str | None]:
 def main(arguments: list[str]) -> int:
     """Run the command: 0 when all went well, 1 when a layer was wrong, 2 for a request that cannot be served."""
     options = parser().parse_args(arguments)
-    import torch
-
     try:
         layers = wanted(options)
         for words in (options.config, *(beside.split(",") for beside in options.beside)):
             settings(words)
-        if torch.cuda.device_count() == 0:
-            raise ValueError("torch sees no CUDA device, and there is nothing to measure without one")
+        _see_devices()
         if "RANK" in os.environ:
             return run_rank(options, layers, shlex.join([*PROGRAM.split(), MOE, *arguments]))
         Report(options.out, is_speaker=True)  # that it can be written is better known before ranks are started
@@ -101,6 +99,13 @@ def main(arguments: list[str]) -> int:
             print(f"{PROGRAM} {MOE}: {error}", file=sys.stderr)
         return 2
     return start([MOE, *arguments], options.gpus, options.budget_s + SLACK_S)
+
+
+def _see_devices() -> None:
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        raise ValueError("torch sees no CUDA device, and there is nothing to measure without one")
 
 
 def run_rank(options: argparse.Namespace, layers: list[MoeShape], command: str) -> int:

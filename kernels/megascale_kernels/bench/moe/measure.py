@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -132,7 +133,7 @@ def stepwise(launch: MoeLaunch, given: Operands, out: Tensor) -> Callable[[], li
             step()
             event.record()
         torch.cuda.synchronize()
-        return [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
     return call
 

@@ -45,7 +45,8 @@ class MoeShape(NamedTuple):
     @property
     def label(self) -> str:
         """The layer in a few words."""
-        return f"{self.name} E{self.experts} k{self.top_k} H{self.hidden} I{self.inner} T{self.tokens} std {self.skew:g}"
+        sizes = f"E{self.experts} k{self.top_k} H{self.hidden} I{self.inner} T{self.tokens}"
+        return f"{self.name} {sizes} std {self.skew:g}"
 
 
 def wanted(models: str | None, tokens: tuple[int, ...], skew: float, ranks: int) -> list[MoeShape]:
@@ -68,7 +69,7 @@ def wanted(models: str | None, tokens: tuple[int, ...], skew: float, ranks: int)
 def drawn(count: int, seed: int, ranks: int) -> list[MoeShape]:
     """Random layers: sizes of no model, tokens that are no multiple of anything but the ranks."""
     chance = random.Random(seed)  # noqa: S311 - shapes, no secrets
-    found = []
+    found: list[MoeShape] = []
     while len(found) < count:
         experts = chance.choice((8, 16, 24, 32, 60, 64, 96, 128))
         shape = MoeShape(

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from megascale_kernels.bench.moe.measure import STEPS, MoeRow
 
 LEGEND = """\
-Whole layers, forward: experts divided among the ranks, SwiGLU experts of three matrices, tokens of all ranks. Milliseconds, the maximum
-over ranks, the median of rounds, contenders in turn.
+Whole layers, forward: experts divided among the ranks, SwiGLU experts of three matrices, tokens of all ranks.
+Milliseconds, the maximum over ranks, the median of rounds, contenders in turn.
   products  torch._grouped_mm, both products on rows that lie as they should, nothing else
   bytes     tokens to each peer and back by copy engine
   plain     index, all_to_all_single, grouped products, all_to_all_single, index back, index_add in fp32
-  tuned     all-gather, sort, Triton permute, grouped product, Triton SwiGLU, grouped product, Triton reduction, reduce-scatter
+  tuned     all-gather, sort, Triton permute, grouped product, Triton SwiGLU, grouped product, Triton reduction,
+            reduce-scatter
   ours      route + dispatch + combine; below these three names their own times
   of bound  max(products, bytes) / ours"""
 TIMES = ("products", "bytes", "plain", "tuned", "ours", *STEPS)
@@ -30,7 +31,8 @@ CSV_HEADING = (
 def text_row(row: MoeRow) -> str:
     """One layer as a line."""
     shape, ours = row.shape, row.of("ours")
-    text = f"{shape.name:<18}{shape.experts:>4}{shape.top_k:>3}{shape.hidden:>6}{shape.inner:>6}{shape.tokens:>7}{shape.skew:>6g}"
+    text = f"{shape.name:<18}{shape.experts:>4}{shape.top_k:>3}{shape.hidden:>6}{shape.inner:>6}{shape.tokens:>7}"
+    text += f"{shape.skew:>6g}"
     text += "".join(f"{row.of(name) * 1e3:>9.3f}" for name in TIMES)
     text += f"{row.of('plain') / ours:>8.2f}{row.of('tuned') / ours:>8.2f}{row.bound / ours:>9.2f}{row.error:>9.1e}"
     extra = {name: value for name, value in row.seconds.items() if name not in TIMES}
