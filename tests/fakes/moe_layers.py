@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from megascale_kernels.moe import launch as moe_launch
-from megascale_kernels.moe.config import MoeConfig
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
 from torch import Tensor
 

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return train(arguments[1:])
     if arguments[:1] == ["moe"]:
-        from megascale_kernels.bench.moe.command import main as moe
+        from megascale_kernels.bench.moe.moe_command import main as moe
 
         return moe(arguments[1:])
     options = parser().parse_args(arguments)

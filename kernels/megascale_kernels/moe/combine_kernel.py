@@ -94,7 +94,7 @@ def combine_kernel(
 
 @triton.jit
 def announce_empty_stages(channel, head, blocks_n, chunk_blocks):
-    """Nobody finishes the last tile of a stage that has none."""
+    """Announce stages without a tile: no program will finish their last one."""
     row_tiles = tl.load(head + ROW_TILES)
     lead_tiles = tl.load(head + LEAD_TILES)
     for stage in range(2 * blocks(blocks_n, chunk_blocks)):

@@ -10,12 +10,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe.combine_kernel import MOE_COMBINE
-from megascale_kernels.moe.config import MoeConfig
 from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
+from megascale_kernels.moe.expert_tiling import COMBINE, DISPATCH
 from megascale_kernels.moe.hopper_combine import hopper_combine_kernel
 from megascale_kernels.moe.hopper_dispatch import hopper_dispatch_kernel
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Routing, Sizes
-from megascale_kernels.moe.tiling import COMBINE, DISPATCH
 from megascale_kernels.planning.tiling import swizzled
 
 Prepared = tuple[Any, dict[str, Any], Callable[[int, int], tuple[Any, ...]]]

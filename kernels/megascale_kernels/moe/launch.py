@@ -20,8 +20,8 @@ from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import plain_launch
 from megascale_kernels.moe.combine_kernel import MOE_COMBINE
-from megascale_kernels.moe.config import MoeConfig
 from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.routing import MOE_ROUTE, route_kernel
 from megascale_kernels.moe.tables import HEADER_WORDS, Routing, Sizes, make_routing
 from megascale_kernels.moe.walk import UNITS
@@ -48,7 +48,7 @@ class Buffers:
 
 
 def _compiled_before() -> None:
-    """Nothing is left to compile: whoever makes a launch compiles it."""
+    """Do nothing: a launch compiles its kernels when it is made."""
 
 
 class _Step:

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.config import MoeConfig
-from megascale_kernels.moe.operators import moe_experts
+from megascale_kernels.moe.experts import moe_experts
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.router import Routed, Score, route
 
 
@@ -30,8 +30,8 @@ class MoELayer(nn.Module):
         score: softmax over experts, or a sigmoid for each.
         normalise: a token's weights add up to one.
         capacity_factor: of an even share, what an expert takes of one rank's tokens; None drops nothing.
-        correct_bias: keep a bias that moves the choice of experts and not their weights; whoever trains adjusts it by
-            `load` (auxiliary-loss-free balance).
+        correct_bias: keep a bias that moves the choice of experts and not their weights; the training loop
+            adjusts it by `routed.load` (auxiliary-loss-free balance).
         shared_inner: I of the shared experts as one; 0 has none.
         config: how our kernels run.
         device: of the parameters; the workspace's by default.

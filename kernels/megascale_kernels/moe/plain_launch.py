@@ -10,8 +10,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe.combine_kernel import MOE_COMBINE, combine_kernel
-from megascale_kernels.moe.config import MoeConfig
 from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH, dispatch_kernel
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Routing, Sizes
 
 MOST_REDUCERS_SHARE = 4  # at most a quarter of the programs only add up

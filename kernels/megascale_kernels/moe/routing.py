@@ -11,7 +11,7 @@ A counting sort over ranks and experts. Every program
 Each pair's place is a sum of counts, so tables are the same, bit for bit, however programs were scheduled. The order of
 blocks is the order in which we read ranks: our own first.
 
-What tables mean: `tables.py`. An expert below zero, or beyond the last one, is nobody's: its pair was dropped.
+What tables mean: `tables.py`. An expert below zero, or beyond the last one, does not exist: its pair was dropped.
 """
 
 import triton

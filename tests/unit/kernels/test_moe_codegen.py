@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.moe import combine_kernel, dispatch_kernel, hopper_combine, hopper_dispatch, routing  # noqa: E402
-from megascale_kernels.moe.tiling import COMBINE, DISPATCH  # noqa: E402
+from megascale_kernels.moe.expert_tiling import COMBINE, DISPATCH  # noqa: E402
 from megascale_kernels.planning.tiling import SHARED_MEMORY_LIMIT, swizzled  # noqa: E402
 
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402

@@ -16,7 +16,7 @@ from megascale_kernels.device.layout import EXPIRED, OPERATORS  # noqa: E402
 from megascale_kernels.emulate import RACE, UNDRAINED, events  # noqa: E402
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.moe import tables  # noqa: E402
-from megascale_kernels.moe.config import MoeConfig  # noqa: E402
+from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
 
 from tests.fakes.moe_layers import SMALL, TILE_ROWS, Given, Layer, Ran, ran  # noqa: E402
 

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.autotune.timing import Call, measure
-from megascale_kernels.bench.moe.shapes import MoeShape, routing
+from megascale_kernels.bench.moe.moe_shapes import MoeShape, routing
 from megascale_kernels.bench.moe.tuned import Tuned
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe import serial
-from megascale_kernels.moe.config import MoeConfig
+from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.experts import moe_experts
 from megascale_kernels.moe.launch import MoeLaunch, planned
-from megascale_kernels.moe.operators import moe_experts
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
 
 WRONG = 0.02  # relative distance from the serial path; bf16 results differ by 0.003
@@ -152,7 +152,7 @@ def measure_layer(
         more: further ways to run ours, timed beside it by name.
     """
     given = operands(shape, workspace, seed)
-    plain = serial.moe(*given, workspace)
+    plain = all_to_all.moe(*given, workspace)
     differing = {name: value for name, value in config._asdict().items() if value != MoeConfig._field_defaults[name]}
     words = " ".join(f"{name}={value}" for name, value in differing.items())
     try:
@@ -168,7 +168,7 @@ def measure_layer(
     calls: dict[str, Call] = {
         **products(given, counts),
         "bytes": copies(given, workspace),
-        "plain": lambda: serial.moe(*given, workspace),
+        "plain": lambda: all_to_all.moe(*given, workspace),
         "tuned": Tuned(*given, workspace.group),
         "ours": lambda: moe_experts(*given, workspace, config=config, fused=True),
     }

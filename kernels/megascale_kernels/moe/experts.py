@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe import serial
+from megascale_kernels.moe import all_to_all
 
 if TYPE_CHECKING:
-    from megascale_kernels.moe.config import MoeConfig
+    from megascale_kernels.moe.moe_config import MoeConfig
 
 LOG = logging.getLogger("megascale_kernels")
 HOPPER = 9  # major compute capability
@@ -59,8 +59,8 @@ def moe_experts(
     call = f"moe_experts(H {x.shape[1]}, I {w_out.shape[2]}, experts {w_in.shape[0]}, top {ids.shape[1]}, {x.dtype})"
     if reason:
         _say_once(call, reason)
-        serial.agree(call, workspace)
-        return serial.moe(x, ids, gates, w_in, w_out, workspace)
+        all_to_all.agree(call, workspace)
+        return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
         out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
         return out
@@ -71,8 +71,8 @@ def _fused(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace,
     config: "MoeConfig | None",
 ) -> Tensor:  # fmt: skip
-    from megascale_kernels.moe.config import MoeConfig
     from megascale_kernels.moe.launch import planned
+    from megascale_kernels.moe.moe_config import MoeConfig
     from megascale_kernels.moe.tables import Sizes
 
     experts, _, inner, hidden = w_in.shape
@@ -115,7 +115,7 @@ class _Experts(torch.autograd.Function):
         needs = [ctx.needs_input_grad[index] for index in (0, 2, 3, 4)]
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
-            out = serial.moe(leaves[0], ids, leaves[1], leaves[2], leaves[3], ctx.workspace)
+            out = all_to_all.moe(leaves[0], ids, leaves[1], leaves[2], leaves[3], ctx.workspace)
         grads = list(torch.autograd.grad(out, leaves, grad))
         dx, dgates, din, dout = (one if needed else None for one, needed in zip(grads, needs, strict=True))
         return dx, None, dgates, din, dout, None, None

@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from megascale_kernels.bench.moe import shapes
-from megascale_kernels.bench.moe.shapes import MoeShape
+from megascale_kernels.bench.moe import moe_shapes as shapes
+from megascale_kernels.bench.moe.moe_shapes import MoeShape
 from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.request import PROGRAM
@@ -67,7 +67,7 @@ def settings(words: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: a field that there is not, or a value that is no number.
     """
-    from megascale_kernels.moe.config import MoeConfig
+    from megascale_kernels.moe.moe_config import MoeConfig
 
     found: dict[str, Any] = {}
     for word in words:
@@ -128,10 +128,10 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
     import torch
     import torch.distributed as dist
 
-    from megascale_kernels.bench.moe import table
+    from megascale_kernels.bench.moe import moe_table as table
     from megascale_kernels.bench.moe.measure import MoeRow, measure_layer
     from megascale_kernels.memory.workspace import Workspace
-    from megascale_kernels.moe.config import MoeConfig
+    from megascale_kernels.moe.moe_config import MoeConfig
 
     report = Report(options.out, is_speaker=dist.get_rank() == 0)
     report.begin(facts(command, dist.get_world_size()), table.LEGEND, table.HEADING, table.CSV_HEADING)
