@@ -40,7 +40,7 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.walk import combine_tile, row_tile, tiles_of_stage
+from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_COMBINE = OPERATORS.index("moe_combine")
@@ -123,8 +123,10 @@ def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, 
     blocks_n = blocks(hidden, BLOCK_N)
     pending = -1  # the stage of the tile that is stored but not counted
     for tile in range(worker, row_tiles * blocks_n, workers):
-        slot, block_n, stage = combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m)
-        expert, row, _ = row_tile(tiles, slot)
+        slot, chunk, width, at = combine_slot(tile, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+        expert, row, _, first, height = look_up(tiles, slot)
+        row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
+                                            height, BLOCK_M)  # fmt: skip
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         col = block_n * BLOCK_N

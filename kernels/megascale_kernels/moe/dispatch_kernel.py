@@ -31,7 +31,7 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.walk import BEGUN, await_units, dispatch_tile, row_tile, units_needed
+from megascale_kernels.moe.walk import BEGUN, await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_DISPATCH = OPERATORS.index("moe_dispatch")
@@ -100,12 +100,13 @@ def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, til
     known = 0  # of the peers' units
     tile = tl.program_id(0)
     while tile < count:
-        slot, block_n = dispatch_tile(tiles, tile, blocks_n, group_m)
-        expert, row, valid = row_tile(tiles, slot)
+        expert, row, end, first, height = look_up(tiles, tile // blocks_n)
+        row, valid, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, BLOCK_M)
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         cursor = mark(ring, cursor, WAIT_BEGIN, tile, channel.rank, TRACE)
-        needed = units_needed(rows, row, valid, channel.rank, channel.world_size, pitch, unit_tokens, units)
+        last = tl.load(rows + row + valid - 1)
+        needed = units_of(last, channel.rank, channel.world_size, pitch, unit_tokens, units)
         code, known = await_units(channel, known, needed, units, COMPUTE, tile)
         cursor = mark(ring, cursor, WAIT_END, tile, channel.rank, TRACE)
         if code == 0:

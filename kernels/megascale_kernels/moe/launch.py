@@ -26,8 +26,7 @@ from megascale_kernels.moe.routing import MOE_ROUTE, route_kernel
 from megascale_kernels.moe.tables import HEADER_WORDS, Routing, Sizes, make_routing
 from megascale_kernels.moe.walk import UNITS
 
-# A block of tokens of a routing program; pairs that it looks at together times experts.
-ROUTE_TOKENS, ROUTE_CELLS = 128, 8192
+ROUTE_CELLS = 8192  # pairs that a routing program looks at together, times experts
 
 
 class Buffers:
@@ -40,9 +39,8 @@ class Buffers:
     """
 
     def __init__(self, sizes: Sizes, workspace: Workspace) -> None:
-        blocks = sizes.world_size * -(-sizes.pitch // ROUTE_TOKENS)
         device = workspace.memory.device
-        self.routing: Routing = make_routing(sizes, blocks, device)
+        self.routing: Routing = make_routing(sizes, device)
         self.h = torch.zeros(sizes.rows, sizes.inner, dtype=workspace.dtype, device=device)
         self.y = torch.zeros(sizes.rows, sizes.hidden, dtype=workspace.dtype, device=device)
 
@@ -94,7 +92,7 @@ class MoeLaunch:
         self.dispatch = self._dispatch_step(x, w_in)
         self.combine = self._combine_step(ids, w_out, out)
         self.steps = (self.route, self.dispatch, self.combine)
-        self.key = ("moe", config, sizes._replace(pitch=0), workspace.dtype)
+        self.key = ("moe", config, sizes._replace(pitch=0), sizes.route_tokens, workspace.dtype)
         workspace.compile(self.key, self._warm)
         native = workspace.native
         if native is not None:
@@ -138,7 +136,7 @@ class MoeLaunch:
         ctas = min(processors(ids.device), self.config.route_programs, HEADER_WORDS)
         constants = {
             "TOP_K": sizes.top_k, "EXPERTS": sizes.experts, "PADDED": sizes.padded_experts,
-            "TILE_ROWS": sizes.tile_rows, "TOKENS": ROUTE_TOKENS,
+            "TILE_ROWS": sizes.tile_rows, "TOKENS": sizes.route_tokens,
             "PAIRS": max(16, ROUTE_CELLS // sizes.padded_experts), "OPERATOR": MOE_ROUTE,
             "PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 8,
         }  # fmt: skip

@@ -4,7 +4,7 @@
 from typing import Literal, NamedTuple
 
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.moe.tables import MOST_CHUNKS, Sizes
+from megascale_kernels.moe.tables import MOST_CHUNKS, ROUTE_PROGRAMS, Sizes
 
 # Of an H100 or H200; they set no result, only how much is walked before the peers' tokens are needed.
 FLOPS = 620e12  # grouped products, bf16
@@ -47,7 +47,7 @@ class MoeConfig(NamedTuple):
     chunks: int = 1
     reducers: int = 8
     lead_rows: int | None = None
-    route_programs: int = 64
+    route_programs: int = ROUTE_PROGRAMS
     job_tokens: int = 8
     job_cols: int = 512
 

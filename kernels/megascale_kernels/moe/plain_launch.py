@@ -33,7 +33,8 @@ def prepare_dispatch(
 ) -> Prepared:  # fmt: skip
     """Layer 0: kernel, compile-time constants, and arguments by slot and `counted`."""
     weight = w_in.view(-1, sizes.hidden)
-    constants = {"BLOCK_M": sizes.tile_rows, "BLOCK_N": config.block_n, "OPERATOR": MOE_DISPATCH}
+    # A captured graph announces copies by a kernel of one warp, which must find registers beside this one.
+    constants = {"BLOCK_M": sizes.tile_rows, "BLOCK_N": config.block_n, "OPERATOR": MOE_DISPATCH, "maxnreg": 232}
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))

@@ -226,9 +226,9 @@ def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, EXPERTS
         end = row + tl.sum(tl.where(this, total, 0), axis=0)
         in_lead = tl.sum(tl.where(this, lead, 0), axis=0)
         in_rest = tl.sum(tl.where(this, rest, 0), axis=0)
-        list_stretch(tiles, expert, row, end, tl.sum(tl.where(this, lead_first, 0), axis=0), in_lead, TILE_ROWS)
+        list_stretch(tiles, expert, row, end, tl.sum(tl.where(this, lead_first, 0), axis=0), in_lead)
         list_stretch(tiles, expert, row + in_lead * TILE_ROWS, end, tl.sum(tl.where(this, rest_first, 0), axis=0),
-                     in_rest, TILE_ROWS)  # fmt: skip
+                     in_rest)  # fmt: skip
         padded = row + (in_lead + in_rest) * TILE_ROWS
         for at in range(end, padded, SLOTS_AT_ONCE):
             here = at + tl.arange(0, SLOTS_AT_ONCE)
@@ -236,16 +236,15 @@ def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, EXPERTS
 
 
 @triton.jit
-def list_stretch(tiles, expert, row, end, first, height, TILE_ROWS: tl.constexpr):
+def list_stretch(tiles, expert, row, end, first, height):
     """Write `height` row tiles of an expert, from `row` on, into the list from `first` on."""
     for at in range(0, height, SLOTS_AT_ONCE):
         index = at + tl.arange(0, SLOTS_AT_ONCE)
         here = tiles + (first + index) * TILE_WORDS
         mask = index < height
-        begin = row + index * TILE_ROWS
         nothing = tl.zeros((SLOTS_AT_ONCE,), dtype=tl.int32)
         tl.store(here, nothing + expert, mask=mask)
-        tl.store(here + 1, begin, mask=mask)
-        tl.store(here + 2, tl.minimum(end - begin, TILE_ROWS), mask=mask)
+        tl.store(here + 1, nothing + row, mask=mask)
+        tl.store(here + 2, nothing + end, mask=mask)
         tl.store(here + 3, nothing + first, mask=mask)
         tl.store(here + 4, nothing + height, mask=mask)

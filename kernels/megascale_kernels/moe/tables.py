@@ -25,9 +25,13 @@ TOKENS_OF = 8  # and further: tokens of each rank
 STAGES = 32  # and further: finished tiles of each stage of layer 1
 MOST_CHUNKS = 8
 HEAD_WORDS = STAGES + 2 * MOST_CHUNKS
-# Fields of a row tile.
-TILE_FIELDS = ("expert", "row", "rows", "stretch", "height")
+# Fields of a row tile, all of its stretch: the expert, the stretch's first row, the end of the expert's rows without
+# padding, the stretch's place in the list, its row tiles. So one look at the list tells where any of its tiles lies.
+TILE_FIELDS = ("expert", "row", "end", "stretch", "height")
 TILE_WORDS = 8
+# Programs that route, at most; tokens that one of them takes at once.
+ROUTE_PROGRAMS = 128
+LEAST_ROUTE_TOKENS, MOST_ROUTE_TOKENS = 16, 128
 # What one rank sends of its routing: a header with a word for each program that sends, then experts and gates.
 HEADER_WORDS = 256
 
@@ -69,6 +73,17 @@ class Sizes(NamedTuple):
         return self.row_tiles * self.tile_rows
 
     @property
+    def route_tokens(self) -> int:
+        """Tokens that a routing program takes at once: few enough that every program has some."""
+        share = -(-self.world_size * self.pitch // ROUTE_PROGRAMS)
+        return min(max(1 << (share - 1).bit_length(), LEAST_ROUTE_TOKENS), MOST_ROUTE_TOKENS)
+
+    @property
+    def route_blocks(self) -> int:
+        """Blocks of so many tokens, of all ranks."""
+        return self.world_size * -(-self.pitch // self.route_tokens)
+
+    @property
     def region_words(self) -> int:
         """Words that a rank sends of its routing."""
         return HEADER_WORDS + 2 * self.pitch * self.top_k
@@ -99,13 +114,13 @@ class Routing(NamedTuple):
     tiles: Tensor
 
 
-def make_routing(sizes: Sizes, blocks: int, device: torch.device) -> Routing:
-    """Tables for the largest routing, with `blocks` blocks of tokens over all ranks."""
+def make_routing(sizes: Sizes, device: torch.device) -> Routing:
+    """Tables for the largest routing."""
 
     def words(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
     return Routing(
-        words(HEAD_WORDS), words(blocks, sizes.padded_experts), words(sizes.rows), words(sizes.pairs),
+        words(HEAD_WORDS), words(sizes.route_blocks, sizes.padded_experts), words(sizes.rows), words(sizes.pairs),
         torch.zeros(sizes.pairs, dtype=torch.float32, device=device), words(sizes.row_tiles, TILE_WORDS),
     )  # fmt: skip

@@ -20,57 +20,65 @@ UNITS = tl.constexpr(1)
 
 
 @triton.jit
-def dispatch_tile(tiles, tile, blocks_n, group_m):
-    """Layer 0: tile number to (row tile in the list, block of columns)."""
-    slot = tile // blocks_n
-    first = tl.load(tiles + slot * TILE_WORDS + 3)
-    height = tl.load(tiles + slot * TILE_WORDS + 4)
-    block_m, block_n = grouped(tile - first * blocks_n, height, blocks_n, group_m)
-    return first + block_m, block_n
+def look_up(tiles, slot):
+    """The stretch that a row tile of the list belongs to (`tables.TILE_FIELDS`)."""
+    here = tiles + slot * TILE_WORDS
+    return tl.load(here), tl.load(here + 1), tl.load(here + 2), tl.load(here + 3), tl.load(here + 4)
 
 
 @triton.jit
-def combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m):
-    """Layer 1: tile number to (row tile in the list, block of columns, stage).
+def dispatch_place(tile, blocks_n, group_m, row, end, first, height, TILE_ROWS: tl.constexpr):
+    """Layer 0: where a tile lies within the stretch of list entry `tile // blocks_n`.
+
+    Returns:
+        (first row, rows that are not padding, block of columns).
+    """
+    block_m, block_n = grouped(tile - first * blocks_n, height, blocks_n, group_m)
+    begin = row + block_m * TILE_ROWS
+    return begin, tl.minimum(end - begin, TILE_ROWS), block_n
+
+
+@triton.jit
+def combine_slot(tile, row_tiles, lead_tiles, blocks_n, chunk_blocks):
+    """Layer 1: the list entry whose stretch a tile belongs to.
 
     Columns are cut into chunks of `chunk_blocks` blocks. In each chunk the list is walked from the end of the lead to
     its own end, which is stage 2 * chunk, then the lead, which is stage 2 * chunk + 1.
+
+    Returns:
+        (list entry, chunk, blocks of columns of the chunk, the tile's number within the chunk).
     """
     of_chunk = row_tiles * chunk_blocks
     chunk = tile // of_chunk
-    width = min(blocks_n - chunk * chunk_blocks, chunk_blocks)
+    width = tl.minimum(blocks_n - chunk * chunk_blocks, chunk_blocks)
     inner = tile - chunk * of_chunk
-    slot = (inner // width + lead_tiles) % row_tiles
-    first = tl.load(tiles + slot * TILE_WORDS + 3)
-    height = tl.load(tiles + slot * TILE_WORDS + 4)
+    return (inner // width + lead_tiles) % row_tiles, chunk, width, inner
+
+
+@triton.jit
+def combine_place(chunk, width, inner, row_tiles, lead_tiles, chunk_blocks, group_m, row, first, height,
+                  TILE_ROWS: tl.constexpr):  # fmt: skip
+    """Layer 1: where a tile lies within its stretch: (first row, block of columns, stage)."""
     begin = (first + row_tiles - lead_tiles) % row_tiles
     block_m, block_n = grouped(inner - begin * width, height, width, group_m)
-    found = first + block_m
-    return found, chunk * chunk_blocks + block_n, 2 * chunk + (found < lead_tiles).to(tl.int32)
+    stage = 2 * chunk + (first < lead_tiles).to(tl.int32)
+    return row + block_m * TILE_ROWS, chunk * chunk_blocks + block_n, stage
 
 
 @triton.jit
 def tiles_of_stage(stage, row_tiles, lead_tiles, blocks_n, chunk_blocks):
     """How many tiles of layer 1 a stage has."""
-    width = min(blocks_n - stage // 2 * chunk_blocks, chunk_blocks)
+    width = tl.minimum(blocks_n - stage // 2 * chunk_blocks, chunk_blocks)
     return tl.where(stage % 2 == 0, row_tiles - lead_tiles, lead_tiles) * width
 
 
 @triton.jit
-def row_tile(tiles, slot):
-    """A row tile: expert, first row, rows that are not padding."""
-    here = tiles + slot * TILE_WORDS
-    return tl.load(here), tl.load(here + 1), tl.load(here + 2)
-
-
-@triton.jit
-def units_needed(rows, row, valid, rank, world_size, pitch, unit_tokens, units):
+def units_of(last, rank, world_size, pitch, unit_tokens, units):
     """How many of the peers' units a row tile needs, counted rank by rank, the one behind us first.
 
-    Rows are in the order of ranks, ours first, then of tokens: the last row tells all. Ranks before its rank are waited
-    for whole.
+    Rows are in the order of ranks, ours first, then of tokens: the token of the last row tells all. Ranks before its
+    rank are waited for whole.
     """
-    last = tl.load(rows + row + valid - 1)
     step = (last // pitch + world_size - rank) % world_size
     return tl.where(step == 0, 0, (step - 1) * units + last % pitch // unit_tokens + 1)
 

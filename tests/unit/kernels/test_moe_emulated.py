@@ -96,16 +96,20 @@ def test_tables_say_what_they_promise(name: str) -> None:
         routing = plan.buffers.routing
         count, lead = routing.head[: tables.LEAD_TILES + 1].tolist()
         found: dict[int, list[int]] = {expert: [] for expert in range(layer.experts)}
-        in_order = sorted(routing.tiles[:count].tolist(), key=lambda tile: tile[1])
-        for expert, row, valid, *_ in in_order:
+        listed = [
+            (expert, row + (place - first) * TILE_ROWS, end)
+            for place, (expert, row, end, first, *_) in enumerate(routing.tiles[:count].tolist())
+        ]
+        listed = [(expert, row, min(end - row, TILE_ROWS)) for expert, row, end in listed]
+        for expert, row, valid in sorted(listed, key=lambda tile: tile[1]):
             here = routing.rows[row : row + TILE_ROWS].tolist()
             assert row % TILE_ROWS == 0
             assert here[valid:] == [-1] * (TILE_ROWS - valid)
             found[expert] += here[:valid]
         assert list(found.values()) == wanted_rows(done.given[0], layer, rank)
         sources = [
-            {token // layer.sizes.pitch for token in routing.rows[tile[1] : tile[1] + tile[2]].tolist()}
-            for tile in routing.tiles[:lead].tolist()
+            {token // layer.sizes.pitch for token in routing.rows[row : row + valid].tolist()}
+            for _, row, valid in listed[:lead]
         ]
         assert all(source == {rank} for source in sources)
         stretches = Counter(tile[3] for tile in routing.tiles[:count].tolist())
