@@ -41,6 +41,7 @@ KERNELS = (
     ("moe.plain_launch", "combine_kernel"),
     ("moe.launch", "announce_kernel"),
 )
+MOST_PAIRS = 16  # that a routing program looks at together: few, so that small blocks take several turns
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
 
 
@@ -190,6 +191,8 @@ class EmulatedRanks:
                     stack.enter_context(patch.object(place, "processors", lambda _: self.ctas))
             place = import_module("megascale_kernels.ag_gemm.launch")
             stack.enter_context(patch.object(place, "PUSH_COLS", PUSH_COLS))
+            place = import_module("megascale_kernels.moe.launch")
+            stack.enter_context(patch.object(place, "MOST_PAIRS", MOST_PAIRS))
             stack.enter_context(_NotedCopies(self))
             yield
 

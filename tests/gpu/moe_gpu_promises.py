@@ -16,7 +16,7 @@ from megascale_kernels import MoeConfig, MoELayer, RankMismatch, TileTimeout, Wo
 from megascale_kernels.moe import all_to_all
 from torch import Tensor
 
-from tests.fakes.moe_layers import Layer, chosen
+from tests.fakes.moe_cases import Layer, chosen
 from tests.fixtures.kernel_group import Place
 from tests.gpu.kernel_cases import assert_no_worse
 

@@ -40,7 +40,7 @@ from megascale_kernels.moe.combine_kernel import (
     staging_of,
 )
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.walk import combine_tile, row_tile, tiles_of_stage
+from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
@@ -50,7 +50,8 @@ RUNTIME = (
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
 TOKENS = gl.constexpr(8)  # of a job
-COLS = gl.constexpr(256)  # columns that a warp adds up at once: 16 bytes a thread of each row
+COLS_A_THREAD = gl.constexpr(2)  # times 16 bytes of a row
+AT_ONCE = gl.constexpr(4)  # rows of a token that are on their way together
 
 
 @gluon.jit
@@ -63,11 +64,23 @@ def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blo
     lead_tiles = gl.load(head + LEAD_TILES)
     blocks_n = blocks(hidden, CFG.block_n)
     k_blocks = blocks(inner, CFG.block_k)
-    for tile in range(gl.program_id(0), row_tiles * blocks_n, gl.num_programs(0)):
-        place, block_n, _ = combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m)
-        expert, row, _ = row_tile(tiles, place)
-        slot, phase = fetch(ring, h_desc, row, w_desc, expert * hidden + block_n * CFG.block_n, 0, k_blocks, slot,
-                            phase, CFG)  # fmt: skip
+    count = row_tiles * blocks_n
+    final = gl.maximum(count - 1, 0)
+    some_tiles = gl.maximum(row_tiles, 1)
+    entry, chunk, width, at = combine_slot(gl.minimum(gl.program_id(0), final), some_tiles, lead_tiles, blocks_n,
+                                           chunk_blocks)  # fmt: skip
+    expert, row, _, first, height = look_up(tiles, entry)
+    for tile in range(gl.program_id(0), count, gl.num_programs(0)):
+        of_tile = expert
+        row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
+                                        height, CFG.block_m)  # fmt: skip
+        begin = row
+        # The list is read ahead, while this tile is loaded.
+        entry, chunk, width, at = combine_slot(gl.minimum(tile + gl.num_programs(0), final), some_tiles, lead_tiles,
+                                               blocks_n, chunk_blocks)  # fmt: skip
+        expert, row, _, first, height = look_up(tiles, entry)
+        slot, phase = fetch(ring, h_desc, begin, w_desc, of_tile * hidden + block_n * CFG.block_n, 0, k_blocks,
+                            slot, phase, CFG)  # fmt: skip
 
 
 @gluon.jit
@@ -85,11 +98,13 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
     for tile in range(cta, row_tiles * blocks_n, gl.num_programs(0)):
-        place, block_n, stage = combine_tile(tiles, tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, group_m)
-        _, row, _ = row_tile(tiles, place)
+        entry, chunk, width, at = combine_slot(tile, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+        _, row, _, first, height = look_up(tiles, entry)  # it arrives while the tile is multiplied
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
+        row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
+                                            height, CFG.block_m)  # fmt: skip
         if pending >= 0:
             of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
             finish_tile(channel, head, pending, of_stage * CFG.consumers)
@@ -107,88 +122,85 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
 
 
 @gluon.jit
-def pairs_of(pair_row, pair_gate, pair, there, TOP_K: gl.constexpr):
-    """The rows in y and the gates of some tokens' pairs, a tensor a place; and whether a token has any row."""
+def rows_of(pair_row, pair_gate, pair, TOP_K: gl.constexpr):
+    """The rows in y of a token's pairs and their gates, numbers; a token's own come first, then -1."""
     rows = ()  # tuples that grow at compile time
     gates = ()
-    has_row = there & False
     for place in gl.static_range(TOP_K):
-        row = gl.load(pair_row + pair + place, mask=there, other=-1)
-        gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
-        ours = row >= 0
-        has_row = has_row | ours
+        row = gl.load(pair_row + pair + place)
+        gate = gl.load(pair_gate + pair + place)
         rows = rows + (row,)  # type: ignore[assignment] # it grows
-        gates = gates + (gl.where(ours, gate, 0.0),)  # type: ignore[assignment] # it grows
-    return rows, gates, has_row
+        gates = gates + (gl.where(row >= 0, gate, 0.0),)  # type: ignore[assignment] # it grows
+    return rows, gates
 
 
 @gluon.jit
-def senders_of(ids_ptr, token, there, experts, world_size, TOP_K: gl.constexpr):
-    """A bit for each rank that has an expert of a token: the others have sent nothing for it."""
-    senders = there.to(gl.int32) * 0
+def senders_of(ids_ptr, token, is_own, experts, world_size, TOP_K: gl.constexpr):
+    """A bit for each rank that has sent something for a token: that has an expert of it, and the token is ours."""
+    senders = 0
     for place in gl.static_range(TOP_K):
-        expert = gl.load(ids_ptr + token * TOP_K + place, mask=there, other=-1)
+        expert = gl.load(ids_ptr + token * TOP_K + place, mask=is_own, other=-1)
         exists = (expert >= 0) & (expert < experts * world_size)
         senders = senders | gl.where(exists, 1 << (gl.where(exists, expert, 0) // experts), 0)
     return senders
 
 
 @gluon.jit
-def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
-    """The sum of some tokens' rows in y, in fp32, in the order of places."""
-    total = gl.zeros((ROWS, COLS), gl.float32, layout)
-    for place in gl.static_range(TOP_K):
-        row = rows[place]
-        part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
-                       mask=(row >= 0)[:, None] & inside[None, :], other=0.0)  # fmt: skip
-        total += gates[place][:, None] * part.to(gl.float32)
+def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, COLS: gl.constexpr,
+           layout: gl.constexpr):  # fmt: skip
+    """The sum of a token's rows in y, in fp32, in the order of places; `AT_ONCE` rows are on their way together."""
+    total = gl.zeros((COLS,), gl.float32, layout)
+    for first in gl.static_range(0, TOP_K, AT_ONCE):
+        if rows[first] >= 0:
+            parts = ()  # a tuple that grows at compile time
+            for place in gl.static_range(first, first + AT_ONCE):
+                if place < TOP_K:
+                    here = y_ptr + rows[place].to(gl.int64) * hidden
+                    part = gl.load(here + cols, mask=inside & (rows[place] >= 0), other=0.0)
+                    parts = parts + (part,)  # type: ignore[assignment] # it grows
+            for place in gl.static_range(first, first + AT_ONCE):
+                if place < TOP_K:
+                    total += gates[place] * parts[place - first].to(gl.float32)
     return total
 
 
 @gluon.jit
-def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, ROWS: gl.constexpr,
+def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, COLS: gl.constexpr,
               layout: gl.constexpr):  # fmt: skip
     """The sum over ranks in the order of ranks, in fp32."""
-    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    total = gl.zeros((COLS,), gl.float32, layout)
     for source in range(channel.world_size):
         if source == channel.rank:
             total += own
         else:
             staging = staging_of(channel, channel.rank, source, y_ptr, staging_bytes, pitch, hidden)
             sent = ((senders >> source) & 1) > 0
-            part = gl.load(staging + offset, mask=sent[:, None] & inside[None, :], other=0.0)
-            total += part.to(gl.float32)
+            total += gl.load(staging + offset, mask=inside & sent, other=0.0).to(gl.float32)
     return total
 
 
 @gluon.jit
 def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
                  owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
-    """Add up a block of tokens, a token a warp, and send or store the sums."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    """Add up a block of tokens, one after the other, and send or store the sums."""
+    COLS: gl.constexpr = WARPS * 32 * 8 * COLS_A_THREAD
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     tokens = gl.load(head + TOKENS_OF + owner)
-    for first in range(0, TOKENS, WARPS):
-        token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
-        there = token < tokens
-        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, there, TOP_K)
-        if owner != channel.rank:
-            target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
+    is_own = owner == channel.rank
+    target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
+    target = gl.where(is_own, out_ptr, target)
+    for token in range(block * TOKENS, gl.minimum((block + 1) * TOKENS, tokens)):
+        rows, gates = rows_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, TOP_K)
+        senders = senders_of(ids_ptr, token, is_own, experts, channel.world_size, TOP_K)
+        if is_own | (rows[0] >= 0):
             for at in range(first_col, end_col, COLS):
-                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+                cols = at + gl.arange(0, COLS, layout=layout)
                 inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, layout)
-                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
-                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
-        else:
-            senders = senders_of(ids_ptr, token, there, experts, channel.world_size, TOP_K)
-            for at in range(first_col, end_col, COLS):
-                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
-                inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, layout)
-                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
-                total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, WARPS,
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, COLS, layout)
+                offset = token.to(gl.int64) * hidden + cols
+                total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, COLS,
                                   layout)  # fmt: skip
-                gl.store(out_ptr + offset, total.to(y_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit

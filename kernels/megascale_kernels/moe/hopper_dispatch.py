@@ -45,7 +45,7 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
-from megascale_kernels.moe.walk import await_units, dispatch_tile, row_tile, units_needed
+from megascale_kernels.moe.walk import await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
@@ -72,11 +72,18 @@ def make_gathering_ring(dtype: gl.constexpr, CFG: gl.constexpr):
 
 
 @gluon.jit
-def rows_from(x_ptr, gathered_ptr, rows, row, begin, rank, pitch, hidden, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Where `ROWS` rows of a tile lie, from its row `begin` on; padding repeats the tile's first row."""
-    at = begin + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    token = gl.load(rows + row + at)
-    token = gl.where(token < 0, gl.load(rows + row), token)
+def tokens_of(rows, row, valid, ROWS: gl.constexpr, layout: gl.constexpr):
+    """The tokens of a tile: of its upper and its lower half, of its first row and of its last one."""
+    at = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    upper = gl.load(rows + row + at)
+    lower = gl.load(rows + row + ROWS + at)
+    return upper, lower, gl.load(rows + row), gl.load(rows + row + valid - 1)
+
+
+@gluon.jit
+def rows_at(token, first, x_ptr, gathered_ptr, rank, pitch, hidden):
+    """Where rows lie: our own tokens where the caller has them, the peers' where they arrived; padding is the first."""
+    token = gl.where(token < 0, first, token)
     mine = token // pitch == rank
     own_ptr = x_ptr + (token - rank * pitch).to(gl.int64) * hidden
     return gl.where(mine, own_ptr, gathered_ptr + token.to(gl.int64) * hidden)
@@ -112,7 +119,8 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
             inner, group_m, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for the peers' tokens before the first load of a tile that has some."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCER_WARPS, 1], [1, 0])
-    height: gl.constexpr = CFG.rows
+    half: gl.constexpr = CFG.rows
+    block_m: gl.constexpr = CFG.block_m
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
     code = 0
@@ -120,19 +128,32 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)
     blocks_n = blocks(inner, CFG.columns // 2)
-    for tile in range(gl.program_id(0), gl.load(head + ROW_TILES) * blocks_n, gl.num_programs(0)):
-        place, block_n = dispatch_tile(tiles, tile, blocks_n, group_m)
-        expert, row, valid = row_tile(tiles, place)
+    count = gl.load(head + ROW_TILES) * blocks_n
+    step = gl.num_programs(0)
+    final = gl.maximum(count - 1, 0)
+    tile = gl.program_id(0)
+    expert, row, end, first, height = look_up(tiles, gl.minimum(tile, final) // blocks_n)
+    row, valid, block_n = dispatch_place(gl.minimum(tile, final), blocks_n, group_m, row, end, first, height, block_m)
+    upper, lower, token, last = tokens_of(rows, row, valid, half, layout)
+    next_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + step, final) // blocks_n)
+    for tile in range(gl.program_id(0), count, step):
+        # Tables are read ahead, a tile's tokens while the tile before is loaded: none is waited for.
+        following = gl.minimum(tile + step, final)
+        row, valid, next_block = dispatch_place(following, blocks_n, group_m, row, end, first, height, block_m)
+        next_upper, next_lower, next_token, next_last = tokens_of(rows, row, valid, half, layout)
+        later_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + 2 * step, final) // blocks_n)
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
-        needed = units_needed(rows, row, valid, channel.rank, channel.world_size, pitch, unit_tokens, units)
+        needed = units_of(last, channel.rank, channel.world_size, pitch, unit_tokens, units)
         cursor = mark(events, cursor, WAIT_BEGIN, tile, channel.rank, TRACE)
         if code == 0:
             code, known = await_units(channel, known, needed, units, COMMUNICATE, tile)
         cursor = mark(events, cursor, WAIT_END, tile, channel.rank, TRACE)
-        upper = rows_from(x_ptr, gathered_ptr, rows, row, 0, channel.rank, pitch, hidden, height, layout)
-        lower = rows_from(x_ptr, gathered_ptr, rows, row, height, channel.rank, pitch, hidden, height, layout)
-        slot, phase = fetch_gathered(ring, upper, lower, w_desc, expert, block_n * (CFG.columns // 2), hidden, slot,
+        above = rows_at(upper, token, x_ptr, gathered_ptr, channel.rank, pitch, hidden)
+        below = rows_at(lower, token, x_ptr, gathered_ptr, channel.rank, pitch, hidden)
+        slot, phase = fetch_gathered(ring, above, below, w_desc, expert, block_n * (CFG.columns // 2), hidden, slot,
                                      phase, layout, CFG)  # fmt: skip
+        upper, lower, token, last = next_upper, next_lower, next_token, next_last
+        expert, block_n, next_expert = next_expert, next_block, later_expert
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -183,11 +204,11 @@ def consume(ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hi
     cursor = open_ring(channel, events, traces)
     k_blocks = blocks(hidden, CFG.block_k)
     for tile in range(cta, count, ctas):
-        place, block_n = dispatch_tile(tiles, tile, blocks_n, group_m)
-        _, row, _ = row_tile(tiles, place)
+        _, row, end, first, height = look_up(tiles, tile // blocks_n)  # it arrives while the tile is multiplied
         show_tile(channel, COMPUTE, tile, shows)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, traces)
         acc, slot, phase = multiply_gathered(ring, slot, phase, k_blocks, ME, CFG)
+        row, _, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, CFG.block_m)
         gate, up = column_slices(acc, 2)
         h = gate / (1.0 + gl.exp(-gate)) * up
         slices = column_slices(h, 2)

@@ -26,7 +26,8 @@ from megascale_kernels.moe.routing import MOE_ROUTE, route_kernel
 from megascale_kernels.moe.tables import HEADER_WORDS, Routing, Sizes, make_routing
 from megascale_kernels.moe.walk import UNITS
 
-ROUTE_CELLS = 8192  # pairs that a routing program looks at together, times experts
+# Pairs that a routing program looks at together, times experts; and it compares each with each.
+ROUTE_CELLS, MOST_PAIRS = 4096, 64
 
 
 class Buffers:
@@ -72,7 +73,7 @@ class MoeLaunch:
         out: [T, H].
         sizes: what all ranks agree on.
         workspace: whose launches they are.
-        config: how to run.
+        config: how to run, `MoeConfig.resolved`.
 
     Raises:
         WorkspaceTooSmall: tokens, partial results or flags do not fit.
@@ -115,7 +116,7 @@ class MoeLaunch:
         self.workspace.need(4 * sizes.world_size * sizes.region_words, 1 + config.route_programs, what)
         tokens = sizes.world_size * sizes.pitch * sizes.hidden * itemsize
         self.workspace.need(tokens, 1 + config.splits, what)
-        self.workspace.need(tokens, 1 + config.chunks * -(-sizes.pitch // config.job_tokens), what)
+        self.workspace.need(tokens, 1 + (config.chunks or 1) * -(-sizes.pitch // config.job_tokens), what)
 
     # --- the three steps -----------------------------------------------------------------------------------------
 
@@ -133,18 +134,18 @@ class MoeLaunch:
 
     def _route_step(self, ids: Tensor, gates: Tensor) -> _Step:
         sizes, workspace, routing = self.sizes, self.workspace, self.buffers.routing
-        ctas = min(processors(ids.device), self.config.route_programs, HEADER_WORDS)
+        ctas = min(2 * processors(ids.device), self.config.route_programs, HEADER_WORDS)  # two are resident at a time
         constants = {
             "TOP_K": sizes.top_k, "EXPERTS": sizes.experts, "PADDED": sizes.padded_experts,
             "TILE_ROWS": sizes.tile_rows, "TOKENS": sizes.route_tokens,
-            "PAIRS": max(16, ROUTE_CELLS // sizes.padded_experts), "OPERATOR": MOE_ROUTE,
-            "PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 8,
+            "PAIRS": max(16, min(MOST_PAIRS, ROUTE_CELLS // sizes.padded_experts)), "OPERATOR": MOE_ROUTE,
+            "PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 4, "maxnreg": 248,
         }  # fmt: skip
 
         def arguments(slot: int, _: int) -> tuple[Any, ...]:
             return (
                 ids, gates, *routing, *self._channel(slot, MOE_ROUTE), workspace.layout.data(slot) // 4, self.tokens,
-                sizes.pitch, workspace.rank * sizes.experts, self.config.lead(sizes),
+                sizes.pitch, workspace.rank * sizes.experts, self.config.lead_rows,
             )  # fmt: skip
 
         return _Step(route_kernel, ctas, self._stamp(MOE_ROUTE), constants, {"ids_ptr": X, "gates_ptr": W}, arguments)
@@ -283,5 +284,6 @@ def planned(
     Raises:
         WorkspaceTooSmall: it does not fit.
     """
+    config = config.resolved(sizes)
     key = ("moe", sizes, x.shape[0], config, workspace.deadline_s)
     return workspace.plan(key, lambda: MoeLaunch(x, ids, gates, w_in, w_out, out, sizes, workspace, config))

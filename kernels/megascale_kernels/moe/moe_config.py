@@ -11,6 +11,7 @@ FLOPS = 620e12  # grouped products, bf16
 LINK_BYTES = 370e9  # copy engine, to one peer
 LATENCY_S = 20e-6  # copies and announcements begin
 LEAD_MARGIN = 1.3
+CHUNK_COLUMNS = 1024
 HOPPER_TILE = (128, 256, 64, 8)
 
 
@@ -27,7 +28,7 @@ class MoeConfig(NamedTuple):
         stages: depth of the load pipeline.
         warps: warps of a program.
         splits: units into which a rank's tokens are cut, each with a flag of its own.
-        chunks: parts into which the columns of layer 1 are cut.
+        chunks: parts into which the columns of layer 1 are cut; None lets the model decide.
         reducers: programs of layer 1 that only add up and send.
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
             None lets the model decide.
@@ -44,7 +45,7 @@ class MoeConfig(NamedTuple):
     stages: int = 3
     warps: int = 8
     splits: int = 4
-    chunks: int = 1
+    chunks: int | None = None
     reducers: int = 8
     lead_rows: int | None = None
     route_programs: int = ROUTE_PROGRAMS
@@ -54,12 +55,20 @@ class MoeConfig(NamedTuple):
     @property
     def code(self) -> int:
         """A small number that two ranks compare: what flags depend on."""
-        return self.splits + 17 * self.chunks + 291 * self.job_tokens + 7919 * self.route_programs
+        return self.splits + 17 * (self.chunks or 0) + 291 * self.job_tokens + 7919 * self.route_programs
 
-    def lead(self, sizes: Sizes) -> int:
+    def resolved(self, sizes: Sizes) -> "MoeConfig":
+        """The same with what the model decides filled in.
+
+        Chunks of some 1,024 columns: adding up one hides behind the product of the next, and what is added up last is
+        short; fewer columns would read h too often.
+        """
+        chunks = min(MOST_CHUNKS, max(1, sizes.hidden // CHUNK_COLUMNS)) if self.chunks is None else self.chunks
+        lead = self._lead(sizes) if self.lead_rows is None else self.lead_rows
+        return self._replace(chunks=chunks, lead_rows=lead)
+
+    def _lead(self, sizes: Sizes) -> int:
         """Rows of our own tokens that take as long as the peers' tokens need to come."""
-        if self.lead_rows is not None:
-            return self.lead_rows
         transfer_s = LATENCY_S + (sizes.world_size - 1) * sizes.pitch * sizes.hidden * 2 / LINK_BYTES
         row_s = 4 * sizes.hidden * sizes.inner / FLOPS
         return 0 if sizes.world_size == 1 else int(LEAD_MARGIN * transfer_s / row_s)
@@ -76,7 +85,7 @@ class MoeConfig(NamedTuple):
             )
         if self.kernel not in ("triton", "hopper"):
             raise Unsupported(f"MoeConfig(kernel={self.kernel!r}): 'triton' or 'hopper'")
-        if not 1 <= self.chunks <= MOST_CHUNKS:
+        if self.chunks is not None and not 1 <= self.chunks <= MOST_CHUNKS:
             raise Unsupported(f"MoeConfig(chunks={self.chunks}): 1 to {MOST_CHUNKS}")
         for name in ("block_n", "combine_n", "block_k", "job_tokens", "job_cols"):
             value = getattr(self, name)

@@ -68,7 +68,7 @@ def prepare_combine(
             TensorDescriptor.from_tensor(y, [sizes.tile_rows, config.combine_n // 4]),
             y, out, ids, routing.head, routing.pair_row, routing.pair_gate, routing.tiles,
             *channel(slot, MOE_COMBINE), workspace.layout.data(slot), variant, sizes.pitch, sizes.experts,
-            sizes.hidden, sizes.inner, config.group_m, -(-blocks_n // config.chunks), reducers,
+            sizes.hidden, sizes.inner, config.group_m, -(-blocks_n // (config.chunks or 1)), reducers,
         )  # fmt: skip
 
     return combine_kernel, constants | _options(workspace, config), arguments

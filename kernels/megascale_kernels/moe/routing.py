@@ -48,7 +48,7 @@ SLOTS_AT_ONCE = tl.constexpr(64)  # row tiles, and rows of padding, that are wri
 
 @triton.jit(do_not_specialize=RUNTIME)
 def route_kernel(
-    ids_ptr, gates_ptr, head, counts, rows, pair_row, pair_gate, tiles,
+    ids_ptr, gates_ptr, head, counts, begins, rows, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
     flags, channels, slot, rank, world_size, signature, deadline_us, routes_words,
     tokens, pitch, first_expert, lead_rows,
@@ -74,8 +74,8 @@ def route_kernel(
     if code == 0:
         code = meet_programs(channel, head)
     if code == 0:
-        place(channel, head, counts, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
-              TOP_K, EXPERTS, PADDED, TILE_ROWS, TOKENS, PAIRS)  # fmt: skip
+        place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert,
+              lead_rows, TOP_K, EXPERTS, PADDED, TILE_ROWS, TOKENS, PAIRS)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, ctas, 0)
@@ -114,11 +114,9 @@ def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.con
 @triton.jit
 def pairs_of(ids, at, end, first_expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr):
     """Pairs [at, at + `PAIRS`) below `end`, one row each, with a one in the column of its expert if that is ours."""
-    here = at + tl.arange(0, PAIRS)
-    expert = tl.load(ids + here, mask=here < end, other=-1) - first_expert
-    ours = (here < end) & (expert >= 0) & (expert < EXPERTS)
+    expert = experts_of(ids, at + tl.arange(0, PAIRS), end, first_expert, EXPERTS)
     columns = tl.arange(0, PADDED)
-    return ((expert[:, None] == columns[None, :]) & ours[:, None]).to(tl.int32)
+    return (expert[:, None] == columns[None, :]).to(tl.int32)
 
 
 @triton.jit
@@ -161,48 +159,92 @@ def meet_programs(channel, head):
 
 
 @triton.jit
-def counts_before(counts, block, PADDED: tl.constexpr):
-    """Pairs of each expert in all blocks before one."""
+def sum_counts(counts, block, of_rank, everything, PADDED: tl.constexpr):
+    """Pairs of each expert in all blocks, in those of our own tokens, and in those before `block`."""
     experts = tl.arange(0, PADDED)
     total = tl.zeros((PADDED,), dtype=tl.int32)
-    for first in range(0, block, COUNTS_AT_ONCE):
+    own = tl.zeros((PADDED,), dtype=tl.int32)
+    before = tl.zeros((PADDED,), dtype=tl.int32)
+    for first in range(0, everything, COUNTS_AT_ONCE):
         here = first + tl.arange(0, COUNTS_AT_ONCE)
-        part = tl.load(counts + here[:, None] * PADDED + experts[None, :], mask=(here < block)[:, None], other=0)
+        part = tl.load(counts + here[:, None] * PADDED + experts[None, :], mask=(here < everything)[:, None], other=0)
         total += tl.sum(part, axis=0)
-    return total
+        own += tl.sum(tl.where((here < of_rank)[:, None], part, 0), axis=0)
+        before += tl.sum(tl.where((here < block)[:, None], part, 0), axis=0)
+    return total, own, before
 
 
 @triton.jit
-def place(channel, head, counts, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
+def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
           TOP_K: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr,
           TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """Step 4: where everything lies."""
     ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
-    total = counts_before(counts, of_rank * channel.world_size, PADDED)
-    own = counts_before(counts, of_rank, PADDED)
-    height = blocks(total, TILE_ROWS)
-    starts = (tl.cumsum(height, axis=0) - height) * TILE_ROWS
-    list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, EXPERTS, PADDED, TILE_ROWS)
-    for block in range(tl.program_id(0), of_rank * channel.world_size, ctas):
-        source = (channel.rank + block // of_rank) % channel.world_size
-        inner = block % of_rank
-        header, ids, gates = region_of(channel.control, routes_words, source, pitch, TOP_K)
-        tokens = tl.load(header + inner % ctas)
-        begin = starts + counts_before(counts, block, PADDED)
-        end = min((inner + 1) * TOKENS, tokens) * TOP_K
-        for at in range(inner * TOKENS * TOP_K, end, PAIRS):
-            is_of = pairs_of(ids, at, end, first_expert, EXPERTS, PADDED, PAIRS)
-            before = tl.cumsum(is_of, axis=0) - is_of
-            row = tl.sum(is_of * (before + begin[None, :]), axis=1)
-            ours = tl.sum(is_of, axis=1) > 0
-            here = at + tl.arange(0, PAIRS)
-            tl.store(rows + row, source * pitch + here // TOP_K, mask=ours)
-            pair = source * pitch * TOP_K + here
-            tl.store(pair_row + pair, tl.where(ours, row, -1), mask=here < end)
-            gate = tl.load(gates + here, mask=here < end)
-            tl.store(pair_gate + pair, gate.to(tl.float32, bitcast=True), mask=here < end)
-            begin += tl.sum(is_of, axis=0)
+    everything = of_rank * channel.world_size
+    is_first = 1
+    for block in range(tl.program_id(0), tl.maximum(everything, tl.program_id(0) + 1), ctas):
+        total, own, before = sum_counts(counts, block, of_rank, everything, PADDED)
+        height = blocks(total, TILE_ROWS)
+        starts = (tl.cumsum(height, axis=0) - height) * TILE_ROWS
+        if is_first == 1:
+            list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, EXPERTS, PADDED, TILE_ROWS)
+        is_first = 0
+        if block < everything:
+            begin = begins + block * PADDED
+            tl.store(begin + tl.arange(0, PADDED), starts + before)
+            tl.debug_barrier()
+            place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert, TOP_K,
+                        EXPERTS, TOKENS, PAIRS)  # fmt: skip
+
+
+@triton.jit
+def experts_of(ids, here, end, first_expert, EXPERTS: tl.constexpr):
+    """Which of our experts pairs chose; -1 for another rank's, a dropped pair's, and behind `end`."""
+    expert = tl.load(ids + here, mask=here < end, other=-1) - first_expert
+    return tl.where((expert >= 0) & (expert < EXPERTS) & (here < end), expert, -1)
+
+
+@triton.jit
+def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert,
+                TOP_K: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+    """The rows of a block's pairs: a pair follows the earlier pairs of its expert, which are counted by comparing."""
+    ctas = tl.num_programs(0)
+    of_rank = blocks(pitch, TOKENS)
+    source = (channel.rank + block // of_rank) % channel.world_size
+    inner = block % of_rank
+    header, ids, gates = region_of(channel.control, routes_words, source, pitch, TOP_K)
+    first = inner * TOKENS * TOP_K
+    end = min((inner + 1) * TOKENS, tl.load(header + inner % ctas)) * TOP_K
+    for at in range(first, end, PAIRS):
+        here = at + tl.arange(0, PAIRS)
+        expert = experts_of(ids, here, end, first_expert, EXPERTS)
+        ours = expert >= 0
+        row = tl.load(begin + expert, mask=ours, other=0)
+        for earlier in range(first, at + PAIRS, PAIRS):
+            there = earlier + tl.arange(0, PAIRS)
+            other = experts_of(ids, there, end, first_expert, EXPERTS)
+            precedes = (other[None, :] == expert[:, None]) & (there[None, :] < here[:, None])
+            row += tl.sum(precedes.to(tl.int32), axis=1)
+        tl.store(rows + row, source * pitch + here // TOP_K, mask=ours)
+        slot = slot_of_pair(ids, here, end, ours, first_expert, TOP_K, EXPERTS)
+        pair = source * pitch * TOP_K + here // TOP_K * TOP_K + slot
+        tl.store(pair_row + pair, tl.where(ours, row, -1), mask=here < end)
+        gate = tl.load(gates + here, mask=here < end)
+        tl.store(pair_gate + pair, gate.to(tl.float32, bitcast=True), mask=here < end)
+
+
+@triton.jit
+def slot_of_pair(ids, here, end, ours, first_expert, TOP_K: tl.constexpr, EXPERTS: tl.constexpr):
+    """Where a pair lies among its token's: ours first, in their order, then the others."""
+    place = here % TOP_K
+    before = tl.zeros_like(here)
+    total = tl.zeros_like(here)
+    for other in tl.static_range(TOP_K):
+        is_ours = (experts_of(ids, here - place + other, end, first_expert, EXPERTS) >= 0).to(tl.int32)
+        before += tl.where(other < place, is_ours, 0)
+        total += is_ours
+    return tl.where(ours, before, total + place - before)
 
 
 @triton.jit

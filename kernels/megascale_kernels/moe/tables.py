@@ -30,7 +30,7 @@ HEAD_WORDS = STAGES + 2 * MOST_CHUNKS
 TILE_FIELDS = ("expert", "row", "end", "stretch", "height")
 TILE_WORDS = 8
 # Programs that route, at most; tokens that one of them takes at once.
-ROUTE_PROGRAMS = 128
+ROUTE_PROGRAMS = 256
 LEAST_ROUTE_TOKENS, MOST_ROUTE_TOKENS = 16, 128
 # What one rank sends of its routing: a header with a word for each program that sends, then experts and gates.
 HEADER_WORDS = 256
@@ -100,14 +100,17 @@ class Routing(NamedTuple):
     Attributes:
         head: [`HEAD_WORDS`] how many row tiles and tokens there are, and counters of the launches that follow.
         counts: [token blocks, `Sizes.padded_experts`] pairs of each expert in each block of tokens.
+        begins: [token blocks, `Sizes.padded_experts`] the first row of each expert in each block.
         rows: [`Sizes.rows`] the token of each row, as source rank * pitch + token; padding is -1.
-        pair_row: [`Sizes.pairs`] the row of each pair, -1 where its expert is not ours or it was dropped.
-        pair_gate: [`Sizes.pairs`] fp32, its weight.
+        pair_row: [`Sizes.pairs`] by source rank and token the rows of its pairs whose experts are ours, in the order of
+            its pairs, then -1.
+        pair_gate: [`Sizes.pairs`] fp32, their weights.
         tiles: [`Sizes.row_tiles`, `TILE_WORDS`] row tiles in the order of the walk (`TILE_FIELDS`).
     """
 
     head: Tensor
     counts: Tensor
+    begins: Tensor
     rows: Tensor
     pair_row: Tensor
     pair_gate: Tensor
@@ -121,6 +124,7 @@ def make_routing(sizes: Sizes, device: torch.device) -> Routing:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
     return Routing(
-        words(HEAD_WORDS), words(sizes.route_blocks, sizes.padded_experts), words(sizes.rows), words(sizes.pairs),
+        words(HEAD_WORDS), words(sizes.route_blocks, sizes.padded_experts),
+        words(sizes.route_blocks, sizes.padded_experts), words(sizes.rows), words(sizes.pairs),
         torch.zeros(sizes.pairs, dtype=torch.float32, device=device), words(sizes.row_tiles, TILE_WORDS),
     )  # fmt: skip

@@ -18,7 +18,8 @@ from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E40
 from megascale_kernels.moe import tables  # noqa: E402
 from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
 
-from tests.fakes.moe_layers import SMALL, TILE_ROWS, Given, Layer, Ran, ran  # noqa: E402
+from tests.fakes.moe_cases import SMALL, TILE_ROWS, Given, Layer  # noqa: E402
+from tests.fakes.moe_layers import Ran, ran  # noqa: E402
 
 CASES = {
     "two ranks": Layer(),
@@ -217,9 +218,15 @@ def test_the_lead_covers_the_transfer() -> None:
     """No lead for one rank; a longer one for more tokens; as told where it is told."""
     sizes = tables.Sizes(2, 4096, 8, 64, 2048, 768)
 
-    assert MoeConfig().lead(sizes._replace(world_size=1)) == 0
-    assert MoeConfig().lead(sizes) < MoeConfig().lead(sizes._replace(pitch=8192))
-    assert MoeConfig(lead_rows=5).lead(sizes) == 5
+    def lead(sizes: tables.Sizes, config: MoeConfig = MoeConfig()) -> int:  # noqa: B008 (it is immutable)
+        rows = config.resolved(sizes).lead_rows
+        assert rows is not None
+        return rows
+
+    assert lead(sizes._replace(world_size=1)) == 0
+    assert lead(sizes) < lead(sizes._replace(pitch=8192))
+    assert lead(sizes, MoeConfig(lead_rows=5)) == 5
+    assert MoeConfig().resolved(sizes).chunks == 2
 
 
 def test_signals_are_what_is_mutated() -> None:
