@@ -22,16 +22,17 @@ from tests.gpu.kernel_cases import assert_no_worse
 
 SLEEP_CYCLES = 3_000_000  # a straggler comes 1 to 2 ms late
 REPLAYS = 20
+PLAIN = MoeConfig(kernel="triton")
 CONFIGS = [
-    MoeConfig(),
-    MoeConfig(lead_rows=0, reducers=0),
-    MoeConfig(lead_rows=1 << 20, chunks=2, splits=1, stages=4),
-    MoeConfig(block_n=64, combine_n=128, reducers=20, splits=7, route_programs=5),
+    PLAIN,
+    PLAIN._replace(lead_rows=0, reducers=0),
+    PLAIN._replace(lead_rows=1 << 20, chunks=2, splits=1, stages=4),
+    PLAIN._replace(block_n=64, combine_n=128, reducers=20, splits=7, route_programs=5),
 ]
 HOPPER = [
-    MoeConfig(kernel="hopper"),
-    MoeConfig(kernel="hopper", lead_rows=0, splits=1),
-    MoeConfig(kernel="hopper", lead_rows=1 << 20, chunks=2, splits=7),
+    MoeConfig(),
+    MoeConfig(lead_rows=0, splits=1, chunks=1),
+    MoeConfig(lead_rows=1 << 20, chunks=2, splits=7, route_programs=9),
 ]
 ROUTINGS = ("drawn", "all to one", "ours alone", "dropped", "twice", "few")
 

@@ -40,6 +40,7 @@ from megascale_kernels.moe.combine_kernel import (
     staging_of,
 )
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.hopper_dispatch import pass_slots
 from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
@@ -97,21 +98,34 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
     slot = 0
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
+    final = gl.maximum(row_tiles * blocks_n - 1, 0)
+    some_tiles = gl.maximum(row_tiles, 1)
+    entry, chunk, width, at = combine_slot(gl.minimum(cta, final), some_tiles, lead_tiles, blocks_n, chunk_blocks)
+    _, row, end, first, height = look_up(tiles, entry)
     for tile in range(cta, row_tiles * blocks_n, gl.num_programs(0)):
-        entry, chunk, width, at = combine_slot(tile, row_tiles, lead_tiles, blocks_n, chunk_blocks)
-        _, row, _, first, height = look_up(tiles, entry)  # it arrives while the tile is multiplied
+        begin, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
+                                              height, CFG.block_m)  # fmt: skip
+        valid = end - begin
+        # The list is read ahead: it arrives while this tile is multiplied.
+        entry, chunk, width, at = combine_slot(gl.minimum(tile + gl.num_programs(0), final), some_tiles, lead_tiles,
+                                               blocks_n, chunk_blocks)  # fmt: skip
+        _, row, end, first, height = look_up(tiles, entry)
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
-        acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
-        row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
-                                            height, CFG.block_m)  # fmt: skip
-        if pending >= 0:
-            of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
-            finish_tile(channel, head, pending, of_stage * CFG.consumers)
-        count: gl.constexpr = CFG.columns // CFG.store_columns
-        slices = column_slices(acc, count)
-        for i in gl.static_range(count):
-            store_slice(slices[i], staging, y_desc, row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+        if valid > ME * CFG.rows:
+            acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
+            if pending >= 0:
+                of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+                finish_tile(channel, head, pending, of_stage * CFG.consumers)
+            count: gl.constexpr = CFG.columns // CFG.store_columns
+            slices = column_slices(acc, count)
+            for i in gl.static_range(count):
+                store_slice(slices[i], staging, y_desc, begin + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+        else:
+            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
+            if pending >= 0:
+                of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+                finish_tile(channel, head, pending, of_stage * CFG.consumers)
         pending = stage
         cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
     if pending >= 0:

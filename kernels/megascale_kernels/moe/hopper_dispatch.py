@@ -90,9 +90,9 @@ def rows_at(token, first, x_ptr, gathered_ptr, rank, pitch, hidden):
 
 
 @gluon.jit
-def fetch_gathered(ring, upper, lower, w_desc, expert, column, hidden, slot, phase, layout: gl.constexpr,
+def fetch_gathered(ring, upper, lower, valid, w_desc, expert, column, hidden, slot, phase, layout: gl.constexpr,
                    CFG: gl.constexpr):  # fmt: skip
-    """Every K block of a tile into the ring: the rows at `upper` and `lower`, and the expert's gate and up."""
+    """Every K block of a tile into the ring: the rows at `upper` and, if any is valid, at `lower`, and gate and up."""
     block_k: gl.constexpr = CFG.block_k
     in_block = gl.arange(0, block_k, layout=gl.SliceLayout(0, layout))
     shape: gl.constexpr = [CFG.slots, 2, CFG.columns // 2, CFG.block_k]
@@ -106,9 +106,10 @@ def fetch_gathered(ring, upper, lower, w_desc, expert, column, hidden, slot, pha
         columns = k + in_block
         inside = (columns < hidden)[None, :]
         async_copy.async_copy_global_to_shared(ring.a.index(slot * 2), upper[:, None] + columns[None, :], mask=inside)
-        async_copy.async_copy_global_to_shared(
-            ring.a.index(slot * 2 + 1), lower[:, None] + columns[None, :], mask=inside
-        )
+        if valid > CFG.rows:
+            async_copy.async_copy_global_to_shared(
+                ring.a.index(slot * 2 + 1), lower[:, None] + columns[None, :], mask=inside
+            )
         async_copy.mbarrier_arrive(full, increment_count=False)
         slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
@@ -139,8 +140,8 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
     for tile in range(gl.program_id(0), count, step):
         # Tables are read ahead, a tile's tokens while the tile before is loaded: none is waited for.
         following = gl.minimum(tile + step, final)
-        row, valid, next_block = dispatch_place(following, blocks_n, group_m, row, end, first, height, block_m)
-        next_upper, next_lower, next_token, next_last = tokens_of(rows, row, valid, half, layout)
+        row, next_valid, next_block = dispatch_place(following, blocks_n, group_m, row, end, first, height, block_m)
+        next_upper, next_lower, next_token, next_last = tokens_of(rows, row, next_valid, half, layout)
         later_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + 2 * step, final) // blocks_n)
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         needed = units_of(last, channel.rank, channel.world_size, pitch, unit_tokens, units)
@@ -150,8 +151,9 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
         cursor = mark(events, cursor, WAIT_END, tile, channel.rank, TRACE)
         above = rows_at(upper, token, x_ptr, gathered_ptr, channel.rank, pitch, hidden)
         below = rows_at(lower, token, x_ptr, gathered_ptr, channel.rank, pitch, hidden)
-        slot, phase = fetch_gathered(ring, above, below, w_desc, expert, block_n * (CFG.columns // 2), hidden, slot,
-                                     phase, layout, CFG)  # fmt: skip
+        slot, phase = fetch_gathered(ring, above, below, valid, w_desc, expert, block_n * (CFG.columns // 2), hidden,
+                                     slot, phase, layout, CFG)  # fmt: skip
+        valid = next_valid
         upper, lower, token, last = next_upper, next_lower, next_token, next_last
         expert, block_n, next_expert = next_expert, next_block, later_expert
     show_done(channel, COMMUNICATE, PROGRESS)
@@ -182,6 +184,16 @@ def multiply_gathered(ring, slot, phase, count, ME: gl.constexpr, CFG: gl.conste
 
 
 @gluon.jit
+def pass_slots(ring, slot, phase, count, CFG: gl.constexpr):
+    """Hand back a tile's slots unread: this consumer's rows are all padding."""
+    for _ in range(count):
+        mbarrier.wait(ring.full.index(slot), phase)
+        mbarrier.arrive(ring.empty.index(slot))
+        slot, phase = next_slot(slot, phase, CFG.slots)
+    return slot, phase
+
+
+@gluon.jit
 def consume(ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hidden, inner, group_m, variant, counted,
             ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply this consumer's half of every tile, take SwiGLU and store it."""
@@ -203,17 +215,23 @@ def consume(ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hi
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     k_blocks = blocks(hidden, CFG.block_k)
+    final = gl.maximum(count - 1, 0)
+    _, row, end, first, height = look_up(tiles, gl.minimum(cta, final) // blocks_n)
     for tile in range(cta, count, ctas):
-        _, row, end, first, height = look_up(tiles, tile // blocks_n)  # it arrives while the tile is multiplied
+        begin, valid, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, CFG.block_m)
+        # The list is read ahead: it arrives while this tile is multiplied.
+        _, row, end, first, height = look_up(tiles, gl.minimum(tile + ctas, final) // blocks_n)
         show_tile(channel, COMPUTE, tile, shows)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, traces)
-        acc, slot, phase = multiply_gathered(ring, slot, phase, k_blocks, ME, CFG)
-        row, _, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, CFG.block_m)
-        gate, up = column_slices(acc, 2)
-        h = gate / (1.0 + gl.exp(-gate)) * up
-        slices = column_slices(h, 2)
-        for i in gl.static_range(2):
-            store_slice(slices[i], staging, h_desc, row + ME * CFG.rows, block_n * (CFG.columns // 2), i, ME, CFG)
+        if valid > ME * CFG.rows:
+            acc, slot, phase = multiply_gathered(ring, slot, phase, k_blocks, ME, CFG)
+            gate, up = column_slices(acc, 2)
+            h = gate / (1.0 + gl.exp(-gate)) * up
+            slices = column_slices(h, 2)
+            for i in gl.static_range(2):
+                store_slice(slices[i], staging, h_desc, begin + ME * CFG.rows, block_n * (CFG.columns // 2), i, ME, CFG)
+        else:
+            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
         cursor = mark(events, cursor, TILE_END, tile, channel.rank, traces)
     tma.store_wait(0)
     if last_consumer == ME:

@@ -37,7 +37,7 @@ class MoeConfig(NamedTuple):
         job_cols: columns that a job adds up at once.
     """
 
-    kernel: Literal["triton", "hopper"] = "triton"
+    kernel: Literal["triton", "hopper"] = "hopper"
     block_n: int = 128
     combine_n: int = 256
     block_k: int = 64
