@@ -103,8 +103,8 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
     entry, chunk, width, at = combine_slot(gl.minimum(cta, final), some_tiles, lead_tiles, blocks_n, chunk_blocks)
     _, row, end, first, height = look_up(tiles, entry)
     for tile in range(cta, row_tiles * blocks_n, gl.num_programs(0)):
-        begin, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
-                                              height, CFG.block_m)  # fmt: skip
+        begin, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
+                                              first, height, CFG.block_m)  # fmt: skip
         valid = end - begin
         # The list is read ahead: it arrives while this tile is multiplied.
         entry, chunk, width, at = combine_slot(gl.minimum(tile + gl.num_programs(0), final), some_tiles, lead_tiles,
@@ -211,7 +211,7 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
                 cols = at + gl.arange(0, COLS, layout=layout)
                 inside = cols < end_col
                 total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, COLS, layout)
-                offset = token.to(gl.int64) * hidden + cols
+                offset = token.to(gl.int64) * hidden + cols  # type: ignore[attr-defined] # Triton counts in tensors
                 total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, COLS,
                                   layout)  # fmt: skip
                 gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=inside)

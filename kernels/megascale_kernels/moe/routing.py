@@ -42,7 +42,7 @@ HEADER_WORDS = tl.constexpr(tables.HEADER_WORDS)
 # Flags of a source rank: 0 says that all its programs have counted (our own rank's alone), 1 + p that program p sent.
 COUNTED = tl.constexpr(0)
 SENT = tl.constexpr(1)
-COUNTS_AT_ONCE = tl.constexpr(32)  # rows of the table of counts
+COUNTED_CELLS = tl.constexpr(8192)  # of the table of counts, read together
 SLOTS_AT_ONCE = tl.constexpr(64)  # row tiles, and rows of padding, that are written together
 
 
@@ -165,8 +165,9 @@ def sum_counts(counts, block, of_rank, everything, PADDED: tl.constexpr):
     total = tl.zeros((PADDED,), dtype=tl.int32)
     own = tl.zeros((PADDED,), dtype=tl.int32)
     before = tl.zeros((PADDED,), dtype=tl.int32)
-    for first in range(0, everything, COUNTS_AT_ONCE):
-        here = first + tl.arange(0, COUNTS_AT_ONCE)
+    AT_ONCE: tl.constexpr = COUNTED_CELLS // PADDED
+    for first in range(0, everything, AT_ONCE):
+        here = first + tl.arange(0, AT_ONCE)
         part = tl.load(counts + here[:, None] * PADDED + experts[None, :], mask=(here < everything)[:, None], other=0)
         total += tl.sum(part, axis=0)
         own += tl.sum(tl.where((here < of_rank)[:, None], part, 0), axis=0)

@@ -74,7 +74,8 @@ def route() -> Machine:
         "PROGRESS": True,
     }  # fmt: skip
     kernel = routing.route_kernel
-    return COMPILED.get("route", lambda: compile_for_hopper(kernel, types_of(kernel, {}, constants), constants, warps=4))
+    types = types_of(kernel, {}, constants)
+    return COMPILED.get("route", lambda: compile_for_hopper(kernel, types, constants, warps=4))
 
 
 def specialised_dispatch() -> Machine:

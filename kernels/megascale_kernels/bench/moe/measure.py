@@ -2,6 +2,7 @@
 """Measure one layer: ours, plain serial, tuned serial, its products and its bytes alone, in turn."""
 
 import math
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
 
 WRONG = 0.02  # relative distance from the serial path; bf16 results differ by 0.003
+HOST_CALLS = 8
 STEPS = ("route", "dispatch", "combine")
 
 
@@ -180,7 +182,24 @@ def measure_layer(
     note = "; ".join(f"{name}: {error}" for name, error in measured.errors.items())
     if "ours" in seconds:
         seconds |= time_steps(shape, workspace, config, given)
+        seconds |= {f"host {name}": host_seconds(calls[name], workspace) for name in ("tuned", "ours")}
     return MoeRow(shape, words, seconds, float(distance), note)
+
+
+def host_seconds(call: Call, workspace: Workspace) -> float:
+    """What a call takes the host, the largest over ranks: the least of several, while the device is busy."""
+    times = []
+    for _ in range(HOST_CALLS):
+        dist.barrier(workspace.group)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1_500_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has no public name
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    torch.cuda.synchronize()
+    longest = torch.tensor(min(times), device="cuda")
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=workspace.group)
+    return float(longest)
 
 
 def time_steps(shape: MoeShape, workspace: Workspace, config: MoeConfig, given: Operands) -> dict[str, float]:
