@@ -19,6 +19,7 @@ PROMISES = [
     "any_configuration_is_no_worse_than_serial",
     "warp_specialised_layers_take_any_routing",
     "warp_specialised_layers_take_any_configuration",
+    "a_last_wave_in_parts_is_no_worse_than_serial",
     "any_top_k_and_type_is_no_worse_than_serial",
     "results_repeat_bit_by_bit",
     "graphs_replay_with_any_routing",

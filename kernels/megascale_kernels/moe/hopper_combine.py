@@ -8,12 +8,24 @@ The consumers take jobs too when they have no tile left.
 `combine_kernel`, in plain Triton, is the twin that the emulator runs.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from megascale_kernels.device.hopper_gemm import column_slices, fetch, make_ring, multiply, store_slice
+from megascale_kernels.device.hopper_gemm import (
+    PARTIAL_PIECES,
+    Work,
+    add_split_partials,
+    column_slices,
+    fetch,
+    fetch_split_partials,
+    make_ring,
+    multiply,
+    store_slice,
+    store_split_partial,
+)
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
-from megascale_kernels.device.primitives import peer_tile_notify
+from megascale_kernels.device.primitives import peer_tile_notify, producer_tile_notify
 from megascale_kernels.device.progress import (
     TILE_BEGIN,
     TILE_END,
@@ -25,7 +37,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import Channel, finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.combine_kernel import (
     LEAD_TILES,
     ROW_TILES,
@@ -41,52 +53,88 @@ from megascale_kernels.moe.combine_kernel import (
 )
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
 from megascale_kernels.moe.hopper_dispatch import pass_slots
-from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
+from megascale_kernels.moe.walk import (
+    combine_place,
+    combine_slot,
+    look_up,
+    part_of_unit,
+    parts_of_last_wave,
+    tiles_of_stage,
+)
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "inner",
+    "staging_bytes", "chunk_blocks", "most_parts", "inner",
 )  # fmt: skip
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
 TOKENS = gl.constexpr(8)  # of a job
 COLS_A_THREAD = gl.constexpr(2)  # times 16 bytes of a row
+PART_FLAGS = gl.constexpr(64)  # where those of parts of tiles begin; below are stages
 AT_ONCE = gl.constexpr(4)  # rows of a token that are on their way together
 
 
+@triton.jit
+def for_parts(channel):
+    """The same channel, whose flags are those of parts of tiles: behind the stages of our own rank."""
+    return Channel(
+        channel.control, channel.peers, channel.status, channel.progress, channel.flags + PART_FLAGS, channel.channels,
+        channel.slot, channel.rank, channel.world_size, channel.stamp, channel.operator, channel.deadline_us,
+    )  # fmt: skip
+
+
 @gluon.jit
-def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks,
-            CFG: gl.constexpr):  # fmt: skip
-    """Keep the ring full."""
+def unit_at(unit, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
+    """A unit of work and what the list says of its tile; of the last unit where there is no such one."""
+    tile, begin, end, place, before = part_of_unit(gl.minimum(unit, final), whole, parts, k_blocks)
+    entry, chunk, width, at = combine_slot(tile, gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks)
+    expert, row, end_row, first, height = look_up(tiles, entry)
+    return tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height
+
+
+@gluon.jit
+def produce(ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks, most_parts,
+            CFG: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+    """Keep the ring full, and behind a cut tile's last part send what its other parts have summed."""
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
+    code = 0
     row_tiles = gl.load(head + ROW_TILES)
     lead_tiles = gl.load(head + LEAD_TILES)
     blocks_n = blocks(hidden, CFG.block_n)
     k_blocks = blocks(inner, CFG.block_k)
-    count = row_tiles * blocks_n
-    final = gl.maximum(count - 1, 0)
-    some_tiles = gl.maximum(row_tiles, 1)
-    entry, chunk, width, at = combine_slot(gl.minimum(gl.program_id(0), final), some_tiles, lead_tiles, blocks_n,
-                                           chunk_blocks)  # fmt: skip
-    expert, row, _, first, height = look_up(tiles, entry)
-    for tile in range(gl.program_id(0), count, gl.num_programs(0)):
+    step = gl.num_programs(0)
+    whole, parts = parts_of_last_wave(row_tiles * blocks_n, step, k_blocks, most_parts)
+    units = whole + (row_tiles * blocks_n - whole) * parts
+    final = gl.maximum(units - 1, 0)
+    for_them = for_parts(channel)
+    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+        gl.program_id(0), final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    )  # fmt: skip
+    for unit in range(gl.program_id(0), units, step):
         of_tile = expert
-        row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
-                                        height, CFG.block_m)  # fmt: skip
-        begin = row
+        k_first, k_last = begin, end
+        tile_row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
+                                             height, CFG.block_m)  # fmt: skip
+        of_place, of_before, of_unit = place, before, tile
         # The list is read ahead, while this tile is loaded.
-        entry, chunk, width, at = combine_slot(gl.minimum(tile + gl.num_programs(0), final), some_tiles, lead_tiles,
-                                               blocks_n, chunk_blocks)  # fmt: skip
-        expert, row, _, first, height = look_up(tiles, entry)
-        slot, phase = fetch(ring, h_desc, begin, w_desc, of_tile * hidden + block_n * CFG.block_n, 0, k_blocks,
+        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        )  # fmt: skip
+        slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, k_first, k_last,
                             slot, phase, CFG)  # fmt: skip
+        if CUT:
+            if (k_last == k_blocks) & (of_before > 0):
+                slot, phase, code = fetch_split_partials(
+                    ring, split_desc, for_them, of_unit, of_place, of_before, code, slot, phase, CFG
+                )
 
 
 @gluon.jit
-def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
-                   ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+def multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   most_parts, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, PROGRESS: gl.constexpr,
+                   TRACE: gl.constexpr):  # fmt: skip
     """This consumer's half of every tile, counted while the next one is multiplied."""
     cta = gl.program_id(0)
     events = ring_of(trace, cta, COMPUTE)
@@ -95,44 +143,64 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
     lead_tiles = gl.load(head + LEAD_TILES)
     blocks_n = blocks(hidden, CFG.block_n)
     k_blocks = blocks(inner, CFG.block_k)
+    step = gl.num_programs(0)
+    whole, parts = parts_of_last_wave(row_tiles * blocks_n, step, k_blocks, most_parts)
+    units = whole + (row_tiles * blocks_n - whole) * parts
+    final = gl.maximum(units - 1, 0)
+    for_them = for_parts(channel)
     slot = 0
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
-    final = gl.maximum(row_tiles * blocks_n - 1, 0)
-    some_tiles = gl.maximum(row_tiles, 1)
-    entry, chunk, width, at = combine_slot(gl.minimum(cta, final), some_tiles, lead_tiles, blocks_n, chunk_blocks)
-    _, row, end, first, height = look_up(tiles, entry)
-    for tile in range(cta, row_tiles * blocks_n, gl.num_programs(0)):
-        begin, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
-                                              first, height, CFG.block_m)  # fmt: skip
-        valid = end - begin
+    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+        cta, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    )  # fmt: skip
+    for unit in range(cta, units, step):
+        k_first, k_last = begin, end
+        tile_row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
+                                                 first, height, CFG.block_m)  # fmt: skip
+        of_place, of_before, of_tile = place, before, tile
+        valid = end_row - tile_row
         # The list is read ahead: it arrives while this tile is multiplied.
-        entry, chunk, width, at = combine_slot(gl.minimum(tile + gl.num_programs(0), final), some_tiles, lead_tiles,
-                                               blocks_n, chunk_blocks)  # fmt: skip
-        _, row, end, first, height = look_up(tiles, entry)
-        show_tile(channel, COMPUTE, tile, PROGRESS)
-        cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
+        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        )  # fmt: skip
+        show_tile(channel, COMPUTE, of_tile, PROGRESS)
+        cursor = mark(events, cursor, TILE_BEGIN, of_tile, channel.rank, TRACE)
         if valid > ME * CFG.rows:
-            acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
-            if pending >= 0:
-                of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
-                finish_tile(channel, head, pending, of_stage * CFG.consumers)
-            count: gl.constexpr = CFG.columns // CFG.store_columns
-            slices = column_slices(acc, count)
-            for i in gl.static_range(count):
-                store_slice(slices[i], staging, y_desc, begin + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+            acc, slot, phase = multiply(ring, slot, phase, k_first, k_last, ME, CFG)
+            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+            if CUT:
+                if k_last < k_blocks:
+                    work = Work(0, 0, 0, 0, 0, 0, 0, partials)
+                    store_split_partial(for_them, acc, work, of_place, ME, CFG)
+                else:
+                    acc, slot, phase = add_split_partials(ring, acc, of_before, slot, phase, ME, CFG)
+            if k_last == k_blocks:
+                count: gl.constexpr = CFG.columns // CFG.store_columns
+                slices = column_slices(acc, count)
+                for i in gl.static_range(count):
+                    store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
         else:
-            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
-            if pending >= 0:
-                of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
-                finish_tile(channel, head, pending, of_stage * CFG.consumers)
-        pending = stage
-        cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
+            slot, phase = pass_slots(ring, slot, phase, k_last - k_first, CFG)
+            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+            if CUT:
+                if k_last < k_blocks:
+                    producer_tile_notify(for_them, of_place * CFG.consumers + ME)
+                else:
+                    slot, phase = pass_slots(ring, slot, phase, of_before * PARTIAL_PIECES, CFG)
+        pending = gl.where(k_last == k_blocks, stage, -1)
+        cursor = mark(events, cursor, TILE_END, of_tile, channel.rank, TRACE)
+    count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+    show_done(channel, COMPUTE, PROGRESS)
+    close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
+
+
+@gluon.jit
+def count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG: gl.constexpr):
+    """Count the tile before, whose stores have had a tile's time to arrive; -1 is none."""
     if pending >= 0:
         of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
         finish_tile(channel, head, pending, of_stage * CFG.consumers)
-    show_done(channel, COMPUTE, PROGRESS)
-    close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
 
 
 @gluon.jit
@@ -241,9 +309,10 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 
 @gluon.jit
-def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board, trace,
-            staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, ME: gl.constexpr,
-            CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+            ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr,
+            TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
@@ -257,8 +326,8 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
             publish_launch(channel, pitch, hidden, inner, variant)
             say_begun(channel)
             announce_empty_stages(channel, head, blocks_n, chunk_blocks)
-    multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks, ME, CFG,
-                   shows, TRACE and speaks)  # fmt: skip
+    multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   most_parts, ME, CFG, CUT, shows, TRACE and speaks)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
               chunk_blocks, CFG.block_n, TOP_K, 4, COMPUTE, SHOWS=False)  # fmt: skip
     if last_consumer == ME:
@@ -279,11 +348,12 @@ def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_combine_kernel(
-    h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
+    h_desc, w_desc, y_desc, split_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks,
-    CFG: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+    CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
+    TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
     channel = open_channel(
@@ -299,15 +369,15 @@ def hopper_combine_kernel(
         [
             (
                 consume,
-                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-                 trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, 0, CFG, TOP_K,
-                 PROGRESS, TRACE),
+                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+                 0, CFG, CUT, TOP_K, PROGRESS, TRACE),
             ),
             (
                 consume,
-                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-                 trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, 1, CFG, TOP_K,
-                 PROGRESS, TRACE),
+                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+                 1, CFG, CUT, TOP_K, PROGRESS, TRACE),
             ),
             (
                 reduce,
@@ -316,7 +386,8 @@ def hopper_combine_kernel(
             ),
             (
                 produce,
-                (ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG),
+                (ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks,
+                 most_parts, CFG, CUT),
             ),
         ],
         [4, REDUCER_WARPS, PRODUCER_WARPS],
