@@ -70,9 +70,9 @@ RUNTIME = (
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
 TOKENS = gl.constexpr(8)  # of a job
-COLS_A_THREAD = gl.constexpr(2)  # times 16 bytes of a row
+# Columns that a warp adds up at once: 16 bytes a thread of each row, and twice that where there are registers for it.
+REDUCER_COLS, CONSUMER_COLS = gl.constexpr(256), gl.constexpr(512)
 PART_FLAGS = gl.constexpr(64)  # where those of parts of tiles begin; below are stages
-AT_ONCE = gl.constexpr(4)  # rows of a token that are on their way together
 
 
 @triton.jit
@@ -204,91 +204,96 @@ def count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk
 
 
 @gluon.jit
-def rows_of(pair_row, pair_gate, pair, TOP_K: gl.constexpr):
-    """The rows in y of a token's pairs and their gates, numbers; a token's own come first, then -1."""
+def pairs_of(pair_row, pair_gate, pair, there, TOP_K: gl.constexpr):
+    """The rows in y and the gates of some tokens' pairs, a tensor a place; and whether a token has any row."""
     rows = ()  # tuples that grow at compile time
     gates = ()
+    has_row = there & False
     for place in gl.static_range(TOP_K):
-        row = gl.load(pair_row + pair + place)
-        gate = gl.load(pair_gate + pair + place)
+        row = gl.load(pair_row + pair + place, mask=there, other=-1)
+        gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
+        ours = row >= 0
+        has_row = has_row | ours
         rows = rows + (row,)  # type: ignore[assignment] # it grows
-        gates = gates + (gl.where(row >= 0, gate, 0.0),)  # type: ignore[assignment] # it grows
-    return rows, gates
+        gates = gates + (gl.where(ours, gate, 0.0),)  # type: ignore[assignment] # it grows
+    return rows, gates, has_row
 
 
 @gluon.jit
-def senders_of(ids_ptr, token, is_own, experts, world_size, TOP_K: gl.constexpr):
-    """A bit for each rank that has sent something for a token: that has an expert of it, and the token is ours."""
-    senders = 0
+def senders_of(ids_ptr, token, there, experts, world_size, TOP_K: gl.constexpr):
+    """A bit for each rank that has an expert of a token: the others have sent nothing for it."""
+    senders = there.to(gl.int32) * 0
     for place in gl.static_range(TOP_K):
-        expert = gl.load(ids_ptr + token * TOP_K + place, mask=is_own, other=-1)
+        expert = gl.load(ids_ptr + token * TOP_K + place, mask=there, other=-1)
         exists = (expert >= 0) & (expert < experts * world_size)
         senders = senders | gl.where(exists, 1 << (gl.where(exists, expert, 0) // experts), 0)
     return senders
 
 
 @gluon.jit
-def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, COLS: gl.constexpr,
-           layout: gl.constexpr):  # fmt: skip
-    """The sum of a token's rows in y, in fp32, in the order of places; `AT_ONCE` rows are on their way together."""
-    total = gl.zeros((COLS,), gl.float32, layout)
-    for first in gl.static_range(0, TOP_K, AT_ONCE):
-        if rows[first] >= 0:
-            parts = ()  # a tuple that grows at compile time
-            for place in gl.static_range(first, first + AT_ONCE):
-                if place < TOP_K:
-                    here = y_ptr + rows[place].to(gl.int64) * hidden
-                    part = gl.load(here + cols, mask=inside & (rows[place] >= 0), other=0.0)
-                    parts = parts + (part,)  # type: ignore[assignment] # it grows
-            for place in gl.static_range(first, first + AT_ONCE):
-                if place < TOP_K:
-                    total += gates[place] * parts[place - first].to(gl.float32)
+def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr,
+           COLS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """The sum of some tokens' rows in y, in fp32, in the order of places."""
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    for place in gl.static_range(TOP_K):
+        row = rows[place]
+        part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
+                       mask=(row >= 0)[:, None] & inside[None, :], other=0.0)  # fmt: skip
+        total += gates[place][:, None] * part.to(gl.float32)
     return total
 
 
 @gluon.jit
-def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, COLS: gl.constexpr,
-              layout: gl.constexpr):  # fmt: skip
+def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, ROWS: gl.constexpr,
+              COLS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """The sum over ranks in the order of ranks, in fp32."""
-    total = gl.zeros((COLS,), gl.float32, layout)
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
     for source in range(channel.world_size):
         if source == channel.rank:
             total += own
         else:
             staging = staging_of(channel, channel.rank, source, y_ptr, staging_bytes, pitch, hidden)
             sent = ((senders >> source) & 1) > 0
-            total += gl.load(staging + offset, mask=inside & sent, other=0.0).to(gl.float32)
+            part = gl.load(staging + offset, mask=sent[:, None] & inside[None, :], other=0.0)
+            total += part.to(gl.float32)
     return total
 
 
 @gluon.jit
 def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-                 owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
-    """Add up a block of tokens, one after the other, and send or store the sums."""
-    COLS: gl.constexpr = WARPS * 32 * 8 * COLS_A_THREAD
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
+                 owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr,
+                 COLS: gl.constexpr):  # fmt: skip
+    """Add up a block of tokens, a token a warp, and send or store the sums."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     tokens = gl.load(head + TOKENS_OF + owner)
-    is_own = owner == channel.rank
-    target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
-    target = gl.where(is_own, out_ptr, target)
-    for token in range(block * TOKENS, gl.minimum((block + 1) * TOKENS, tokens)):
-        rows, gates = rows_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, TOP_K)
-        senders = senders_of(ids_ptr, token, is_own, experts, channel.world_size, TOP_K)
-        if is_own | (rows[0] >= 0):
+    for first in range(0, TOKENS, WARPS):
+        token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
+        there = token < tokens
+        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, there, TOP_K)
+        if owner != channel.rank:
+            target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
             for at in range(first_col, end_col, COLS):
-                cols = at + gl.arange(0, COLS, layout=layout)
+                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
                 inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, COLS, layout)
-                offset = token.to(gl.int64) * hidden + cols  # type: ignore[attr-defined] # Triton counts in tensors
-                total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, COLS,
-                                  layout)  # fmt: skip
-                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=inside)
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
+        else:
+            senders = senders_of(ids_ptr, token, there, experts, channel.world_size, TOP_K)
+            for at in range(first_col, end_col, COLS):
+                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+                inside = cols < end_col
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+                total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, WARPS,
+                                  COLS, layout)  # fmt: skip
+                gl.store(out_ptr + offset, total.to(y_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
 
 
 @gluon.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, WARPS: gl.constexpr, ROLE: gl.constexpr,
-              SHOWS: gl.constexpr):  # fmt: skip
+              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, WARPS: gl.constexpr, COLS: gl.constexpr,
+              ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
     """Take jobs until there is none, as in `combine_kernel`."""
     of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
     job = next_job(head)
@@ -300,7 +305,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
         if code == 0:
             end_col = gl.minimum((chunk + 1) * chunk_blocks * BLOCK_N, hidden)
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
-                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, WARPS)  # fmt: skip
+                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, WARPS, COLS)  # fmt: skip
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
             job = next_job(head)
@@ -329,7 +334,7 @@ def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair
     multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
                    most_parts, ME, CFG, CUT, shows, TRACE and speaks)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, 4, COMPUTE, SHOWS=False)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
     if last_consumer == ME:
         if cta == ctas - 1:
             await_all_begun(channel)
@@ -341,7 +346,7 @@ def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_
            chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr):  # fmt: skip
     """Take jobs while the consumers multiply."""
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, REDUCER_WARPS, COMMUNICATE, PROGRESS)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE, PROGRESS)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
 

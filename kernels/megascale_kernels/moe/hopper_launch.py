@@ -79,9 +79,9 @@ def prepare_combine(
         return (
             _rows(h, COMBINE.rows, COMBINE.block_k), _rows(weight, COMBINE.columns, COMBINE.block_k),
             _rows(y, COMBINE.rows, COMBINE.store_columns), _sums(partials) if cut else None, partials, y, out, ids,
-            routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, MOE_COMBINE), workspace.layout.data(slot), variant,
-            sizes.pitch, sizes.experts, sizes.hidden, sizes.inner, config.group_m, -(-blocks_n // (config.chunks or 1)),
-            config.last_wave,
+            routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, MOE_COMBINE),
+            workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, sizes.inner,
+            config.group_m, -(-blocks_n // (config.chunks or 1)), config.last_wave,
         )  # fmt: skip
 
     return hopper_combine_kernel, constants, arguments
