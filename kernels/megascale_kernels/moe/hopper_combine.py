@@ -85,6 +85,18 @@ def for_parts(channel):
 
 
 @gluon.jit
+def what_to_do(head, hidden, inner, most_parts, CFG: gl.constexpr):
+    """Row tiles, those of the lead, blocks of columns and of K; whole tiles, parts of each other one, units of work."""
+    row_tiles = gl.load(head + ROW_TILES)
+    blocks_n = blocks(hidden, CFG.block_n)
+    k_blocks = blocks(inner, CFG.block_k)
+    count = row_tiles * blocks_n
+    whole, parts = parts_of_last_wave(count, gl.num_programs(0), k_blocks, most_parts)
+    units = whole + (count - whole) * parts
+    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, k_blocks, whole, parts, units
+
+
+@gluon.jit
 def unit_at(unit, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
     """A unit of work and what the list says of its tile; of the last unit where there is no such one."""
     tile, begin, end, place, before = part_of_unit(gl.minimum(unit, final), whole, parts, k_blocks)
@@ -100,13 +112,8 @@ def produce(ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inne
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
     code = 0
-    row_tiles = gl.load(head + ROW_TILES)
-    lead_tiles = gl.load(head + LEAD_TILES)
-    blocks_n = blocks(hidden, CFG.block_n)
-    k_blocks = blocks(inner, CFG.block_k)
+    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
     step = gl.num_programs(0)
-    whole, parts = parts_of_last_wave(row_tiles * blocks_n, step, k_blocks, most_parts)
-    units = whole + (row_tiles * blocks_n - whole) * parts
     final = gl.maximum(units - 1, 0)
     for_them = for_parts(channel)
     tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
@@ -139,13 +146,8 @@ def multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace,
     cta = gl.program_id(0)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, TRACE)
-    row_tiles = gl.load(head + ROW_TILES)
-    lead_tiles = gl.load(head + LEAD_TILES)
-    blocks_n = blocks(hidden, CFG.block_n)
-    k_blocks = blocks(inner, CFG.block_k)
+    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
     step = gl.num_programs(0)
-    whole, parts = parts_of_last_wave(row_tiles * blocks_n, step, k_blocks, most_parts)
-    units = whole + (row_tiles * blocks_n - whole) * parts
     final = gl.maximum(units - 1, 0)
     for_them = for_parts(channel)
     slot = 0
