@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         WorkspaceTooSmall,
     )
     from megascale_kernels.memory.workspace import Workspace
+    from megascale_kernels.moe.experts import moe_experts
+    from megascale_kernels.moe.layer import MoELayer
+    from megascale_kernels.moe.moe_config import MoeConfig
     from megascale_kernels.planning.config import Config
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
@@ -32,6 +35,8 @@ __all__ = [
     "Config",
     "KernelError",
     "MissingDependency",
+    "MoELayer",
+    "MoeConfig",
     "OverlapColwise",
     "OverlapRowwise",
     "RankMismatch",
@@ -43,10 +48,14 @@ __all__ = [
     "ag_gemm",
     "gemm_ar",
     "gemm_rs",
+    "moe_experts",
 ]
 
 _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
+    "moe.moe_config": ("MoeConfig",),
+    "moe.layer": ("MoELayer",),
+    "moe.experts": ("moe_experts",),
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
     "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),

@@ -27,7 +27,7 @@ from megascale_ops.schema.ranges import MOST_COUNT, MOST_RANKS
 from megascale_ops.schema.tiles import MOST_PEERS, TileFact, TileWait
 
 MAGIC = 0x4D53_4B31
-OPERATORS = ("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar")
+OPERATORS = ("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar", "moe_route", "moe_dispatch", "moe_combine")
 # The others have no tiles of their own, so their share done is unknown.
 TILED = ("ag_gemm", "gemm_rs", "gemm_ar")
 MOST_CTAS, LINE_BYTES, ROLE_BYTES, HOST_BYTE = 256, 128, 64, 64

@@ -38,8 +38,13 @@ KERNELS = (
     ("gemm_rs.decomposed", "add_partials_kernel"),
     ("gemm_rs.decomposed", "announce_kernel"),
     ("device.barrier", "barrier_kernel"),
+    ("moe.launch", "route_kernel"),
+    ("moe.plain_launch", "dispatch_kernel"),
+    ("moe.plain_launch", "combine_kernel"),
+    ("moe.launch", "announce_kernel"),
 )
 PRODUCTS = ("ag_gemm.decomposed", "gemm_rs.decomposed")  # whose products are cuBLAS's, `matmul_into`
+MOST_PAIRS = 16  # that a routing program looks at together: few, so that small blocks take several turns
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
 
 
@@ -197,6 +202,8 @@ class EmulatedRanks:
             stack.enter_context(patch.object(place, "BLOCK", ADD_BLOCK))
             place = import_module("megascale_kernels.ag_gemm.launch")
             stack.enter_context(patch.object(place, "PUSH_COLS", PUSH_COLS))
+            place = import_module("megascale_kernels.moe.launch")
+            stack.enter_context(patch.object(place, "MOST_PAIRS", MOST_PAIRS))
             stack.enter_context(_NotedCopies(self))
             yield
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,train} --gpus N`: measure, and write down what was measured.
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,train,moe} --gpus N`: measure, and write down what was measured.
 
 Without torchrun it starts its own ranks; under torchrun it is one of them.
 """
@@ -35,6 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         from megascale_kernels.bench.training.command import main as train
 
         return train(arguments[1:])
+    if arguments[:1] == ["moe"]:
+        from megascale_kernels.bench.moe.moe_command import main as moe
+
+        return moe(arguments[1:])
     options = parser().parse_args(arguments)
     import torch
 

@@ -244,7 +244,8 @@ static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream,
   for (int i = 0; i < launch->copies; i++) {
     const Copy *copy = &launch->copy[i];
     *what = "cuMemcpyDtoDAsync";
-    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
+    if (copy->bytes != 0 && // a flag alone: there was nothing to copy
+        (result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
       return result;
     *what = "cuStreamWriteValue32";
     if (copy->flag != 0 &&

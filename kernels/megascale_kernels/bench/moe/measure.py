@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure one layer: ours, plain serial, tuned serial, its products and its bytes alone, in turn."""
+
+import math
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megascale_kernels.autotune.timing import Call, measure
+from megascale_kernels.bench.moe.moe_shapes import MoeShape, routing
+from megascale_kernels.bench.moe.tuned import Tuned
+from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.experts import moe_experts
+from megascale_kernels.moe.launch import MoeLaunch, planned
+from megascale_kernels.moe.moe_config import MoeConfig
+from megascale_kernels.moe.tables import Sizes
+
+WRONG = 0.02  # relative distance from the serial path; bf16 results differ by 0.003
+HOST_CALLS = 8
+STEPS = ("route", "dispatch", "combine")
+
+
+class MoeRow(NamedTuple):
+    """What was measured; seconds, NaN where there is none.
+
+    Attributes:
+        shape: the layer.
+        config: how ours ran, where it differs from the default.
+        seconds: by contender.
+        error: relative distance of ours from the serial path.
+        note: why there is no number.
+    """
+
+    shape: MoeShape
+    config: str
+    seconds: dict[str, float]
+    error: float
+    note: str = ""
+
+    def of(self, name: str) -> float:
+        """Seconds of a contender."""
+        return self.seconds.get(name, math.nan)
+
+    @property
+    def bound(self) -> float:
+        """What could be had: the products alone, or the bytes at the copy engine's rate."""
+        return max(self.of("products"), self.of("bytes"))
+
+
+class Operands(NamedTuple):
+    """A layer's operands on this rank."""
+
+    x: Tensor
+    ids: Tensor
+    gates: Tensor
+    w_in: Tensor
+    w_out: Tensor
+
+
+def operands(shape: MoeShape, workspace: Workspace, seed: int) -> Operands:
+    """Random ones."""
+    device, dtype = workspace.memory.device, workspace.dtype
+    generator = torch.Generator(device).manual_seed(seed + 104729 * (workspace.rank + 1))
+    experts = shape.experts // workspace.world_size
+    tokens = shape.tokens // workspace.world_size
+
+    def values(*size: int, scale: float) -> Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=dtype).mul_(scale)
+
+    ids, gates = routing(shape, tokens, seed, workspace.rank, device)
+    return Operands(
+        values(tokens, shape.hidden, scale=1.0), ids, gates,
+        values(experts, 2, shape.inner, shape.hidden, scale=shape.hidden**-0.5),
+        values(experts, shape.hidden, shape.inner, scale=shape.inner**-0.5),
+    )  # fmt: skip
+
+
+def products(given: Operands, counts: list[int]) -> dict[str, Call]:
+    """The two grouped products alone, on rows that lie as they should: `torch._grouped_mm`; together, and each."""
+    experts, _, inner, hidden = given.w_in.shape
+    ends = torch.tensor(counts, device=given.x.device).cumsum(0).to(torch.int32)
+    rows = torch.randn(sum(counts), hidden, device=given.x.device, dtype=given.x.dtype)
+    h = torch.randn(sum(counts), inner, device=given.x.device, dtype=given.x.dtype)
+    up, down = given.w_in.view(experts, 2 * inner, hidden).transpose(1, 2), given.w_out.transpose(1, 2)
+
+    def into_h() -> None:
+        torch._grouped_mm(rows, up, offs=ends)  # noqa: SLF001 - torch's only name for it
+
+    def out_of_h() -> None:
+        torch._grouped_mm(h, down, offs=ends)  # noqa: SLF001 - as above
+
+    def both() -> None:
+        into_h()
+        out_of_h()
+
+    return {"products": both, "up": into_h, "down": out_of_h}
+
+
+def copies(given: Operands, workspace: Workspace) -> Call:
+    """The tokens to each peer and their results back, by copy engine: what must cross the links at two ranks."""
+    shape = given.x.shape
+    peers = [rank for rank in range(workspace.world_size) if rank != workspace.rank]
+    targets = [workspace.peer(peer, slot, shape, workspace.rank * given.x.numel()) for slot in (0, 1) for peer in peers]
+
+    def call() -> None:
+        for target in targets:
+            target.copy_(given.x, non_blocking=True)
+
+    return call
+
+
+def local_share(shape: MoeShape, ids: Tensor, workspace: Workspace) -> list[int]:
+    """Pairs of each of this rank's experts."""
+    counts = torch.bincount(ids.view(-1).long(), minlength=shape.experts)
+    dist.all_reduce(counts, group=workspace.group)
+    experts = shape.experts // workspace.world_size
+    mine: list[int] = counts[workspace.rank * experts : (workspace.rank + 1) * experts].tolist()
+    return mine
+
+
+def stepwise(launch: MoeLaunch, given: Operands, out: Tensor) -> Callable[[], list[float]]:
+    """Seconds of each of our three launches in one layer, by events between them."""
+
+    def call() -> list[float]:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]  # type: ignore[no-untyped-call]  # torch has no types here
+        torch.cuda._sleep(1_500_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has no public name
+        events[0].record()
+        for step, event in zip(launch.parts(*given, out), events[1:], strict=True):
+            step()
+            event.record()
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+
+    return call
+
+
+def measure_layer(
+    shape: MoeShape, workspace: Workspace, config: MoeConfig, rounds: int, seed: int, *, more: dict[str, MoeConfig]
+) -> MoeRow:
+    """One row: check, then time. Collective.
+
+    Args:
+        shape: the layer.
+        workspace: large enough.
+        config: how ours runs.
+        rounds: how many times each contender is timed.
+        seed: of operands and routing.
+        more: further ways to run ours, timed beside it by name.
+    """
+    given = operands(shape, workspace, seed)
+    plain = all_to_all.moe(*given, workspace)
+    differing = {name: value for name, value in config._asdict().items() if value != MoeConfig._field_defaults[name]}
+    words = " ".join(f"{name}={value}" for name, value in differing.items())
+    try:
+        ours = moe_experts(*given, workspace, config=config, fused=True)
+        workspace.check()
+    except Exception as error:  # noqa: BLE001 - a layer that fails is a row that says so
+        return MoeRow(shape, words, {}, math.nan, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    distance = (ours.double() - plain.double()).norm() / plain.double().norm()
+    dist.all_reduce(distance, op=dist.ReduceOp.MAX, group=workspace.group)
+    if not float(distance) < WRONG:
+        return MoeRow(shape, words, {}, float(distance), "wrong")
+    counts = local_share(shape, given.ids, workspace)
+    calls: dict[str, Call] = {
+        **products(given, counts),
+        "bytes": copies(given, workspace),
+        "plain": lambda: all_to_all.moe(*given, workspace),
+        "tuned": Tuned(*given, workspace.group),
+        "ours": lambda: moe_experts(*given, workspace, config=config, fused=True),
+    }
+    for name, other in more.items():
+        calls[name] = lambda other=other: moe_experts(*given, workspace, config=other, fused=True)  # type: ignore[misc]  # its own
+    mine = ("ours", *more)
+    measured = measure(calls, rounds=rounds, group=workspace.group, check=workspace.check, risky=mine)
+    seconds = {name: value for name, value in measured.seconds.items() if math.isfinite(value)}
+    note = "; ".join(f"{name}: {error}" for name, error in measured.errors.items())
+    if "ours" in seconds:
+        seconds |= time_steps(shape, workspace, config, given)
+        seconds |= {f"host {name}": host_seconds(calls[name], workspace) for name in ("tuned", "ours")}
+    return MoeRow(shape, words, seconds, float(distance), note)
+
+
+def host_seconds(call: Call, workspace: Workspace) -> float:
+    """What a call takes the host, the largest over ranks: the least of several, while the device is busy."""
+    times = []
+    for _ in range(HOST_CALLS):
+        dist.barrier(workspace.group)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1_500_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has no public name
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    torch.cuda.synchronize()
+    longest = torch.tensor(min(times), device="cuda")
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=workspace.group)
+    return float(longest)
+
+
+def time_steps(shape: MoeShape, workspace: Workspace, config: MoeConfig, given: Operands) -> dict[str, float]:
+    """The medians of our three launches, the largest over ranks."""
+    ranks = workspace.world_size
+    sizes = Sizes(ranks, workspace.max_rows // ranks, shape.top_k, shape.experts // ranks, shape.hidden, shape.inner)
+    out = torch.empty_like(given.x)
+    call = stepwise(planned(*given, out, sizes, workspace, config), given, out)
+    table = torch.tensor([call() for _ in range(6)][1:], device=given.x.device).median(dim=0).values
+    dist.all_reduce(table, op=dist.ReduceOp.MAX, group=workspace.group)
+    workspace.check()
+    return dict(zip(STEPS, table.tolist(), strict=True))

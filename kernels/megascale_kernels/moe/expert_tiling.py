@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tile of the warp-specialised kernels of a MoE layer: 128 rows, 256 columns of the weight, 64 of K."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+from megascale_kernels.planning.tiling import Tiling, swizzled
+
+
+@dataclass(frozen=True)
+class ExpertTiling(Tiling):
+    """A `Tiling` whose B is an expert's weight, [N, K], or gate and up of the same columns side by side."""
+
+    @cached_property
+    def operand_layout(self) -> NVMMASharedLayout:
+        """How A and B lie in a slot."""
+        return swizzled(self.block_k)
+
+    @cached_property
+    def pair_layout(self) -> NVMMASharedLayout:
+        """The same bytes of B as a box of three axes: gate and up, columns, K."""
+        return swizzled(self.block_k, rank=3)
+
+
+# The producer of layer 0 is a warpgroup that holds the addresses of eight rows a thread, so it keeps more registers;
+# a warpgroup that only starts TMA needs none of that.
+DISPATCH = ExpertTiling(consumer_registers=208, producer_registers=56)
+COMBINE = replace(DISPATCH, slots=4, consumer_registers=192, producer_registers=96)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`moe_experts`: routed tokens through experts that are divided among the ranks (expert parallelism).
+
+Our kernels run the forward where they can, the serial path elsewhere, and every backward is the serial path's: right
+before fast. Which path a call takes is decided from what all ranks share, never from the number of tokens of one.
+"""
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megascale_kernels.errors import Unsupported, WorkspaceTooSmall
+from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.moe import all_to_all
+
+if TYPE_CHECKING:
+    from megascale_kernels.moe.moe_config import MoeConfig
+
+LOG = logging.getLogger("megascale_kernels")
+HOPPER = 9  # major compute capability
+ALIGNED = 16  # bytes; and rows of H and I are multiples of so many elements
+MOST_EXPERTS = 256  # of one rank, in our kernels' tables
+MOST_TOP_K = 16
+
+
+def moe_experts(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
+    config: "MoeConfig | None" = None, fused: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """Give each token the sum over its experts e of gate * w_out[e] (silu(w_in[e, 0] x) * (w_in[e, 1] x)).
+
+    Args:
+        x: this rank's tokens, [T, H], contiguous; ranks may have different numbers of them, also none.
+        ids: the experts of each token, [T, top_k], integers; a pair whose expert is below zero is dropped.
+        gates: their weights, [T, top_k], floating point.
+        w_in: gate and up matrices of this rank's experts, [E / W, 2, I, H]: rank r has experts r E / W and further.
+        w_out: their down matrices, [E / W, H, I].
+        workspace: with `max_rows` at least W times the most tokens of a rank, and `max_gather_cols` at least H.
+        config: how our kernels run; None takes the default. All ranks must pass the same.
+        fused: False takes the serial path; True refuses it; None decides. All ranks must pass the same.
+
+    Returns:
+        [T, H]: a token without experts gets zeros. Differentiable once in x, gates, w_in and w_out.
+
+    Raises:
+        Unsupported: shapes, types or devices that make no sense; with `fused` also what our kernels cannot run.
+        WorkspaceTooSmall: more tokens than the workspace was made for.
+        RankMismatch: ranks called different things.
+        TileTimeout: a peer did not come.
+    """
+    _check(x, ids, gates, w_in, w_out, workspace)
+    reason = "it was asked for" if fused is False else _why_serial(x, ids, w_in, workspace)
+    if fused and reason:
+        raise Unsupported(f"moe_experts(fused=True): {reason}")
+    call = f"moe_experts(H {x.shape[1]}, I {w_out.shape[2]}, experts {w_in.shape[0]}, top {ids.shape[1]}, {x.dtype})"
+    if reason:
+        _say_once(call, reason)
+        all_to_all.agree(call, workspace)
+        return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
+        out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return out
+    return _fused(x, ids, gates, w_in, w_out, workspace, config)
+
+
+def _fused(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace,
+    config: "MoeConfig | None",
+) -> Tensor:  # fmt: skip
+    from megascale_kernels.moe.launch import planned
+    from megascale_kernels.moe.moe_config import MoeConfig
+    from megascale_kernels.moe.tables import Sizes
+
+    experts, _, inner, hidden = w_in.shape
+    sizes = Sizes(
+        workspace.world_size, workspace.max_rows // workspace.world_size, ids.shape[1], experts, hidden, inner
+    )  # fmt: skip
+    if x.shape[0] > sizes.pitch:
+        raise WorkspaceTooSmall(
+            f"moe_experts: {x.shape[0]} tokens, but the workspace was made with max_rows={workspace.max_rows} for "
+            f"{workspace.world_size} ranks, {sizes.pitch} tokens each: make it with larger sizes"
+        )
+    given = (x, ids.to(torch.int32), gates.to(torch.float32), w_in, w_out)
+    x, ids, gates, w_in, w_out = (_readable(tensor.detach()) for tensor in given)
+    out = torch.empty_like(x)
+    chosen = MoeConfig() if config is None else config
+    chosen.check()
+    planned(x, ids, gates, w_in, w_out, out, sizes, workspace, chosen).run(x, ids, gates, w_in, w_out, out)
+    return out
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """The tensor contiguous, and where every rank's is: one elsewhere would be compiled for apart."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
+
+
+class _Experts(torch.autograd.Function):
+    """Our kernels forward, the serial path backward: it runs the forward again and differentiates that."""
+
+    @staticmethod
+    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
+        ctx.save_for_backward(x, ids, gates, w_in, w_out)
+        ctx.workspace = workspace
+        return _fused(x, ids, gates, w_in, w_out, workspace, config)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
+        x, ids, gates, w_in, w_out = ctx.saved_tensors
+        needs = [ctx.needs_input_grad[index] for index in (0, 2, 3, 4)]
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
+            out = all_to_all.moe(leaves[0], ids, leaves[1], leaves[2], leaves[3], ctx.workspace)
+        grads = list(torch.autograd.grad(out, leaves, grad))
+        dx, dgates, din, dout = (one if needed else None for one, needed in zip(grads, needs, strict=True))
+        return dx, None, dgates, din, dout, None, None
+
+
+def _check(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:
+    if x.ndim != 2 or w_in.ndim != 4 or w_in.shape[1] != 2 or w_in.shape[3] != x.shape[1]:
+        raise Unsupported(
+            f"moe_experts: x is [T, H] and w_in [experts, 2, I, H]; got {tuple(x.shape)} and {tuple(w_in.shape)}"
+        )
+    wanted = (w_in.shape[0], w_in.shape[3], w_in.shape[2])
+    if tuple(w_out.shape) != wanted:
+        raise Unsupported(f"moe_experts: w_out must be [experts, H, I] = {wanted}; got {tuple(w_out.shape)}")
+    if ids.ndim != 2 or ids.shape[0] != x.shape[0] or ids.shape != gates.shape or ids.shape[1] < 1:
+        raise Unsupported(
+            f"moe_experts: ids and gates are [{x.shape[0]}, top_k]; got {tuple(ids.shape)} and {tuple(gates.shape)}"
+        )
+    if ids.is_floating_point() or not gates.is_floating_point():
+        raise Unsupported(f"moe_experts: ids are integers and gates floating point; got {ids.dtype} and {gates.dtype}")
+    types = {tensor.dtype for tensor in (x, w_in, w_out)}
+    if types != {workspace.dtype}:
+        raise Unsupported(f"moe_experts: x and weights are {types}, the workspace {workspace.dtype}: make them equal")
+    devices = {tensor.device.type for tensor in (x, ids, gates, w_in, w_out)}
+    if devices != {workspace.device.type}:
+        raise Unsupported(f"moe_experts: tensors on {devices}, the workspace on {workspace.device.type}")
+
+
+def _why_serial(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> str:
+    """Why our kernels cannot run the call, "" when they can; from what all ranks share."""
+    if x.device.type != "cuda":
+        return f"the tensors are on the {x.device.type}"
+    major, minor = torch.cuda.get_device_capability(x.device)
+    if major != HOPPER:
+        return f"the device has compute capability {major}.{minor} and the kernels need {HOPPER}.0"
+    return _why_sizes_cannot(ids.shape[1], w_in, workspace)
+
+
+def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace) -> str:
+    experts, _, inner, hidden = w_in.shape
+    if hidden % ALIGNED or inner % ALIGNED or min(hidden, inner) < 1:
+        return f"H {hidden} or I {inner} is no multiple of {ALIGNED}"
+    if not 1 <= experts <= MOST_EXPERTS:
+        return f"a rank has {experts} experts, and the tables hold 1 to {MOST_EXPERTS}"
+    if top_k > MOST_TOP_K:
+        return f"a token has {top_k} experts, at most {MOST_TOP_K} are added up at once"
+    if hidden > max(workspace.max_gather_cols, workspace.max_scatter_cols):
+        return f"the workspace was made for rows of at most {workspace.max_gather_cols} elements, H is {hidden}"
+    return ""
+
+
+@cache
+def _say_once(call: str, reason: str) -> None:
+    LOG.debug("%s: serial path because %s", call, reason)

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoE layer 1 with Hopper's warp specialisation: the same layer as `combine_kernel`, faster.
+
+Roles as in `device/hopper_gemm.py`, and one more: the *reducers*, two warps beside the producer, take jobs while the
+consumers of the same program multiply. So adding up and sending cost no multiprocessor, only what they read and write.
+The consumers take jobs too when they have no tile left.
+
+`combine_kernel`, in plain Triton, is the twin that the emulator runs.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from megascale_kernels.device.hopper_gemm import (
+    PARTIAL_PIECES,
+    Work,
+    add_split_partials,
+    column_slices,
+    fetch,
+    fetch_split_partials,
+    make_ring,
+    multiply,
+    store_slice,
+    store_split_partial,
+)
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
+from megascale_kernels.device.primitives import peer_tile_notify, producer_tile_notify
+from megascale_kernels.device.progress import (
+    TILE_BEGIN,
+    TILE_END,
+    close_ring,
+    head_board,
+    mark,
+    open_ring,
+    ring_of,
+    show_done,
+    show_tile,
+)
+from megascale_kernels.device.signals import Channel, finish_launch, open_channel, publish_launch
+from megascale_kernels.moe.combine_kernel import (
+    LEAD_TILES,
+    ROW_TILES,
+    SENT,
+    TOKENS_OF,
+    announce_empty_stages,
+    await_rows,
+    count_jobs,
+    find_job,
+    finish_tile,
+    next_job,
+    staging_of,
+)
+from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.hopper_dispatch import pass_slots
+from megascale_kernels.moe.walk import (
+    combine_place,
+    combine_slot,
+    look_up,
+    part_of_unit,
+    parts_of_last_wave,
+    tiles_of_stage,
+)
+from megascale_kernels.planning.tile_order import blocks
+
+RUNTIME = (
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
+    "staging_bytes", "chunk_blocks", "most_parts", "inner",
+)  # fmt: skip
+REDUCER_WARPS = gl.constexpr(2)
+PRODUCER_WARPS = gl.constexpr(1)
+TOKENS = gl.constexpr(8)  # of a job
+# Columns that a warp adds up at once: 16 bytes a thread of each row, and twice that where there are registers for it.
+REDUCER_COLS, CONSUMER_COLS = gl.constexpr(256), gl.constexpr(512)
+PART_FLAGS = gl.constexpr(64)  # where those of parts of tiles begin; below are stages
+
+
+@triton.jit
+def for_parts(channel):
+    """The same channel, whose flags are those of parts of tiles: behind the stages of our own rank."""
+    return Channel(
+        channel.control, channel.peers, channel.status, channel.progress, channel.flags + PART_FLAGS, channel.channels,
+        channel.slot, channel.rank, channel.world_size, channel.stamp, channel.operator, channel.deadline_us,
+    )  # fmt: skip
+
+
+@gluon.jit
+def what_to_do(head, hidden, inner, most_parts, CFG: gl.constexpr):
+    """Row tiles, those of the lead, blocks of columns and of K; whole tiles, parts of each other one, units of work."""
+    row_tiles = gl.load(head + ROW_TILES)
+    blocks_n = blocks(hidden, CFG.block_n)
+    k_blocks = blocks(inner, CFG.block_k)
+    count = row_tiles * blocks_n
+    whole, parts = parts_of_last_wave(count, gl.num_programs(0), k_blocks, most_parts)
+    units = whole + (count - whole) * parts
+    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, k_blocks, whole, parts, units
+
+
+@gluon.jit
+def unit_at(unit, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
+    """A unit of work and what the list says of its tile; of the last unit where there is no such one."""
+    tile, begin, end, place, before = part_of_unit(gl.minimum(unit, final), whole, parts, k_blocks)
+    entry, chunk, width, at = combine_slot(tile, gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks)
+    expert, row, end_row, first, height = look_up(tiles, entry)
+    return tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height
+
+
+@gluon.jit
+def produce(ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks, most_parts,
+            CFG: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+    """Keep the ring full, and behind a cut tile's last part send what its other parts have summed."""
+    slot = 0
+    phase = 1  # no slot is filled yet: the first lap finds every slot empty
+    code = 0
+    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
+    step = gl.num_programs(0)
+    final = gl.maximum(units - 1, 0)
+    for_them = for_parts(channel)
+    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+        gl.program_id(0), final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    )  # fmt: skip
+    for unit in range(gl.program_id(0), units, step):
+        of_tile = expert
+        k_first, k_last = begin, end
+        tile_row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
+                                             height, CFG.block_m)  # fmt: skip
+        of_place, of_before, of_unit = place, before, tile
+        # The list is read ahead, while this tile is loaded.
+        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        )  # fmt: skip
+        slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, k_first, k_last,
+                            slot, phase, CFG)  # fmt: skip
+        if CUT:
+            if (k_last == k_blocks) & (of_before > 0):
+                slot, phase, code = fetch_split_partials(
+                    ring, split_desc, for_them, of_unit, of_place, of_before, code, slot, phase, CFG
+                )
+
+
+@gluon.jit
+def multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   most_parts, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, PROGRESS: gl.constexpr,
+                   TRACE: gl.constexpr):  # fmt: skip
+    """This consumer's half of every tile, counted while the next one is multiplied."""
+    cta = gl.program_id(0)
+    events = ring_of(trace, cta, COMPUTE)
+    cursor = open_ring(channel, events, TRACE)
+    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
+    step = gl.num_programs(0)
+    final = gl.maximum(units - 1, 0)
+    for_them = for_parts(channel)
+    slot = 0
+    phase = 0
+    pending = -1  # the stage of the tile that is stored but not counted
+    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+        cta, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    )  # fmt: skip
+    for unit in range(cta, units, step):
+        k_first, k_last = begin, end
+        tile_row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
+                                                 first, height, CFG.block_m)  # fmt: skip
+        of_place, of_before, of_tile = place, before, tile
+        valid = end_row - tile_row
+        # The list is read ahead: it arrives while this tile is multiplied.
+        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
+            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        )  # fmt: skip
+        show_tile(channel, COMPUTE, of_tile, PROGRESS)
+        cursor = mark(events, cursor, TILE_BEGIN, of_tile, channel.rank, TRACE)
+        if valid > ME * CFG.rows:
+            acc, slot, phase = multiply(ring, slot, phase, k_first, k_last, ME, CFG)
+            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+            if CUT:
+                if k_last < k_blocks:
+                    work = Work(0, 0, 0, 0, 0, 0, 0, partials)
+                    store_split_partial(for_them, acc, work, of_place, ME, CFG)
+                else:
+                    acc, slot, phase = add_split_partials(ring, acc, of_before, slot, phase, ME, CFG)
+            if k_last == k_blocks:
+                count: gl.constexpr = CFG.columns // CFG.store_columns
+                slices = column_slices(acc, count)
+                for i in gl.static_range(count):
+                    store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+        else:
+            slot, phase = pass_slots(ring, slot, phase, k_last - k_first, CFG)
+            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+            if CUT:
+                if k_last < k_blocks:
+                    producer_tile_notify(for_them, of_place * CFG.consumers + ME)
+                else:
+                    slot, phase = pass_slots(ring, slot, phase, of_before * PARTIAL_PIECES, CFG)
+        pending = gl.where(k_last == k_blocks, stage, -1)
+        cursor = mark(events, cursor, TILE_END, of_tile, channel.rank, TRACE)
+    count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+    show_done(channel, COMPUTE, PROGRESS)
+    close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
+
+
+@gluon.jit
+def count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG: gl.constexpr):
+    """Count the tile before, whose stores have had a tile's time to arrive; -1 is none."""
+    if pending >= 0:
+        of_stage = tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks)
+        finish_tile(channel, head, pending, of_stage * CFG.consumers)
+
+
+@gluon.jit
+def pairs_of(pair_row, pair_gate, pair, there, TOP_K: gl.constexpr):
+    """The rows in y and the gates of some tokens' pairs, a tensor a place; and whether a token has any row."""
+    rows = ()  # tuples that grow at compile time
+    gates = ()
+    has_row = there & False
+    for place in gl.static_range(TOP_K):
+        row = gl.load(pair_row + pair + place, mask=there, other=-1)
+        gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
+        ours = row >= 0
+        has_row = has_row | ours
+        rows = rows + (row,)  # type: ignore[assignment] # it grows
+        gates = gates + (gl.where(ours, gate, 0.0),)  # type: ignore[assignment] # it grows
+    return rows, gates, has_row
+
+
+@gluon.jit
+def senders_of(ids_ptr, token, there, experts, world_size, TOP_K: gl.constexpr):
+    """A bit for each rank that has an expert of a token: the others have sent nothing for it."""
+    senders = there.to(gl.int32) * 0
+    for place in gl.static_range(TOP_K):
+        expert = gl.load(ids_ptr + token * TOP_K + place, mask=there, other=-1)
+        exists = (expert >= 0) & (expert < experts * world_size)
+        senders = senders | gl.where(exists, 1 << (gl.where(exists, expert, 0) // experts), 0)
+    return senders
+
+
+@gluon.jit
+def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr,
+           COLS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """The sum of some tokens' rows in y, in fp32, in the order of places."""
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    for place in gl.static_range(TOP_K):
+        row = rows[place]
+        part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
+                       mask=(row >= 0)[:, None] & inside[None, :], other=0.0)  # fmt: skip
+        total += gates[place][:, None] * part.to(gl.float32)
+    return total
+
+
+@gluon.jit
+def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, ROWS: gl.constexpr,
+              COLS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """The sum over ranks in the order of ranks, in fp32."""
+    total = gl.zeros((ROWS, COLS), gl.float32, layout)
+    for source in range(channel.world_size):
+        if source == channel.rank:
+            total += own
+        else:
+            staging = staging_of(channel, channel.rank, source, y_ptr, staging_bytes, pitch, hidden)
+            sent = ((senders >> source) & 1) > 0
+            part = gl.load(staging + offset, mask=sent[:, None] & inside[None, :], other=0.0)
+            total += part.to(gl.float32)
+    return total
+
+
+@gluon.jit
+def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+                 owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr,
+                 COLS: gl.constexpr):  # fmt: skip
+    """Add up a block of tokens, a token a warp, and send or store the sums."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    tokens = gl.load(head + TOKENS_OF + owner)
+    for first in range(0, TOKENS, WARPS):
+        token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
+        there = token < tokens
+        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, there, TOP_K)
+        if owner != channel.rank:
+            target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
+            for at in range(first_col, end_col, COLS):
+                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+                inside = cols < end_col
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+                gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
+        else:
+            senders = senders_of(ids_ptr, token, there, experts, channel.world_size, TOP_K)
+            for at in range(first_col, end_col, COLS):
+                cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+                inside = cols < end_col
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
+                total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, WARPS,
+                                  COLS, layout)  # fmt: skip
+                gl.store(out_ptr + offset, total.to(y_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+
+
+@gluon.jit
+def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, WARPS: gl.constexpr, COLS: gl.constexpr,
+              ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
+    """Take jobs until there is none, as in `combine_kernel`."""
+    of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
+    job = next_job(head)
+    while job < count:
+        chunk = job // of_chunk
+        owner, block = find_job(channel, head, job % of_chunk, TOKENS)
+        show_tile(channel, ROLE, job, SHOWS)
+        code = await_rows(channel, chunk, block, owner, pitch, job, ROLE, TOKENS)
+        if code == 0:
+            end_col = gl.minimum((chunk + 1) * chunk_blocks * BLOCK_N, hidden)
+            reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
+                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, WARPS, COLS)  # fmt: skip
+            if owner != channel.rank:
+                peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
+            job = next_job(head)
+        else:
+            job = count
+
+
+@gluon.jit
+def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+            ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr,
+            TRACE: gl.constexpr):  # fmt: skip
+    """Multiply, then take jobs."""
+    cta = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    last_consumer: gl.constexpr = CFG.consumers - 1
+    speaks: gl.constexpr = ME == 0
+    shows: gl.constexpr = PROGRESS and speaks
+    if last_consumer == ME:
+        if cta == ctas - 1:
+            blocks_n = blocks(hidden, CFG.block_n)
+            head_board(channel, board, ctas, gl.load(head + ROW_TILES) * blocks_n, pitch, hidden, inner, PROGRESS)
+            publish_launch(channel, pitch, hidden, inner, variant)
+            say_begun(channel)
+            announce_empty_stages(channel, head, blocks_n, chunk_blocks)
+    multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   most_parts, ME, CFG, CUT, shows, TRACE and speaks)  # fmt: skip
+    take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+              chunk_blocks, CFG.block_n, TOP_K, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
+    if last_consumer == ME:
+        if cta == ctas - 1:
+            await_all_begun(channel)
+    finish_launch(channel, ctas * (CFG.consumers + 1), 0)
+
+
+@gluon.jit
+def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
+           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr):  # fmt: skip
+    """Take jobs while the consumers multiply."""
+    take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
+              chunk_blocks, CFG.block_n, TOP_K, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE, PROGRESS)  # fmt: skip
+    show_done(channel, COMMUNICATE, PROGRESS)
+    finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def hopper_combine_kernel(
+    h_desc, w_desc, y_desc, split_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
+    control, peers, status, board, trace,
+    flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+    CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
+    TRACE: gl.constexpr,
+):  # fmt: skip
+    """Entry point: build the ring, then part into roles. One program per multiprocessor."""
+    channel = open_channel(
+        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
+    ring = make_ring(h_desc, w_desc, CFG)
+    staging = gl.allocate_shared_memory(
+        y_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
+    )
+    gl.static_assert(CFG.consumers == 2)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+                 0, CFG, CUT, TOP_K, PROGRESS, TRACE),
+            ),
+            (
+                consume,
+                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
+                 1, CFG, CUT, TOP_K, PROGRESS, TRACE),
+            ),
+            (
+                reduce,
+                (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
+                 chunk_blocks, CFG, TOP_K, PROGRESS),
+            ),
+            (
+                produce,
+                (ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks,
+                 most_parts, CFG, CUT),
+            ),
+        ],
+        [4, REDUCER_WARPS, PRODUCER_WARPS],
+        [CFG.consumer_registers, CFG.producer_registers, CFG.producer_registers],
+    )  # fmt: skip

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mixture of experts promises on GPUs, for `tests/fixtures/kernel_group.py`.
+
+Legend: T tokens of a rank, H, I; the exact layer is the serial path in float64.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from megascale_kernels import MoeConfig, MoELayer, RankMismatch, TileTimeout, Workspace, moe_experts
+from megascale_kernels.moe import all_to_all
+from torch import Tensor
+
+from tests.fakes.moe_cases import Layer, chosen
+from tests.fixtures.kernel_group import Place
+from tests.gpu.kernel_cases import assert_no_worse
+
+SLEEP_CYCLES = 3_000_000  # a straggler comes 1 to 2 ms late
+REPLAYS = 20
+PLAIN = MoeConfig(kernel="triton")
+CONFIGS = [
+    PLAIN,
+    PLAIN._replace(lead_rows=0, reducers=0),
+    PLAIN._replace(lead_rows=1 << 20, chunks=2, splits=1, stages=4),
+    PLAIN._replace(block_n=64, combine_n=128, reducers=20, splits=7, route_programs=5),
+]
+HOPPER = [
+    MoeConfig(),
+    MoeConfig(lead_rows=0, splits=1, chunks=1),
+    MoeConfig(lead_rows=1 << 20, chunks=2, splits=7, route_programs=9),
+]
+CUT = MoeConfig(last_wave=4, lead_rows=0)
+ROUTINGS = ("drawn", "all to one", "ours alone", "dropped", "twice", "few")
+
+
+def uneven(place: Place, most: int) -> tuple[int, ...]:
+    """Tokens of each rank, no multiple of anything, the last rank without any where there are three or more."""
+    counts = [most - 37 * rank for rank in range(place.world_size)]
+    return tuple(0 if rank == 2 else max(0, count) for rank, count in enumerate(counts))
+
+
+def operands(place: Place, layer: Layer, seed: int) -> tuple[Tensor, ...]:
+    """This rank's operands."""
+    generator = torch.Generator().manual_seed(1000 * seed + place.rank)
+    ids = chosen(layer, place.rank, generator).cuda()
+    torch.manual_seed(77 * seed + place.rank)
+
+    def drawn(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, device="cuda") * scale).to(layer.dtype)
+
+    count = layer.tokens[place.rank]
+    return (
+        drawn(count, layer.hidden), ids, torch.rand(count, layer.top_k, device="cuda"),
+        drawn(layer.experts, 2, layer.inner, layer.hidden, scale=layer.hidden**-0.5),
+        drawn(layer.experts, layer.hidden, layer.inner, scale=layer.inner**-0.5),
+    )  # fmt: skip
+
+
+def workspace_of(layer: Layer, **more: object) -> Workspace:
+    """A workspace for a layer."""
+    more.setdefault("deadline_s", 10.0)
+    return Workspace(
+        max_rows=len(layer.tokens) * max(layer.tokens), max_gather_cols=layer.hidden, dtype=layer.dtype,
+        adaptive=False, **more,
+    )  # fmt: skip
+
+
+def hold(given: tuple[Tensor, ...], workspace: Workspace, config: MoeConfig) -> None:
+    """Compare with the serial path and with float64."""
+    x, ids, gates, w_in, w_out = given
+    ours = moe_experts(*given, workspace, config=config, fused=True)
+    workspace.check()
+    plain = all_to_all.moe(*given, workspace)
+    exact = all_to_all.moe(x.double(), ids, gates.double(), w_in.double(), w_out.double(), workspace)
+    if x.shape[0]:
+        assert_no_worse(ours, plain, exact)
+
+
+def _routed(place: Place, config: MoeConfig) -> None:
+    for seed, routing in enumerate(ROUTINGS):
+        layer = Layer(uneven(place, 301), 2, 3, 272, 176, routing, dtype=torch.bfloat16)
+        hold(operands(place, layer, seed), workspace_of(layer), config)
+
+
+def any_routing_is_no_worse_than_serial(place: Place) -> None:
+    """All tokens to one expert, none to others, dropped, twice the same expert, a rank without tokens."""
+    _routed(place, CONFIGS[0])
+
+
+def any_configuration_is_no_worse_than_serial(place: Place) -> None:
+    """Leads, chunks, units, reducing programs, tiles."""
+    layer = Layer(uneven(place, 450), 3, 4, 528, 400, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    for seed, config in enumerate(CONFIGS):
+        hold(operands(place, layer, seed), workspace, config)
+
+
+def warp_specialised_layers_take_any_routing(place: Place) -> None:
+    """The same for the warp-specialised kernels."""
+    _routed(place, HOPPER[0])
+
+
+def warp_specialised_layers_take_any_configuration(place: Place) -> None:
+    """The same for the warp-specialised kernels."""
+    layer = Layer(uneven(place, 450), 3, 4, 528, 400, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    for seed, config in enumerate(HOPPER):
+        hold(operands(place, layer, seed), workspace, config)
+
+
+def a_last_wave_in_parts_is_no_worse_than_serial(place: Place) -> None:
+    """Tiles of the last wave are cut along K, half tiles of padding among them; and the same bits each time."""
+    layer = Layer(uneven(place, 450), 2, 3, 528, 4096, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    for seed in range(3):
+        given = operands(place, layer, seed)
+        hold(given, workspace, CUT)
+        first = moe_experts(*given, workspace, config=CUT, fused=True)
+        assert all(torch.equal(moe_experts(*given, workspace, config=CUT, fused=True), first) for _ in range(5))
+
+
+def any_top_k_and_type_is_no_worse_than_serial(place: Place) -> None:
+    """One to eight experts a token, many experts, both types, few tokens."""
+    for top_k, experts, tokens, dtype in (
+        (1, 2, 130, torch.float16), (4, 30, 64, torch.bfloat16), (8, 64, 700, torch.bfloat16), (6, 5, 3, torch.float16),
+    ):  # fmt: skip
+        layer = Layer(uneven(place, tokens), top_k, experts, 256, 192, dtype=dtype)
+        workspace = workspace_of(layer)
+        for config in (HOPPER[0],) if top_k > 1 else (HOPPER[0], PLAIN):
+            hold(operands(place, layer, top_k), workspace, config)
+
+
+def results_repeat_bit_by_bit(place: Place) -> None:
+    """Whoever is late, the same operands give the same bits, also while many layers are queued."""
+    layer = Layer(uneven(place, 900), 4, 8, 512, 384, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    for config in (PLAIN, *HOPPER):
+        given = operands(place, layer, 5)
+        first = moe_experts(*given, workspace, config=config, fused=True)
+        for turn in range(20):
+            if turn % place.world_size == place.rank:
+                torch.cuda._sleep(SLEEP_CYCLES)
+            again = moe_experts(*given, workspace, config=config, fused=True)
+            assert torch.equal(again, first), turn
+    workspace.check()
+
+
+def graphs_replay_with_any_routing(place: Place) -> None:
+    """A captured layer is replayed with other tokens and other experts, a rank late each time."""
+    layer = Layer(uneven(place, 260), 2, 4, 512, 256, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    given = operands(place, layer, 0)
+    moe_experts(*given, workspace, fused=True)
+    workspace.check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = moe_experts(*given, workspace, fused=True)
+    for turn in range(REPLAYS):
+        routing = ROUTINGS[turn % len(ROUTINGS)]
+        others = operands(place, layer._replace(routing=routing), turn)
+        for mine, other in zip(given, others, strict=True):
+            mine.copy_(other)
+        if turn % place.world_size == place.rank:
+            torch.cuda._sleep(SLEEP_CYCLES)
+        graph.replay()
+        replayed = out.clone()
+        eager = moe_experts(*given, workspace, fused=True)
+        assert torch.equal(replayed, eager), (turn, routing)
+    workspace.check()
+
+
+def gradients_are_no_worse_than_serial(place: Place) -> None:
+    """Of tokens, gates and both weights: our kernels forward, the serial path backward; and a whole layer trains."""
+    layer = Layer(uneven(place, 201), 2, 3, 272, 176, dtype=torch.bfloat16)
+    workspace = workspace_of(layer)
+    x, ids, gates, w_in, w_out = operands(place, layer, 3)
+    grad = torch.randn_like(x)
+
+    def gradients(fused: bool) -> list[Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, gates, w_in, w_out)]
+        out = moe_experts(leaves[0], ids, *leaves[1:], workspace, fused=fused)
+        return list(torch.autograd.grad(out, leaves, grad))
+
+    for ours, plain in zip(gradients(fused=True), gradients(fused=False), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
+    model = MoELayer(272, 176, 3 * place.world_size, 2, workspace, shared_inner=64)
+    tokens = torch.randn(100, 272, device="cuda", dtype=torch.bfloat16)
+    model(tokens).square().mean().backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+    assert model.load_statistics()["pairs"] == 200
+    workspace.check()
+
+
+def until_it_raises(call: Callable[[], object], workspace: Workspace, kind: type[Exception]) -> Exception:
+    """Call and check until an error of a kind comes."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            call()
+            workspace.check()
+        except kind as error:
+            return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def _small(place: Place) -> Layer:
+    return Layer((256,) * place.world_size, 2, 4, 512, 256, dtype=torch.bfloat16)
+
+
+def layers_that_differ_are_named(place: Place) -> None:
+    """Another top k on one rank is a mismatch on all, long before the deadline; after a reset all is well."""
+    layer = _small(place)
+    workspace = workspace_of(layer, deadline_s=30.0)
+    given = operands(place, layer, 1)
+    moe_experts(*given, workspace, fused=True)
+    other = operands(place, layer._replace(top_k=3), 1)
+    moe_experts(*other, workspace, fused=True)
+    workspace.check()
+    dist.barrier()
+    mine = other if place.rank == 1 else given
+    began = time.monotonic()
+    until_it_raises(lambda: moe_experts(*mine, workspace, fused=True), workspace, RankMismatch)
+    assert time.monotonic() - began < 10
+    workspace.reset()
+    hold(given, workspace, MoeConfig())
+
+
+def a_rank_that_does_not_come_is_named(place: Place) -> None:
+    """After the deadline the others raise `TileTimeout` with the rank that is missing; after a reset all is well."""
+    layer = _small(place)
+    workspace = workspace_of(layer, deadline_s=1.0)
+    given = operands(place, layer, 1)
+    moe_experts(*given, workspace, fused=True)
+    workspace.check()
+    dist.barrier()
+    torch.cuda.synchronize()
+    absent = place.world_size - 1
+    if place.rank != absent:
+        began = time.monotonic()
+        error = until_it_raises(lambda: moe_experts(*given, workspace, fused=True), workspace, TileTimeout)
+        assert time.monotonic() - began <= 1.2
+        assert error.peer == absent, error
+    dist.barrier()
+    workspace.reset()
+    hold(given, workspace, MoeConfig())
+
+
+def a_killed_peer_is_named(place: Place) -> None:
+    """A rank is killed in mid-layer: within deadline + 200 ms the others name it, and their GPUs go on."""
+    layer = Layer((2048,) * place.world_size, 4, 8, 2048, 1408, dtype=torch.bfloat16)
+    workspace = workspace_of(layer, deadline_s=2.0)
+    given = operands(place, layer, 1)
+    victim = place.world_size - 1
+    for _ in range(3):
+        moe_experts(*given, workspace, fused=True)
+    workspace.check()
+    dist.barrier()
+    torch.cuda.synchronize()
+    if place.rank == victim:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    end = time.monotonic() + 20
+    error = None
+    while error is None:
+        began = time.monotonic()
+        assert began < end
+        try:
+            moe_experts(*given, workspace, fused=True)
+            workspace.check()
+        except TileTimeout as timeout:
+            error = timeout
+    took_s = time.monotonic() - began
+    assert took_s <= 2.2, took_s
+    assert error.peer == victim, error
+    assert float((torch.ones(64, device="cuda") * 2).sum()) == 128
+    print(f"rank {place.rank}: {took_s:.3f} s: {error}")

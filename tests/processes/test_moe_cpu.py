@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts on the CPU, with real ranks: the serial path, all gradients, the layer, and what goes wrong."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from tests.fixtures.kernel_group import run_ranks
+
+pytestmark = pytest.mark.processes
+
+PROMISES = ["experts_and_all_gradients", "a_layer_is_its_parts", "wrong_calls_are_named"]
+
+
+@pytest.fixture(scope="module", params=[3], ids="{} ranks".format)
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """What came of all promises; one of three ranks has no token, which two ranks would show less of."""
+    folder = tmp_path_factory.mktemp("moe")
+    return run_ranks("tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=120)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int, str]]) -> None:
+    """What the promise's own docstring says is true on every rank."""
+    for rank, outcome in outcomes[promise].items():
+        assert outcome == "kept", f"rank {rank}: {outcome}"
