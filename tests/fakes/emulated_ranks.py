@@ -36,6 +36,8 @@ KERNELS = (
     ("ag_gemm.all_gather", "all_gather_kernel"),
     ("ag_gemm.all_gather", "announce_kernel"),
     ("device.barrier", "barrier_kernel"),
+    ("attention.launch", "attention_kernel"),
+    ("attention.launch", "announce_kernel"),
 )
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
 
@@ -62,6 +64,7 @@ class EmulatedWorkspace:
         self.slot = self.launches = 0
         self._ranks = ranks
         self.native = None  # the emulator launches
+        self.device = torch.device("cpu")
 
     def plan(self, _key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever is planned)
         """Plan each launch anew: a plan keeps nothing that a test could not change."""
