@@ -8,6 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from megascale_kernels.attention.backward_launch import BackwardLaunch, Given, row_sums
 from megascale_kernels.attention.launch import Operands, forward
 from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.sharding import shard_sequence
@@ -143,7 +144,7 @@ def relative(actual: Tensor, wanted: Tensor) -> float:
     """Largest difference over the largest element; NaN counts as infinitely far."""
     assert actual.shape == wanted.shape
     difference = (actual.double() - wanted.detach()).abs().nan_to_num(nan=math.inf).max()
-    return float(difference / wanted.abs().max().clamp(min=1e-9))
+    return float(difference / wanted.detach().abs().max().clamp(min=1e-9))
 
 
 def attended(case: Attention, *, launches: int = 3, **options: Any) -> Attended:  # noqa: ANN401 (those of EmulatedRanks)
@@ -160,3 +161,34 @@ def attended(case: Attention, *, launches: int = 3, **options: Any) -> Attended:
         outs.append(ranks.call(host))
     ranks.run()
     return Attended(case, ranks, given, outs)
+
+
+def gradients_attended(case: Attention, *, launches: int = 2, **options: Any) -> tuple[EmulatedRanks, float]:  # noqa: ANN401 (those of EmulatedRanks)
+    """Forward and backward several times in a row; the ranks, and how far the worst gradient is from float64.
+
+    The shares of the peers' keys are added here; `partial_sums` does that on a GPU.
+    """
+    room = 2 * case.ranks * case.problem.rows * case.problem.kv_columns * case.dtype.itemsize
+    ranks = EmulatedRanks(case.ranks, case.dtype, data_bytes=room, **options)
+    given = [drawn(case, seed) for seed in range(launches)]
+
+    def host(workspace: Any, whole: Whole) -> tuple[Tensor, Tensor]:  # noqa: ANN401 (an emulated workspace)
+        operands, dout = operands_of(case, whole, workspace.rank), own(case, whole.dout, workspace.rank)
+        out, lse = forward(operands, case.problem, workspace, case.config)
+        plan = BackwardLaunch(case.problem, workspace, case.config)
+        start = Given(operands, lse, dout, row_sums(out, dout, case.problem))
+        slot, partials = plan.key_gradients(start)
+        return plan.query_gradients(start, slot), partials
+
+    outs = [ranks.call(lambda workspace, whole=whole: host(workspace, whole)) for whole in given]
+    ranks.run()
+    worst = 0.0
+    for whole, row in zip(given, outs, strict=True):
+        _, *wanted = exact(whole, causal=case.causal, lengths=case.lengths)
+        shares = torch.stack([partials for _, partials in row]).double().sum(0)
+        for rank, (dq, _) in enumerate(row):
+            actual = (dq, *shares[rank])
+            worst = max(
+                worst, *(relative(one, own(case, other, rank)) for one, other in zip(actual, wanted, strict=True))
+            )
+    return ranks, worst

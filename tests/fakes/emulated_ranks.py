@@ -38,6 +38,11 @@ KERNELS = (
     ("device.barrier", "barrier_kernel"),
     ("attention.launch", "attention_kernel"),
     ("attention.launch", "announce_kernel"),
+    ("attention.backward_launch", "key_gradients_kernel"),
+    ("attention.backward_launch", "query_gradients_kernel"),
+    ("attention.backward_launch", "row_sums_kernel"),
+    ("attention.partial_sums", "sum_partials_kernel"),
+    ("attention.partial_sums", "announce_kernel"),
 )
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
 

@@ -11,6 +11,7 @@ from megascale_kernels.memory.workspace import Workspace
 
 HEAD_DIMS = (64, 128)  # those of the kernels; torch serves the others
 WHAT = "sp_attention"
+BLOCKS = ("block_m", "block_n", "keys_block", "keys_step", "queries_block", "queries_step")
 
 
 class AttentionConfig(NamedTuple):
@@ -23,6 +24,10 @@ class AttentionConfig(NamedTuple):
         stages: blocks of K and V in shared memory.
         splits: pieces in which a rank's K and V travel, each announced by itself.
         kernel: "triton", or "hopper" for the warp-specialised forward (not for packed sequences).
+        keys_block: keys of a tile of their gradients.
+        keys_step: queries that such a tile takes at a time.
+        queries_block: queries of a tile of their gradient.
+        queries_step: keys that such a tile takes at a time.
     """
 
     block_m: int = 128
@@ -31,6 +36,10 @@ class AttentionConfig(NamedTuple):
     stages: int = 2
     splits: int = 2
     kernel: str = "triton"
+    keys_block: int = 128
+    keys_step: int = 64
+    queries_block: int = 128
+    queries_step: int = 64
 
 
 class Problem(NamedTuple):
@@ -170,7 +179,7 @@ def check_attention_config(config: AttentionConfig) -> None:
     """
     if not isinstance(config, AttentionConfig):
         raise Unsupported(f"{WHAT}: config must be an AttentionConfig or None, got {type(config).__name__}")
-    for name, least in (("block_m", 16), ("block_n", 16), ("warps", 1)):
+    for name, least in (*((name, 16) for name in BLOCKS), ("warps", 1)):
         value = getattr(config, name)
         if not isinstance(value, int) or value < least or value & (value - 1):
             raise Unsupported(f"{WHAT}: config: {name} is {value}, no power of two from {least} on")
