@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from megascale_kernels.attention.problem import AttentionConfig
+    from megascale_kernels.attention.sharding import positions_of, shard_sequence, unshard_sequence
     from megascale_kernels.errors import (
         KernelError,
         MissingDependency,
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     )
     from megascale_kernels.memory.workspace import Workspace
     from megascale_kernels.planning.config import Config
+    from megascale_kernels.torch_api.attention import SequenceParallelAttention, sp_attention
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
     from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
 
 __all__ = [
+    "AttentionConfig",
     "ColumnParallelLinear",
     "Config",
     "KernelError",
@@ -36,6 +40,7 @@ __all__ = [
     "OverlapRowwise",
     "RankMismatch",
     "RowParallelLinear",
+    "SequenceParallelAttention",
     "TileTimeout",
     "Unsupported",
     "Workspace",
@@ -43,13 +48,20 @@ __all__ = [
     "ag_gemm",
     "gemm_ar",
     "gemm_rs",
+    "positions_of",
+    "shard_sequence",
+    "sp_attention",
+    "unshard_sequence",
 ]
 
 _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
+    "attention.problem": ("AttentionConfig",),
+    "attention.sharding": ("positions_of", "shard_sequence", "unshard_sequence"),
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
     "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
+    "torch_api.attention": ("SequenceParallelAttention", "sp_attention"),
     "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),
     "torch_api.parallel_styles": ("OverlapColwise", "OverlapRowwise"),
 }
