@@ -91,13 +91,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, rank: int, cu_seql
             pieces.append(torch.zeros_like(q[:, at : stretch.row]))
         at = stretch.row + stretch.rows
         keys = slice(stretch.first, stretch.last)
-        pieces.append(_attend(q[:, stretch.row : at], k[:, keys], v[:, keys], problem))
+        pieces.append(attend_stretch(q[:, stretch.row : at], k[:, keys], v[:, keys], problem))
     if at < q.shape[1]:
         pieces.append(torch.zeros_like(q[:, at:]))
     return torch.cat(pieces, 1) if pieces else torch.zeros_like(q)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attend_stretch(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """Queries of one stretch; with a causal mask the last query sees the last key."""
     rows, keys = q.shape[1], k.shape[1]
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))

@@ -49,7 +49,7 @@ def attend(
     from megascale_kernels.attention.launch import Operands, forward
 
     given = Operands(*map(_rows, (q, k, v)), bounds_of(cu_seqlens, problem, q.device))
-    out, lse = forward(given, problem, workspace, _chosen(config, problem))
+    out, lse = forward(given, problem, workspace, config or own_choice(problem))
     return out.view(q.shape), lse
 
 
@@ -65,7 +65,7 @@ def attend_backward(
     from megascale_kernels.attention.launch import Operands
 
     given = Operands(*map(_rows, (q, k, v)), bounds_of(cu_seqlens, problem, q.device))
-    dq, dk, dv = backward(given, _rows(out), lse, _rows(dout), problem, workspace, _chosen(config, problem))
+    dq, dk, dv = backward(given, _rows(out), lse, _rows(dout), problem, workspace, config or own_choice(problem))
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
@@ -122,10 +122,8 @@ def _check(q: Tensor, workspace: Workspace, problem: Problem, config: AttentionC
         )
 
 
-def _chosen(config: AttentionConfig | None, problem: Problem) -> AttentionConfig:
+def own_choice(problem: Problem) -> AttentionConfig:
     """The configuration of a call that names none."""
-    if config is not None:
-        return config
     return AttentionConfig(stages=2 if problem.head_dim > 64 else 3)
 
 
