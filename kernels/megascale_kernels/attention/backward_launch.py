@@ -115,7 +115,7 @@ class BackwardLaunch:
         slot, partials = self.key_gradients(given)
         if not self.travels:
             return self.query_gradients(given, slot), partials[0, 0], partials[0, 1]
-        sent = partial_sums.start(partials.flatten(1), self.workspace.beside())
+        sent = partial_sums.start(partials.flatten(1), self.workspace.beside(), self.workspace)
         dq = self.query_gradients(given, slot)
         dk, dv = partial_sums.finish(sent).view(2, *given.operands.k.shape)
         return dq, dk, dv

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megascale_kernels.ag_gemm.launch import channel_arguments
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
-from megascale_kernels.device.layout import COMMUNICATE, EPOCH, OPERATORS, signature
+from megascale_kernels.device.layout import ABORT, COMMUNICATE, EPOCH, OPERATORS, signature
 from megascale_kernels.device.primitives import rank_copy_data, rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
@@ -31,12 +31,16 @@ SMALL = {"num_warps": 1, "enable_fp_fusion": True}
 
 @triton.jit(do_not_specialize=RUNTIME)
 def sum_partials_kernel(
-    own_ptr, staged_ptr, out_ptr,
+    own_ptr, staged_ptr, out_ptr, beside_ptr,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, counted, elements,
     SIZE: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
-    """Every program waits for every peer's share, then adds every `programs`-th block of all shares."""
+    """Every program waits for every peer's share, then adds every `programs`-th block of all shares.
+
+    `beside_ptr`: the words of the workspace whose kernels made the shares. Where they gave up no share is waited for:
+    what comes of it is refused by the host, and a second deadline would keep it from saying so.
+    """
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
     channel = open_channel(
@@ -46,7 +50,7 @@ def sum_partials_kernel(
     if cta == ctas - 1:
         head_board(channel, board, ctas, world_size, 1, elements, 0, PROGRESS)
         publish_launch(channel, 1, elements, 0, 0)
-    code = 0
+    code = tl.atomic_add(beside_ptr + ABORT, 0, sem="acquire", scope="sys")
     for step in range(1, world_size):
         source = (rank + step) % world_size
         if code == 0:
@@ -73,22 +77,25 @@ class Sent(NamedTuple):
     Attributes:
         partials: what copy engines still read, [W, elements].
         workspace: whose launch it is.
+        beside: whose launch made the shares.
         slot: where the peers' shares are going to lie.
         counted: the announcements count the launch, as in a captured graph.
     """
 
     partials: Tensor
     workspace: Workspace
+    beside: Workspace
     slot: int
     counted: bool
 
 
-def start(partials: Tensor, workspace: Workspace) -> Sent:
+def start(partials: Tensor, workspace: Workspace, beside: Workspace) -> Sent:
     """Send each peer its share, behind what the current stream has done so far.
 
     Args:
         partials: [W, elements], fewer than 2^31 elements a share.
         workspace: of its own (`Workspace.beside`).
+        beside: the workspace of the kernel that makes them.
 
     Raises:
         WorkspaceTooSmall: the shares of all ranks do not fit.
@@ -97,9 +104,10 @@ def start(partials: Tensor, workspace: Workspace) -> Sent:
     world_size, elements = partials.shape
     workspace.need(partials.numel() * partials.element_size(), 1, f"the sum of {world_size} x {elements} elements")
     stamp = _stamp(elements)
+    sent = Sent(partials, workspace, beside, 0, counted=False)
 
     def warm() -> None:
-        sum_partials_kernel.warmup(*_arguments(partials, partials, workspace, 0, counted=False), grid=(1,), **_options(workspace))
+        sum_partials_kernel.warmup(*_arguments(sent, partials), grid=(1,), **_options(workspace))
         common = channel_arguments(workspace, 0, stamp)
         for last in (False, True):
             announce_kernel.warmup(
@@ -119,7 +127,7 @@ def start(partials: Tensor, workspace: Workspace) -> Sent:
                 *channel_arguments(workspace, slot, stamp), peer, 0, LAST=step == world_size - 1, OPERATOR=AG_GEMM,
                 PROGRESS=workspace.progress, TRACE=False, **SMALL,
             )  # fmt: skip
-    return Sent(partials, workspace, slot, counted)
+    return sent._replace(slot=slot, counted=counted)
 
 
 def finish(sent: Sent) -> Tensor:
@@ -127,8 +135,7 @@ def finish(sent: Sent) -> Tensor:
     workspace, elements = sent.workspace, sent.partials.shape[1]
     out = torch.empty_like(sent.partials[0])
     programs = max(1, min(processors(workspace.device), -(-elements // BLOCK)))
-    arguments = _arguments(sent.partials, out, workspace, sent.slot, counted=sent.counted)
-    sum_partials_kernel[(programs,)](*arguments, **_options(workspace))
+    sum_partials_kernel[(programs,)](*_arguments(sent, out), **_options(workspace))
     workspace.join_copies()
     return out
 
@@ -144,9 +151,10 @@ def _options(workspace: Workspace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _arguments(partials: Tensor, out: Tensor, workspace: Workspace, slot: int, *, counted: bool) -> tuple[Any, ...]:
-    world_size, elements = partials.shape
+def _arguments(sent: Sent, out: Tensor) -> tuple[Any, ...]:
+    world_size, elements = sent.partials.shape
+    workspace, slot = sent.workspace, sent.slot
     return (
-        partials[workspace.rank], workspace.local(slot, (world_size, elements)), out,
-        *channel_arguments(workspace, slot, _stamp(elements)), int(counted), elements,
+        sent.partials[workspace.rank], workspace.local(slot, (world_size, elements)), out, sent.beside.memory,
+        *channel_arguments(workspace, slot, _stamp(elements)), int(sent.counted), elements,
     )  # fmt: skip

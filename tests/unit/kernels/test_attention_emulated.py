@@ -197,6 +197,11 @@ def test_a_lost_announcement_names_rank_and_tile() -> None:
 # --- sums of the peers' shares -------------------------------------------------------------------------------------
 
 
+def summed(shares: Tensor, workspace: Any) -> Tensor:  # noqa: ANN401 (an emulated workspace)
+    """One reduce-scatter; here one workspace serves, as no other launch crosses it."""
+    return partial_sums.finish(partial_sums.start(shares, workspace, workspace))
+
+
 @pytest.mark.parametrize(("world_size", "counted"), [(2, False), (4, True)])
 def test_shares_are_summed_by_their_owners(world_size: int, counted: bool) -> None:
     """Four sums in a row over both slots: each within a rounding, nothing unordered."""
@@ -205,7 +210,7 @@ def test_shares_are_summed_by_their_owners(world_size: int, counted: bool) -> No
     given = [[torch.randn(world_size, 70).bfloat16() for _ in range(world_size)] for _ in range(4)]
 
     outs = [
-        ranks.call(lambda workspace, row=row: partial_sums.finish(partial_sums.start(row[workspace.rank], workspace)))
+        ranks.call(lambda workspace, row=row: summed(row[workspace.rank], workspace))
         for row in given
     ]
     ranks.run()
@@ -223,7 +228,7 @@ def test_a_share_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPatch
     ranks = EmulatedRanks(2, data_bytes=1 << 12)
     shares = torch.randn(2, 70).bfloat16()
 
-    ranks.call(lambda workspace: partial_sums.finish(partial_sums.start(shares, workspace)))
+    ranks.call(lambda workspace: summed(shares, workspace))
     ranks.run()
 
     assert RACE in {finding.kind for finding in ranks.world.findings}
