@@ -22,7 +22,7 @@ from megascale_kernels.attention.backward_kernels import (
     query_gradients_kernel,
     row_sums_kernel,
 )
-from megascale_kernels.attention.launch import LOG2_E, Gather, Operands, block_of, by_parts
+from megascale_kernels.attention.launch import LOG2_E, Gather, Operands, block_of, by_parts, compiler_options
 from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.walk import key_order, query_order
 from megascale_kernels.device.layout import SLOTS, signature
@@ -30,6 +30,7 @@ from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 
 SUM_ROWS = 64  # of a program of row sums
+STAGES = 2  # blocks in shared memory at a time, of each operand; three do not fit beside what stays there
 
 
 class Given(NamedTuple):
@@ -125,16 +126,20 @@ class BackwardLaunch:
         return {
             "BLOCK_M": config.keys_step, "BLOCK_N": config.keys_block, "AWAIT": self.travels,
             "OPERATOR": ATTENTION_BACKWARD, "PROGRESS": workspace.progress, "TRACE": workspace.trace, **self._shared(),
+            **compiler_options(config.warps, STAGES),
         }  # fmt: skip
 
     def _query_options(self) -> dict[str, Any]:
-        return {"BLOCK_M": self.config.queries_block, "BLOCK_N": self.config.queries_step, **self._shared()}
+        return {
+            "BLOCK_M": self.config.queries_block, "BLOCK_N": self.config.queries_step, **self._shared(),
+            "num_warps": self.config.warps, "num_stages": STAGES,
+        }  # fmt: skip
 
     def _shared(self) -> dict[str, Any]:
         problem = self.problem
         return {
             "HEAD_DIM": problem.head_dim, "HALVES": problem.halves, "CAUSAL": problem.causal, "VARLEN": problem.varlen,
-            "enable_fp_fusion": True, "num_warps": self.config.warps, "num_stages": 2,
+            "enable_fp_fusion": True,
         }  # fmt: skip
 
     def _tensors(self, given: Given, slot: int, queries: int, keys: int) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.ag_gemm.launch import channel_arguments
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
+from megascale_kernels.attention.hopper_launch import box_of, hopper_constants, tiling_for
 from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.triton_kernel import ATTENTION, attention_kernel
 from megascale_kernels.attention.walk import Bounds, query_order
@@ -19,6 +20,7 @@ from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 
 LOG2_E = 1.4426950408889634
+EIGHT_WARPS = 240  # registers a thread, of the 255 that there are
 SMALL = {"num_warps": 1, "enable_fp_fusion": True}
 
 
@@ -113,6 +115,16 @@ def block_of(parts: Tensor, block: int, head_dim: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(parts, [1, block, head_dim])
 
 
+def compiler_options(warps: int, stages: int) -> dict[str, int]:
+    """How a kernel of plain Triton is compiled that waits for peers.
+
+    As with the warp-specialised ones, 1,024 registers a quarter of the register file stay free: a captured graph
+    announces copies by a kernel of one warp, which must be resident beside the one that waits.
+    """
+    options = {"num_warps": warps, "num_stages": stages}
+    return options | ({"maxnreg": EIGHT_WARPS} if warps == 8 else {})
+
+
 class AttentionLaunch:
     """All that is the same in every forward of one problem: made once, kept by the workspace.
 
@@ -135,7 +147,14 @@ class AttentionLaunch:
         self.stamp = signature(
             ATTENTION, problem.rows, problem.q_heads * problem.head_dim, problem.kv_columns, self.variant
         )
-        blocks = -(-problem.chunk // config.block_m)
+        self.tiling = tiling_for(problem, config)
+        self.block_m = config.block_m if self.tiling is None else self.tiling.block_m
+        self.kernel: Any = attention_kernel
+        if self.tiling is not None:
+            from megascale_kernels.attention.hopper import hopper_attention_kernel
+
+            self.kernel = hopper_attention_kernel
+        blocks = -(-problem.chunk // self.block_m)
         self.tiles = problem.batch * problem.q_heads * problem.halves * blocks
         self.grid = (min(processors(workspace.device), self.tiles),)
         self.order: Tensor | None = None
@@ -150,11 +169,16 @@ class AttentionLaunch:
     def options(self) -> dict[str, Any]:
         """Compile-time constants and options of the kernel."""
         problem, config, workspace = self.problem, self.config, self.workspace
+        common = {
+            "AWAIT": self.travels, "OPERATOR": ATTENTION, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+            "enable_fp_fusion": True,
+        }  # fmt: skip
+        if self.tiling is not None:
+            return {**common, **hopper_constants(self.tiling, problem)}
         return {
-            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "HEAD_DIM": problem.head_dim,
-            "HALVES": problem.halves, "CAUSAL": problem.causal, "VARLEN": problem.varlen, "AWAIT": self.travels,
-            "OPERATOR": ATTENTION, "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True,
-            "num_warps": config.warps, "num_stages": config.stages,
+            **common, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "HEAD_DIM": problem.head_dim,
+            "HALVES": problem.halves, "CAUSAL": problem.causal, "VARLEN": problem.varlen,
+            **compiler_options(config.warps, config.stages),
         }  # fmt: skip
 
     def _arguments(
@@ -162,15 +186,17 @@ class AttentionLaunch:
     ) -> tuple[Any, ...]:
         problem, config, workspace = self.problem, self.config, self.workspace
         gathered = self.gather.gathered(slot, given.k)
-
-        def tile(parts: Tensor, block: int) -> TensorDescriptor:
-            return block_of(parts, block, problem.head_dim)
-
+        parts = [by_parts(rows, problem) for rows in (given.q, given.k, given.v)] + [*gathered, by_parts(out, problem)]
+        queries = self.block_m if self.tiling is None else self.tiling.rows
+        sizes = (queries, *[config.block_n] * 4, queries)
+        bounds: tuple[Tensor, ...] = ()
+        if self.tiling is None:
+            blocks = [block_of(part, size, problem.head_dim) for part, size in zip(parts, sizes, strict=True)]
+            bounds = given.bounds
+        else:
+            blocks = [box_of(part, size, self.tiling) for part, size in zip(parts, sizes, strict=True)]
         return (
-            tile(by_parts(given.q, problem), config.block_m), tile(by_parts(given.k, problem), config.block_n),
-            tile(by_parts(given.v, problem), config.block_n), tile(gathered[0], config.block_n),
-            tile(gathered[1], config.block_n), tile(by_parts(out, problem), config.block_m), lse, order,
-            given.bounds.begin, given.bounds.end, *channel_arguments(workspace, slot, self.stamp), self.variant,
+            *blocks, lse, order, *bounds, *channel_arguments(workspace, slot, self.stamp), self.variant,
             int(counted), problem.batch, problem.chunk, problem.q_heads, problem.group, self.gather.unit_rows,
             problem.scale * LOG2_E,
         )  # fmt: skip
@@ -192,23 +218,23 @@ class AttentionLaunch:
         counted = self.travels and workspace.counts_on_device()
         if self.travels:
             self.gather.push(given.k, given.v, slot, self.stamp, counted=counted)
-        attention_kernel[self.grid](*self._arguments(given, out, lse, order, slot, counted=counted), **self.options())
+        self.kernel[self.grid](*self._arguments(given, out, lse, order, slot, counted=counted), **self.options())
         if self.travels:
             workspace.join_copies()
         return slot
 
     def _order(self, bounds: Bounds) -> Tensor:
         if self.problem.varlen:
-            return query_order(self.problem, self.workspace.rank, self.config.block_m, bounds)
+            return query_order(self.problem, self.workspace.rank, self.block_m, bounds)
         if self.order is None:
-            self.order = query_order(self.problem, self.workspace.rank, self.config.block_m, bounds)
+            self.order = query_order(self.problem, self.workspace.rank, self.block_m, bounds)
         return self.order
 
     def _warmer(self, given: Operands, out: Tensor, lse: Tensor, order: Tensor) -> Callable[[], None]:
         def warm() -> None:
             for slot in range(SLOTS):
                 arguments = self._arguments(given, out, lse, order, slot, counted=False)
-                attention_kernel.warmup(*arguments, grid=self.grid, **self.options())
+                self.kernel.warmup(*arguments, grid=self.grid, **self.options())
             if self.travels:
                 self.gather.warm(self.stamp)
 

@@ -106,10 +106,16 @@ def attention_kernel(
 @triton.jit
 def await_all(channel, rows, unit_rows, code, tile):
     """Wait for whatever the tiles have not waited for: after this no copy of this launch is under way to us."""
+    return await_all_by(channel, rows, unit_rows, code, tile, COMPUTE)
+
+
+@triton.jit
+def await_all_by(channel, rows, unit_rows, code, tile, role):
+    """`await_all` of a role of the program."""
     for step in range(1, channel.world_size):
         if code == 0:
             source = (channel.rank + step) % channel.world_size
-            code = await_rows(channel, source, 0, rows, unit_rows, COMPUTE, tile)
+            code = await_rows(channel, source, 0, rows, unit_rows, role, tile)
     return code
 
 
@@ -117,10 +123,18 @@ def await_all(channel, rows, unit_rows, code, tile):
 def await_part(channel, source, entry, half, begin, end, chunk_rows, unit_rows, tile, code, HALVES: tl.constexpr,
                AWAIT: tl.constexpr):  # fmt: skip
     """Wait for the tokens [begin, end) of a part, if it is a peer's and any are wanted."""
+    return await_part_by(channel, source, entry, half, begin, end, chunk_rows, unit_rows, tile, code, COMPUTE, HALVES,
+                         AWAIT)  # fmt: skip
+
+
+@triton.jit
+def await_part_by(channel, source, entry, half, begin, end, chunk_rows, unit_rows, tile, code, role,
+                  HALVES: tl.constexpr, AWAIT: tl.constexpr):  # fmt: skip
+    """`await_part` of a role of the program."""
     if AWAIT:
         if (source != channel.rank) & (begin < end) & (code == 0):
             first = (entry * HALVES + half) * chunk_rows
-            code = await_rows(channel, source, first + begin, first + end, unit_rows, COMPUTE, tile)
+            code = await_rows(channel, source, first + begin, first + end, unit_rows, role, tile)
     return code
 
 
