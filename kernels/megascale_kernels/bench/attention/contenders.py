@@ -189,7 +189,7 @@ class Contenders:
         mine = self.ours()
         theirs = self.serial(backend) if self.backward else [torch.cat(self.torch(backend), 1)]
         apart = [
-            float((one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-20))
+            float((one.detach().float() - other.detach().float()).norm() / other.detach().float().norm().clamp(min=1e-20))
             for one, other in zip(mine, theirs, strict=True)
         ]
         largest = torch.tensor(max(apart, key=lambda value: value if value == value else float("inf")))  # noqa: PLR0124 - NaN
