@@ -83,7 +83,9 @@ def drawn(case: Attention, seed: int) -> Whole:
     return Whole(random(case.q_heads), random(case.kv_heads), random(case.kv_heads), random(case.q_heads))
 
 
-def exact(whole: Whole, *, causal: bool, lengths: tuple[int, ...] | None, scale: float | None = None) -> tuple[Tensor, ...]:
+def exact(
+    whole: Whole, *, causal: bool, lengths: tuple[int, ...] | None, scale: float | None = None
+) -> tuple[Tensor, ...]:
     """Output and gradients of q, k and v in float64; a query that sees nothing has output 0."""
     q, k, v = (tensor.double().requires_grad_() for tensor in whole[:3])
     group = q.shape[2] // k.shape[2]

@@ -55,9 +55,7 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_the_warp_specialised_forward(world_size: int, tmp_path: Path) -> None:
     """Warp specialisation changes no promise."""
-    tried = run_ranks(
-        "tests.gpu.attention_gpu_promises", [HOPPER], world_size, tmp_path, backend="nccl", deadline_s=90
-    )
+    tried = run_ranks("tests.gpu.attention_gpu_promises", [HOPPER], world_size, tmp_path, backend="nccl", deadline_s=90)
     for rank, outcome in tried[HOPPER].items():
         assert outcome == "kept", f"rank {rank}: {outcome}"
 

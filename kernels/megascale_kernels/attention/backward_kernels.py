@@ -179,7 +179,7 @@ def over_queries(q_desc, dout_desc, k, v, lse_ptr, delta_ptr, box, column, first
                  highs, chunk_rows, dk, dv, scale_log2, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
                  MASKED: tl.constexpr):  # fmt: skip
     """`count` blocks of queries from `first` on, `gap` blocks left out after `gap_at` of them; all transposed."""
-    for turn in range(0, count):
+    for turn in range(count):
         row = (first + turn + tl.where(turn >= gap_at, gap, 0)) * BLOCK_M
         inside = row + tl.arange(0, BLOCK_M)
         q = q_desc.load([box, row, column]).reshape(BLOCK_M, HEAD_DIM)
@@ -260,7 +260,7 @@ def over_keys(q, dout, lse, delta, k_rows, v_rows, box, column, first, count, ga
               chunk_rows, dq, scale_log2, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
               MASKED: tl.constexpr):  # fmt: skip
     """`count` blocks of keys from `first` on, `gap` blocks left out after `gap_at` of them."""
-    for turn in range(0, count):
+    for turn in range(count):
         row = (first + turn + tl.where(turn >= gap_at, gap, 0)) * BLOCK_N
         k = k_rows.load([box, row, column]).reshape(BLOCK_N, HEAD_DIM)
         weights = tl.exp2(tl.dot(q, k.T) * scale_log2 - lse[:, None])

@@ -2,8 +2,8 @@
 """Attention, forward, with Hopper's warp specialisation: the same operator as `triton_kernel.attention_kernel`.
 
 A program has two *consumers*, warpgroups of four warps with 64 queries each, and a *producer*, one warp that has the
-TMA unit fill two rings of slots, one of K and one of V, and that alone waits for peers. The consumers notice a wait only
-when the rings run dry, and nothing is drained where one rank's keys end and another's begin.
+TMA unit fill two rings of slots, one of K and one of V, and that alone waits for peers. The consumers notice a wait
+only when the rings run dry, and nothing is drained where one rank's keys end and another's begin.
 
 A consumer works on two blocks at a time, as FlashAttention-3 does within a warpgroup (2407.08608, section 3.2): while
 the tensor cores multiply the scores of the next block and the weights of this one, it waits for the former only, and
@@ -133,7 +133,7 @@ def fetch_blocks(rings, k_desc, v_desc, box, column, first, count, gap_at, gap, 
     """`count` blocks of K and V from `first` on, `gap` blocks left out after `gap_at` of them, into the rings."""
     k_boxes = as_boxes(rings.k, CFG.slots, CFG.block_n, CFG)
     v_boxes = as_boxes(rings.v, CFG.slots, CFG.block_n, CFG)
-    for turn in range(0, count):
+    for turn in range(count):
         row = (first + turn + gl.where(turn >= gap_at, gap, 0)) * CFG.block_n
         k_full = rings.k_full.index(slot)
         mbarrier.wait(rings.k_empty.index(slot), phase)
@@ -156,8 +156,8 @@ def span_of_part(channel, part, top, bottom, chunk_rows, CFG: gl.constexpr, HALV
     source = source_of(part, channel.rank, world_size, HALVES)
     half = part % HALVES
     begins = chunk_of(source, half, world_size) * chunk_rows
-    high = last_key(bottom, sequence, chunk_rows, CAUSAL, False)
-    high_of_first = last_key(top, sequence, chunk_rows, CAUSAL, False)
+    high = last_key(bottom, sequence, chunk_rows, CAUSAL, VARLEN=False)
+    high_of_first = last_key(top, sequence, chunk_rows, CAUSAL, VARLEN=False)
     first, last, full_first, full_last = span_of_blocks(
         begins * 0, high, begins * 0, high_of_first, begins, chunk_rows, CFG.block_n
     )
@@ -197,11 +197,11 @@ def produce(rings, q_desc, k_desc, v_desc, gathered_k_desc, gathered_v_desc, ord
         bottom = start + gl.minimum(row + CFG.block_m, chunk_rows) - 1
         column = head // group * CFG.head_dim
         # Our own masked blocks, all whole ones, the peers' masked ones.
-        for turn in range(0, 2 * parts + HALVES):
+        for turn in range(2 * parts + HALVES):
             own_masked = turn < HALVES
             part = gl.where(own_masked, turn, (turn - HALVES) % parts)
             is_masked = own_masked | (turn >= HALVES + parts)
-            source, there, begins, first, last, full_first, full_last = span_of_part(
+            source, there, _, first, last, full_first, full_last = span_of_part(
                 channel, part, top, bottom, chunk_rows, CFG, HALVES, CAUSAL
             )
             whole = full_last - full_first
@@ -220,9 +220,7 @@ def produce(rings, q_desc, k_desc, v_desc, gathered_k_desc, gathered_v_desc, ord
             begin = gl.where(is_masked, first, full_first)
             gap_at = gl.where(is_masked, full_first - first, 0)
             gap = gl.where(is_masked, whole, 0)
-            slot, phase = fetch_blocks(
-                rings, k_rows, v_rows, box, column, begin, count, gap_at, gap, slot, phase, CFG
-            )
+            slot, phase = fetch_blocks(rings, k_rows, v_rows, box, column, begin, count, gap_at, gap, slot, phase, CFG)
     if AWAIT:
         if cta == ctas - 1:
             code = await_all_by(channel, batch * HALVES * chunk_rows, unit_rows, code, tiles, COMMUNICATE)
@@ -285,7 +283,7 @@ def as_operand(weights, dtype: gl.constexpr, CFG: gl.constexpr):
 def over_masked(rings, q, acc, top, total, queries, begins, first, count, gap_at, gap, chunk_rows, scale_log2, slot,
                 phase, CFG: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
     """Blocks of which some queries see only some keys, one after the other."""
-    for turn in range(0, count):
+    for turn in range(count):
         row = (first + turn + gl.where(turn >= gap_at, gap, 0)) * CFG.block_n
         token = begin_scores(rings, q, no_scores(CFG), slot, phase)
         scores = warpgroup_mma_wait(0, deps=(token,))
@@ -295,7 +293,7 @@ def over_masked(rings, q, acc, top, total, queries, begins, first, count, gap_at
         if CAUSAL:
             visible = visible & ((begins + inside)[None, :] <= queries[:, None])
         scores = gl.where(visible, scores, float("-inf"))
-        weights, fade, top, total = soften(scores, top, total, scale_log2, True)
+        weights, fade, top, total = soften(scores, top, total, scale_log2, MASKED=True)
         operand = as_operand(weights, rings.v.dtype, CFG)
         sums = begin_sums(rings, operand, faded(acc, fade, CFG), slot, phase)
         acc, operand = warpgroup_mma_wait(0, deps=(sums, operand))
@@ -322,7 +320,7 @@ def over_whole(rings, q, acc, top, total, count, scale_log2, slot, phase, ME: gl
         token = begin_scores(rings, q, no_scores(CFG), slot, phase)
         scores = warpgroup_mma_wait(0, deps=(token,))
         mbarrier.arrive(rings.k_empty.index(slot))
-        weights, fade, top, total = soften(scores, top, total, scale_log2, False)
+        weights, fade, top, total = soften(scores, top, total, scale_log2, MASKED=False)
         acc = faded(acc, fade, CFG)
         operand = as_operand(weights, rings.v.dtype, CFG)
         for _ in range(1, count):
@@ -331,7 +329,7 @@ def over_whole(rings, q, acc, top, total, count, scale_log2, slot, phase, ME: gl
             sums = begin_sums(rings, operand, acc, slot, phase)
             scores = warpgroup_mma_wait(1, deps=(token,))
             mbarrier.arrive(rings.k_empty.index(next_k))
-            weights, fade, top, total = soften(scores, top, total, scale_log2, False)
+            weights, fade, top, total = soften(scores, top, total, scale_log2, MASKED=False)
             total = meet_with(total, ME)
             following = as_operand(weights, rings.v.dtype, CFG)
             acc, operand = warpgroup_mma_wait(0, deps=(sums, operand))
@@ -407,7 +405,7 @@ def consume(rings, out_desc, lse_ptr, order_ptr, channel, board, trace, tiles, q
         mbarrier.wait(rings.q_full.index(0), q_phase)
         q_phase = q_phase ^ 1
         whole = slot * 0
-        for part in range(0, parts):
+        for part in range(parts):
             _, _, begins, first, last, full_first, full_last = span_of_part(
                 channel, part, top_row, bottom_row, chunk_rows, CFG, HALVES, CAUSAL
             )

@@ -53,8 +53,8 @@ class Gather:
         if problem.world_size > 1:
             workspace.need(
                 2 * self.elements * workspace.dtype.itemsize, self.units,
-                f"attention over {problem.world_size} x {problem.rows} tokens with {2 * problem.kv_columns} elements of "
-                f"k and v (max_rows={problem.world_size * problem.rows}, max_gather_cols={2 * problem.kv_columns} would do)",
+                f"attention over {problem.world_size} x {problem.rows} tokens, {2 * problem.kv_columns} elements of k "
+                f"and v each (max_rows={problem.world_size * problem.rows}, max_gather_cols={2 * problem.kv_columns})",
             )  # fmt: skip
 
     def warm(self, stamp: int) -> None:
@@ -138,9 +138,7 @@ class AttentionLaunch:
         WorkspaceTooSmall: the gathered K and V do not fit.
     """
 
-    def __init__(
-        self, problem: Problem, workspace: Workspace, config: AttentionConfig, *, gather: bool = True
-    ) -> None:
+    def __init__(self, problem: Problem, workspace: Workspace, config: AttentionConfig, *, gather: bool = True) -> None:
         self.problem, self.workspace, self.config = problem, workspace, config
         self.gather = Gather(problem, workspace, config.splits)
         self.travels = gather and problem.world_size > 1

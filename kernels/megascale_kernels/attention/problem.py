@@ -106,8 +106,8 @@ def read_problem(
     """
     if q.ndim not in (3, 4) or k.ndim != q.ndim or k.shape != v.shape:
         raise Unsupported(
-            f"{WHAT}: q must be [batch, tokens, heads, head_dim] or [tokens, heads, head_dim], k and v alike with heads "
-            f"of their own; got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            f"{WHAT}: q must be [batch, tokens, heads, head_dim] or [tokens, heads, head_dim], k and v alike with "
+            f"heads of their own; got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     batch = q.shape[0] if q.ndim == 4 else 1
     tokens, q_heads, head_dim = q.shape[-3:]
@@ -124,7 +124,7 @@ def read_problem(
     cuts = zigzag and (causal or cu_seqlens is not None)  # else nothing depends on where a token stands
     if cuts and tokens % 2:
         raise Unsupported(
-            f"{WHAT}: a rank holds two chunks of the sequence in the zig-zag, but {tokens} tokens are no two equal ones: "
+            f"{WHAT}: in the zig-zag a rank holds two chunks of a sequence, but {tokens} tokens are no two equal ones: "
             f"pad the sequence to a multiple of {2 * world_size}, or cut it in order and say zigzag=False"
         )
     if cu_seqlens is not None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same attention in plain torch, on K and V of all ranks: what the serial path computes, and what kernels must equal.
+"""The same attention in plain torch, on K and V of all ranks: the serial path, and what kernels must equal.
 
 Each interval of queries that see alike goes to `scaled_dot_product_attention` by itself, so no mask of all scores is
 ever made on a GPU. Where packed sequences lie is looked at on the host, so the host waits for them.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ def stretches(problem: Problem, rank: int, ends: list[int] | None) -> list[Stret
     for half, chunk in enumerate(chunks_of(rank, problem.world_size, problem.halves)):
         start = chunk * problem.chunk
         bounds = ends if ends is not None else [0, problem.sequence]
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in pairwise(bounds):
             top, bottom = max(begin, start), min(end, start + problem.chunk)
             if top < bottom:
                 row = half * problem.chunk + top - start
@@ -55,7 +56,7 @@ def stretches(problem: Problem, rank: int, ends: list[int] | None) -> list[Stret
 
 def whole_sequence(shards: Tensor, problem: Problem) -> Tensor:
     """Tokens of all ranks in the order of positions: [W, B, T, ...] to [B, S, ...]."""
-    parts = shards.unflatten(2, (problem.halves, problem.chunk))
+    parts = shards.reshape(*shards.shape[:2], problem.halves, problem.chunk, *shards.shape[3:])
     held = [
         (chunk, source, half)
         for source in range(problem.world_size)
@@ -66,7 +67,7 @@ def whole_sequence(shards: Tensor, problem: Problem) -> Tensor:
 
 def by_ranks(whole: Tensor, problem: Problem) -> Tensor:
     """The inverse of `whole_sequence`: [B, S, ...] to [W, B, T, ...]."""
-    chunks = whole.unflatten(1, (-1, problem.chunk))
+    chunks = whole.reshape(whole.shape[0], -1, problem.chunk, *whole.shape[2:])
     return torch.stack([
         torch.cat([chunks[:, chunk] for chunk in chunks_of(source, problem.world_size, problem.halves)], 1)
         for source in range(problem.world_size)
@@ -101,13 +102,14 @@ def attend_stretch(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """Queries of one stretch; with a causal mask the last query sees the last key."""
     rows, keys = q.shape[1], k.shape[1]
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    options = {"scale": problem.scale, "enable_gqa": problem.group > 1}
-    if not problem.causal or rows == keys:
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=problem.causal, **options)
-    else:
+    square = not problem.causal or rows == keys
+    mask = None
+    if not square:
         fast = q.is_cuda and q.dtype in HALF_TYPES
         mask = causal_lower_right(rows, keys) if fast else _lower_right(rows, keys, q.device)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=problem.causal and square, scale=problem.scale, enable_gqa=problem.group > 1
+    )
     return out.transpose(1, 2)
 
 

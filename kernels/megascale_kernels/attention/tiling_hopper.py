@@ -37,8 +37,8 @@ class AttentionTiling:
     def __post_init__(self) -> None:
         if self.block_n not in (64, 128, 256) or self.slots < 2:
             raise Unsupported(
-                f"sp_attention: config: the warp-specialised kernel has blocks of 64, 128 or 256 keys and two stages or "
-                f"more, not {self.block_n} and {self.slots}"
+                f"sp_attention: config: the warp-specialised kernel has blocks of 64, 128 or 256 keys and two stages "
+                f"or more, not {self.block_n} and {self.slots}"
             )
         if self.shared_bytes > SHARED_MEMORY_LIMIT:
             raise Unsupported(

@@ -2,11 +2,11 @@
 """Attention, forward: out = softmax(scale q k^T) v, with k and v of all ranks and this rank's queries.
 
 TileLink (2503.20313, section 7.4) overlaps the gather of K and V by copy engines with flash attention. Every rank
-pushes its K and V into its peers' gather buffers in units of `unit_rows` tokens, each announced by a flag. A tile is one
-block of queries of one head. It begins with the keys of its own rank, read where they lie, and goes on to the parts of
-the others in the order in which they arrive; before a part it waits for the units that it is going to read. A part that
-the mask hides is neither visited nor waited for. The softmax is computed as the keys come (Milakov and Gimelshein,
-1805.02867), so their order does not matter but for the last bits, and the order is always the same.
+pushes its K and V into its peers' gather buffers in units of `unit_rows` tokens, each announced by a flag. A tile is
+one block of queries of one head. It begins with the keys of its own rank, read where they lie, and goes on to the
+parts of the others in the order in which they arrive; before a part it waits for the units that it is going to read. A
+part that the mask hides is neither visited nor waited for. The softmax is computed as the keys come (Milakov and
+Gimelshein, 1805.02867), so their order matters for the last bits alone, and it is always the same.
 
 Scores are kept in base 2 (`scale_log2` = scale log2 e). Blocks that every query of the tile sees whole take a loop
 without masks; only the others, at most a few for each part, compare positions.
@@ -15,8 +15,8 @@ The descriptors have three axes, [parts, tokens of a part, heads * head_dim]: th
 part by itself, so a block never holds tokens of the next part, which may not have arrived.
 
 Besides the output the kernel stores the logarithm (base 2) of each row's sum, which backward needs; it is +inf for a
-query that sees no key, whose output is 0. A launch ends only after all units of all peers are there. That is what allows
-a slot to be reused two launches later, also where the mask hides a peer's keys from us.
+query that sees no key, whose output is 0. A launch ends only after all units of all peers are there. That is what lets
+a slot be reused two launches later, also where the mask hides a peer's keys from us.
 """
 
 import triton
@@ -171,8 +171,8 @@ def attend(channel, q_desc, k_desc, v_desc, gathered_k_desc, gathered_v_desc, ou
         )
         cursor = mark(ring, cursor, WAIT_BEGIN, tile, source, TRACE)
         end = tl.minimum(last * BLOCK_N, chunk_rows)
-        code = await_part(channel, source, entry, there, first * BLOCK_N, end, chunk_rows, unit_rows, tile, code, HALVES,
-                          AWAIT)  # fmt: skip
+        begin = first * BLOCK_N
+        code = await_part(channel, source, entry, there, begin, end, chunk_rows, unit_rows, tile, code, HALVES, AWAIT)
         cursor = mark(ring, cursor, WAIT_END, tile, source, TRACE)
         k_rows, v_rows = k_desc, v_desc
         box = entry * HALVES + there
@@ -206,7 +206,7 @@ def over_blocks(q, k_rows, v_rows, box, column, first, count, gap_at, gap, begin
                 top_score, total, scale_log2, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
     """`count` blocks of keys from `first` on, `gap` blocks left out after `gap_at` of them."""
-    for turn in range(0, count):
+    for turn in range(count):
         row = (first + turn + tl.where(turn >= gap_at, gap, 0)) * BLOCK_N
         k = k_rows.load([box, row, column]).reshape(BLOCK_N, HEAD_DIM)
         scores = tl.dot(q, k.T)

@@ -49,12 +49,14 @@ def query_order(problem: Problem, rank: int, block: int, bounds: Bounds) -> Tens
 def key_order(problem: Problem, rank: int, block: int, bounds: Bounds) -> Tensor:
     """Tiles of keys of all ranks, our own first, then those that most of our queries see, int32.
 
-    A tile's number is (((batch * kv_heads + head) * W + step) * halves + half) * blocks + block, where step counts ranks
-    from our own on.
+    A tile's number is (((batch * kv_heads + head) * W + step) * halves + half) * blocks + block, where step counts
+    ranks from our own on.
     """
     device, world_size = bounds.begin.device, problem.world_size
     theirs = [
-        chunk for step in range(world_size) for chunk in chunks_of((rank + step) % world_size, world_size, problem.halves)
+        chunk
+        for step in range(world_size)
+        for chunk in chunks_of((rank + step) % world_size, world_size, problem.halves)
     ]
     first, last = _blocks(problem, theirs, block, device)
     low, high = torch.zeros_like(first), torch.full_like(first, problem.sequence)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,attention,train} --gpus N`: measure, and write down what was measured.
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,attention,train} --gpus N`: measure, and write it down.
 
 Without torchrun it starts its own ranks; under torchrun it is one of them.
 """

@@ -48,7 +48,7 @@ def attend(
         return out.reshape(q.shape), q.new_zeros((problem.q_heads, problem.rows), dtype=torch.float32)
     from megascale_kernels.attention.launch import Operands, forward
 
-    given = Operands(*map(_rows, (q, k, v)), bounds_of(cu_seqlens, problem, q.device))
+    given = Operands(_rows(q), _rows(k), _rows(v), bounds_of(cu_seqlens, problem, q.device))
     out, lse = forward(given, problem, workspace, config or own_choice(problem))
     return out.view(q.shape), lse
 
@@ -64,7 +64,7 @@ def attend_backward(
     from megascale_kernels.attention.backward_launch import backward
     from megascale_kernels.attention.launch import Operands
 
-    given = Operands(*map(_rows, (q, k, v)), bounds_of(cu_seqlens, problem, q.device))
+    given = Operands(_rows(q), _rows(k), _rows(v), bounds_of(cu_seqlens, problem, q.device))
     dq, dk, dv = backward(given, _rows(out), lse, _rows(dout), problem, workspace, config or own_choice(problem))
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
@@ -84,7 +84,7 @@ def _serial_gradients(
     shares = [sdpa.by_ranks(tensor, problem).flatten(3) for tensor in (dk, dv)]
     both = torch.cat(shares, -1).reshape(problem.world_size * problem.rows, 2 * problem.kv_columns)
     summed = serial.reduce_scatter(both.contiguous(), workspace)
-    dk, dv = summed.split(problem.kv_columns, 1)
+    dk, dv = summed[:, : problem.kv_columns], summed[:, problem.kv_columns :]
     return dq.reshape(q.shape), dk.reshape(k.shape).contiguous(), dv.reshape(v.shape).contiguous()
 
 
@@ -93,10 +93,8 @@ def _gathered(k: Tensor, v: Tensor, workspace: Workspace, problem: Problem) -> t
     both = torch.cat([_rows(k), _rows(v)], 1)
     shards = serial.all_gather(both, workspace).view(problem.world_size, problem.batch, -1, 2 * problem.kv_columns)
     whole = sdpa.whole_sequence(shards, problem)
-    heads = (problem.kv_heads, problem.head_dim)
-    return (
-        whole[..., : problem.kv_columns].unflatten(-1, heads), whole[..., problem.kv_columns :].unflatten(-1, heads)
-    )  # fmt: skip
+    both = whole.view(problem.batch, problem.sequence, 2, problem.kv_heads, problem.head_dim)
+    return both[:, :, 0], both[:, :, 1]
 
 
 def _batched(tensor: Tensor) -> Tensor:
@@ -116,8 +114,8 @@ def _check(q: Tensor, workspace: Workspace, problem: Problem, config: AttentionC
     needed = 2 * problem.world_size * problem.rows * problem.kv_columns * workspace.dtype.itemsize
     if needed > workspace.layout.data_bytes:
         raise WorkspaceTooSmall(
-            f"sp_attention: k and v of {problem.world_size * problem.rows} tokens take {needed} bytes of the workspace, "
-            f"which has room for {workspace.layout.data_bytes}: make it with max_rows="
+            f"sp_attention: k and v of {problem.world_size * problem.rows} tokens take {needed} bytes of the "
+            f"workspace, which has room for {workspace.layout.data_bytes}: make it with max_rows="
             f"{problem.world_size * problem.rows}, max_gather_cols={2 * problem.kv_columns}"
         )
 

@@ -69,7 +69,9 @@ class Attention(torch.autograd.Function):
         """Gradients of q, k and v."""
         q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
         gradients = _backward(dout, q, k, v, out, lse, cu_seqlens, ctx.workspace, ctx.how)
-        wanted = [gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)]
+        wanted = [
+            gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
+        ]
         return (*wanted, None, None, None)
 
 

@@ -162,7 +162,7 @@ def test_without_the_wait_at_the_end_a_slot_would_be_reused_too_early(monkeypatc
     assert not any(kept.faults())
 
     @triton.jit
-    def wait_for_nothing(channel, rows, unit_rows, code, tile):
+    def wait_for_nothing(channel, rows, unit_rows, code, tile):  # noqa: ANN202 - Triton infers types
         return code
 
     monkeypatch.setattr(forward_kernel, "await_all", wait_for_nothing)
@@ -209,10 +209,7 @@ def test_shares_are_summed_by_their_owners(world_size: int, counted: bool) -> No
     torch.manual_seed(world_size)
     given = [[torch.randn(world_size, 70).bfloat16() for _ in range(world_size)] for _ in range(4)]
 
-    outs = [
-        ranks.call(lambda workspace, row=row: summed(row[workspace.rank], workspace))
-        for row in given
-    ]
+    outs = [ranks.call(lambda workspace, row=row: summed(row[workspace.rank], workspace)) for row in given]
     ranks.run()
 
     for shares, row in zip(given, outs, strict=True):

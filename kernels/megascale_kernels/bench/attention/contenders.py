@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is timed on one case: ours, our kernel alone, the copies alone, NCCL, and torch's attention behind it or alone.
 
-Torch's attention does the same work as ours: this rank's queries, each stretch of them by one call. Under a causal mask
-its flash backend takes a rectangle with the diagonal at its lower right; cuDNN's has only square ones, so there the keys
-before a chunk and the chunk itself are two calls whose outputs are merged by the logarithms of their sums.
+Torch's attention does the same work as ours: this rank's queries, each stretch of them by one call. Under a causal
+mask its flash backend takes a rectangle with the diagonal at its lower right; cuDNN's has only square ones, so there
+the keys before a chunk and the chunk itself are two calls, merged by the logarithms of their sums.
 """
 
 from collections.abc import Callable
@@ -99,13 +99,10 @@ class Contenders:
     def ours(self) -> list[Tensor]:
         """The operator as a user calls it: output, and gradients."""
         given, case = self.given, self.case
-        ends = None
+        q, k, v = given.q, given.k, given.v
         if given.ends is not None:
-            ends = given.ends
-        arguments = (given.q, given.k, given.v)
-        if given.ends is not None:
-            arguments = tuple(tensor[0] for tensor in arguments)  # packed sequences have no batch
-        out = sp_attention(*arguments, self.workspace, causal=case.causal, cu_seqlens=ends, config=self.config)
+            q, k, v = q[0], k[0], v[0]  # packed sequences have no batch
+        out = sp_attention(q, k, v, self.workspace, causal=case.causal, cu_seqlens=given.ends, config=self.config)
         out = out.view(given.q.shape)
         if not self.backward:
             return [out]
@@ -135,9 +132,7 @@ class Contenders:
             return *channel_arguments(workspace, slot, stamp), 0, problem.rows, problem.kv_columns
 
         def call() -> None:
-            slot = workspace.begin(
-                "copies alone", lambda: all_gather_kernel.warmup(*run(0), grid=(1,), **options)
-            )
+            slot = workspace.begin("copies alone", lambda: all_gather_kernel.warmup(*run(0), grid=(1,), **options))
             gather.push(k, v, slot, stamp, counted=False)
             all_gather_kernel[(1,)](*run(slot), **options)
             workspace.join_copies()
@@ -189,7 +184,9 @@ class Contenders:
         mine = self.ours()
         theirs = self.serial(backend) if self.backward else [torch.cat(self.torch(backend), 1)]
         apart = [
-            float((one.detach().float() - other.detach().float()).norm() / other.detach().float().norm().clamp(min=1e-20))
+            float(
+                (one.detach().float() - other.detach().float()).norm() / other.detach().float().norm().clamp(min=1e-20)
+            )
             for one, other in zip(mine, theirs, strict=True)
         ]
         largest = torch.tensor(max(apart, key=lambda value: value if value == value else float("inf")))  # noqa: PLR0124 - NaN
@@ -199,14 +196,14 @@ class Contenders:
 
 
 def merged(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """cuDNN under a causal mask whose diagonal ends at the lower right: the keys before, then the square behind."""
+    """CuDNN under a causal mask whose diagonal ends at the lower right: the keys before, then the square behind."""
     rows, keys = q.shape[1], k.shape[1]
     q = q.transpose(1, 2)
     parts = []
     for where, causal in ((slice(0, keys - rows), False), (slice(keys - rows, keys), True)):
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(  # noqa: SLF001 - no public call gives the sums
-            q, k[:, where].transpose(1, 2), v[:, where].transpose(1, 2), None, True, 0.0, causal, False,
-            scale=problem.scale,
+            q, k[:, where].transpose(1, 2), v[:, where].transpose(1, 2), None, compute_log_sumexp=True,
+            is_causal=causal, scale=problem.scale,
         )  # fmt: skip
         parts.append((found[0], found[1].reshape(q.shape[0], q.shape[1], rows, 1)))
     (first, first_sum), (second, second_sum) = parts

@@ -98,7 +98,9 @@ class Measuring:
         for text in figures.summary(done):
             report.line(text)
         if len(done) < len(asked):
-            report.line(f"left out (budget of {request.budget_s:g} s): the last {len(asked) - len(done)} of {len(asked)}")
+            report.line(
+                f"left out (budget of {request.budget_s:g} s): the last {len(asked) - len(done)} of {len(asked)}"
+            )
         return int(any(row.note for row in done))
 
     def measure(self, case: Case, config: AttentionConfig | None) -> Timed:
