@@ -16,12 +16,21 @@ from megascale_kernels.attention.triton_kernel import ATTENTION, attention_kerne
 from megascale_kernels.attention.walk import Bounds, query_order
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
+from megascale_kernels.launching.ready import Copy, ready
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 
 LOG2_E = 1.4426950408889634
 EIGHT_WARPS = 240  # registers a thread, of the 255 that there are
 SMALL = {"num_warps": 1, "enable_fp_fusion": True}
+
+
+# The addresses of a call, in this order.
+Q, K, V, OUT, LSE, ORDER, BEGIN, END = range(8)
+SOURCES = {
+    "q_desc": Q, "k_desc": K, "v_desc": V, "out_desc": OUT, "lse_ptr": LSE, "order_ptr": ORDER, "begin_ptr": BEGIN,
+    "end_ptr": END,
+}  # fmt: skip
 
 
 class Operands(NamedTuple):
@@ -95,6 +104,23 @@ class Gather:
                         PROGRESS=workspace.progress, TRACE=False, **SMALL,
                     )  # fmt: skip
 
+    def copies(self, slot: int) -> list[Copy]:
+        """What `push` copies and announces, in numbers: K is a call's address `K`, V its address `V`."""
+        workspace, problem = self.workspace, self.problem
+        rank, world_size, bytes_each = workspace.rank, workspace.world_size, workspace.dtype.itemsize
+        found: list[Copy] = []
+        for step in range(1, world_size):
+            peer = (rank - step) % world_size
+            base = workspace.data_address(peer, slot)
+            for unit, first in enumerate(range(0, problem.rows, self.unit_rows)):
+                at = first * problem.kv_columns * bytes_each
+                size = min(self.unit_rows, problem.rows - first) * problem.kv_columns * bytes_each
+                target = base + rank * problem.rows * problem.kv_columns * bytes_each + at
+                found.append((at, size, target, 0, K))
+                flag = workspace.flag_address(peer, slot, unit)
+                found.append((at, size, target + self.elements * bytes_each, flag, V))
+        return found
+
     def gathered(self, slot: int, own: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of all ranks in a slot, our own missing: [W * B * halves, chunk, Hkv * D] each."""
         problem = self.problem
@@ -156,6 +182,7 @@ class AttentionLaunch:
         self.tiles = problem.batch * problem.q_heads * problem.halves * blocks
         self.grid = (min(processors(workspace.device), self.tiles),)
         self.order: Tensor | None = None
+        self.ready: list[object | None] | None = None
         self.key = ("attention", self.options()["AWAIT"], config, problem.halves, problem.causal, problem.varlen,
                     problem.head_dim)  # fmt: skip
 
@@ -212,6 +239,14 @@ class AttentionLaunch:
         """
         workspace = self.workspace
         order = self._order(given.bounds)
+        made = self._made(given, out, lse, order)
+        if made is not None:
+            slot = workspace.next_slot()
+            bounds = given.bounds
+            tensors = (given.q, given.k, given.v, out, lse, order, bounds.begin, bounds.end)
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            workspace.launch_at(made, self.stamp, *addresses, join=self.travels)
+            return slot
         slot = workspace.begin(self.key, self._warmer(given, out, lse, order))
         counted = self.travels and workspace.counts_on_device()
         if self.travels:
@@ -220,6 +255,23 @@ class AttentionLaunch:
         if self.travels:
             workspace.join_copies()
         return slot
+
+    def _made(self, given: Operands, out: Tensor, lse: Tensor, order: Tensor) -> object | None:
+        """The launch for the next slot by the driver alone, None where Triton has to launch."""
+        workspace = self.workspace
+        native = workspace.native
+        if native is None or workspace.counts_on_device():
+            return None
+        if self.ready is None:
+            workspace.compile(self.key, self._warmer(given, out, lse, order))
+            self.ready = [
+                ready(
+                    native, self.kernel, self._arguments(given, out, lse, order, slot, counted=False), self.options(),
+                    self.grid, SOURCES, self.gather.copies(slot) if self.travels else (),
+                )
+                for slot in range(SLOTS)
+            ]  # fmt: skip
+        return self.ready[workspace.slot ^ 1]
 
     def _order(self, bounds: Bounds) -> Tensor:
         if self.problem.varlen:

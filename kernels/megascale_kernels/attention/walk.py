@@ -4,6 +4,7 @@
 Nothing here looks at a value on the host, so nothing waits for the GPU.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,11 +21,17 @@ class Bounds(NamedTuple):
     end: Tensor
 
 
+@cache
+def no_bounds(device: torch.device) -> Bounds:
+    """Where no sequences are packed: memory that kernels take and do not read, the same in every call."""
+    nothing = torch.zeros(1, dtype=torch.int32, device=device)
+    return Bounds(nothing, nothing)
+
+
 def bounds_of(cu_seqlens: Tensor | None, problem: Problem, device: torch.device) -> Bounds:
     """Bounds of packed sequences; positions behind the last have none: they begin and end behind it."""
     if cu_seqlens is None:
-        nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        return Bounds(nothing, nothing)
+        return no_bounds(device)
     positions = torch.arange(problem.sequence, dtype=cu_seqlens.dtype, device=device)
     number = torch.searchsorted(cu_seqlens[1:].contiguous(), positions, right=True)
     ends = torch.cat([cu_seqlens[1:], cu_seqlens[-1:]])

@@ -122,7 +122,9 @@ def _check(q: Tensor, workspace: Workspace, problem: Problem, config: AttentionC
 
 def own_choice(problem: Problem) -> AttentionConfig:
     """The configuration of a call that names none."""
-    return AttentionConfig(stages=2 if problem.head_dim > 64 else 3)
+    if problem.varlen:
+        return AttentionConfig(stages=2 if problem.head_dim > 64 else 3)
+    return AttentionConfig(stages=2 if problem.head_dim > 64 else 4, kernel="hopper")
 
 
 def _why_serial(problem: Problem, workspace: Workspace) -> str | None:
