@@ -38,10 +38,6 @@ REPLAYS = 20
 MOST_ROWS, MOST_COLS = 4096, 2048
 SMALL_STEP = AttentionConfig(block_n=64, stages=3, keys_step=32, splits=4)
 
-E = TypeVar("E", bound=Exception)
-
-_workspaces: dict[torch.dtype, Workspace] = {}
-
 
 class Case:
     """One attention: tokens of a rank, batch, heads, their elements, mask, cut, packed lengths over all ranks."""
@@ -54,6 +50,14 @@ class Case:
         self.tokens, self.batch, self.heads = tokens, batch, (q_heads, kv_heads, head_dim)
         self.causal, self.zigzag, self.packed, self.dtype, self.config = causal, zigzag, packed, dtype, config
 
+    def by(self, config: AttentionConfig) -> "Case":
+        """The same, run so."""
+        q_heads, kv_heads, head_dim = self.heads
+        return Case(
+            self.tokens, q_heads, kv_heads, head_dim, batch=self.batch, causal=self.causal, zigzag=self.zigzag,
+            packed=self.packed, dtype=self.dtype, config=config,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         return (
             f"{self.batch} x {self.tokens} x {self.heads}, causal {self.causal}, zigzag {self.zigzag}, "
@@ -61,29 +65,29 @@ class Case:
         )
 
 
+PLAIN, HOPPER = AttentionConfig(), AttentionConfig(kernel="hopper")
+# Chunks that blocks divide, that they do not, and less than one block: the same code, compiled once.
 CASES = [
     Case(512),
+    Case(332, 4, 2, 128, batch=2),
+    Case(10, 2, 1, 128),
+    Case(300, 8, 1, 64, causal=False, dtype=torch.float16),
+    Case(200, zigzag=False),  # rank 0 sees none of the others' keys
+]
+MORE_CASES = [
     Case(512, causal=False, zigzag=False),
     Case(256, 4, 4, 64, batch=2),
-    Case(300, 8, 1, 64, causal=False, dtype=torch.float16),  # chunks of 300 do not fill blocks
     Case(332, 4, 2, 128, batch=2, dtype=torch.float16),
-    Case(10, 2, 1, 128),  # less than one block
-    Case(200, zigzag=False),  # rank 0 sees none of the others' keys
     Case(512, packed=(0.1, 0.11, 0.5, 0.93)),  # tokens behind the last belong to none
     Case(301, packed=(0.3, 1.0), causal=False, zigzag=False, head_dim=64),
     Case(512, config=SMALL_STEP),
     Case(332, batch=2, config=SMALL_STEP._replace(block_m=64, warps=4, queries_block=64)),
+    Case(512, config=HOPPER._replace(block_n=64, stages=4, splits=3)),
 ]
-HOPPER = AttentionConfig(kernel="hopper")
-HOPPER_CASES = [
-    Case(512, config=HOPPER),
-    Case(512, causal=False, zigzag=False, config=HOPPER),
-    Case(256, 4, 4, 64, batch=2, config=HOPPER),
-    Case(332, 4, 2, 128, batch=2, dtype=torch.float16, config=HOPPER),
-    Case(10, 2, 1, 128, config=HOPPER),
-    Case(200, zigzag=False, config=HOPPER),
-    Case(300, 8, 1, 64, causal=False, config=HOPPER),
-]
+
+E = TypeVar("E", bound=Exception)
+
+_workspaces: dict[torch.dtype, Workspace] = {}
 
 
 def shared_workspace(dtype: torch.dtype = torch.bfloat16) -> Workspace:
@@ -155,20 +159,20 @@ def assert_no_worse(case: Case, place: Place) -> None:
 
 
 def attention_is_no_worse_than_serial(place: Place) -> None:
-    """Both head dimensions and types, masks, cuts, groups, batches, chunks that end within blocks, packed sequences."""
+    """As the operator runs by itself, warp-specialised: chunks of any length, batches, groups, either mask and cut."""
     for case in CASES:
         assert_no_worse(case, place)
 
 
-def the_warp_specialised_forward_is_no_worse_than_serial(place: Place) -> None:
-    """The same, by the Gluon kernel."""
-    for case in HOPPER_CASES:
+def other_ways_are_no_worse_than_serial(place: Place) -> None:
+    """Both head dimensions and types, packed sequences, plain Triton, and other blocks and pieces."""
+    for case in (*MORE_CASES, *(case.by(PLAIN) for case in CASES)):
         assert_no_worse(case, place)
 
 
 def attention_repeats_bit_by_bit(place: Place) -> None:
     """Ten calls, forward and backward, with another rank late each time, give the same bits."""
-    for config in (None, HOPPER):
+    for config in (PLAIN, HOPPER):
         case = Case(512, config=config)
         leaves, dout, _ = operands(case, place)
         first = run(leaves, dout, None, case)

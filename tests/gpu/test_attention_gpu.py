@@ -16,7 +16,7 @@ from tests.fixtures.kernel_group import run_ranks  # noqa: E402 - after the skip
 
 WORLD_SIZES = (2, 4)
 PROMISES = [
-    "attention_is_no_worse_than_serial",
+    "other_ways_are_no_worse_than_serial",
     "attention_repeats_bit_by_bit",
     "every_element_is_right_whoever_is_late",
     "compiled_attention_equals_eager",
@@ -24,8 +24,7 @@ PROMISES = [
     "heads_that_differ_are_named",
     "a_rank_that_does_not_come_is_named",
 ]
-# A group of its own: what goes wrong here must not hide the others.
-HOPPER = "the_warp_specialised_forward_is_no_worse_than_serial"
+FIRST = "attention_is_no_worse_than_serial"  # in a group of its own: it tells most and takes least
 # A hung GPU process is killed after this; the promises together take about a minute, most of it compilation.
 DEADLINE_S = 180
 
@@ -53,10 +52,10 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_the_warp_specialised_forward(world_size: int, tmp_path: Path) -> None:
-    """Warp specialisation changes no promise."""
-    tried = run_ranks("tests.gpu.attention_gpu_promises", [HOPPER], world_size, tmp_path, backend="nccl", deadline_s=90)
-    for rank, outcome in tried[HOPPER].items():
+def test_it_is_right_as_it_runs_by_itself(world_size: int, tmp_path: Path) -> None:
+    """Output and gradients, as the promise's own docstring says."""
+    tried = run_ranks("tests.gpu.attention_gpu_promises", [FIRST], world_size, tmp_path, backend="nccl", deadline_s=90)
+    for rank, outcome in tried[FIRST].items():
         assert outcome == "kept", f"rank {rank}: {outcome}"
 
 

@@ -22,8 +22,10 @@ from megascale_kernels.attention.backward_kernels import (
     query_gradients_kernel,
     row_sums_kernel,
 )
+from megascale_kernels.attention.hopper_launch import box_of, hopper_constants, tilings_for
 from megascale_kernels.attention.launch import LOG2_E, Gather, Operands, block_of, by_parts, compiler_options
 from megascale_kernels.attention.problem import AttentionConfig, Problem
+from megascale_kernels.attention.tiling_hopper import AttentionTiling
 from megascale_kernels.attention.walk import key_order, query_order
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.memory.operands import processors
@@ -49,6 +51,14 @@ class Given(NamedTuple):
     delta: Tensor
 
 
+class Sizes(NamedTuple):
+    """Rows of a block of queries, of keys, and of the output."""
+
+    queries: int
+    keys: int
+    out: int
+
+
 class BackwardLaunch:
     """All that is the same in every backward of one problem: made once, kept by the workspace.
 
@@ -69,11 +79,22 @@ class BackwardLaunch:
         self.stamp = signature(
             ATTENTION_BACKWARD, problem.rows, problem.q_heads * problem.head_dim, problem.kv_columns, self.variant
         )
+        self.tilings = tilings_for(problem, config)
+        self.key_kernel: Any = key_gradients_kernel
+        self.query_kernel: Any = query_gradients_kernel
+        self.keys_block, self.queries_block = config.keys_block, config.queries_block
+        if self.tilings is not None:
+            from megascale_kernels.attention import hopper_backward
+
+            self.key_kernel = hopper_backward.hopper_key_gradients_kernel
+            self.query_kernel = hopper_backward.hopper_query_gradients_kernel
+            self.keys_block, self.queries_block = (tiling.block_m for tiling in self.tilings)
         parts = problem.world_size * problem.halves
-        key_tiles = problem.batch * problem.kv_heads * parts * -(-problem.chunk // config.keys_block)
-        query_tiles = problem.batch * problem.q_heads * problem.halves * -(-problem.chunk // config.queries_block)
-        self.key_grid = (min(processors(workspace.device), key_tiles),)
-        self.query_grid = (query_tiles,)
+        key_tiles = problem.batch * problem.kv_heads * parts * -(-problem.chunk // self.keys_block)
+        query_tiles = problem.batch * problem.q_heads * problem.halves * -(-problem.chunk // self.queries_block)
+        programs = processors(workspace.device)
+        self.key_grid = (min(programs, key_tiles),)
+        self.query_grid = (query_tiles if self.tilings is None else min(programs, query_tiles),)
         self.orders: tuple[Tensor, Tensor] | None = None
         self.key = ("attention_backward", config, problem.halves, problem.causal, problem.varlen, problem.head_dim)
 
@@ -95,7 +116,7 @@ class BackwardLaunch:
         if self.travels:
             self.gather.push(k, given.operands.v, slot, self.stamp, counted=counted)
         arguments = self._key_arguments(given, partials, slot, counted=counted)
-        key_gradients_kernel[self.key_grid](*arguments, **self._key_options())
+        self.key_kernel[self.key_grid](*arguments, **self._key_options())
         if self.travels:
             workspace.join_copies()
         return slot, partials
@@ -104,7 +125,7 @@ class BackwardLaunch:
         """Launch the second pass: the gradient of q, [rows, Hq * D]."""
         dq = torch.empty_like(given.operands.q)
         arguments = self._query_arguments(given, dq, slot)
-        query_gradients_kernel[self.query_grid](*arguments, **self._query_options())
+        self.query_kernel[self.query_grid](*arguments, **self._query_options())
         return dq
 
     def run(self, given: Given) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,54 +144,74 @@ class BackwardLaunch:
 
     def _key_options(self) -> dict[str, Any]:
         config, workspace = self.config, self.workspace
-        return {
-            "BLOCK_M": config.keys_step, "BLOCK_N": config.keys_block, "AWAIT": self.travels,
-            "OPERATOR": ATTENTION_BACKWARD, "PROGRESS": workspace.progress, "TRACE": workspace.trace, **self._shared(),
-            **compiler_options(config.warps, STAGES),
+        own = {
+            "AWAIT": self.travels, "OPERATOR": ATTENTION_BACKWARD, "PROGRESS": workspace.progress,
+            "TRACE": workspace.trace, "enable_fp_fusion": True,
         }  # fmt: skip
+        if self.tilings is not None:
+            return {**own, **hopper_constants(self.tilings[0], self.problem)}
+        blocks = {"BLOCK_M": config.keys_step, "BLOCK_N": config.keys_block}
+        return {**own, **blocks, **self._masks(), **compiler_options(config.warps, STAGES)}
 
     def _query_options(self) -> dict[str, Any]:
-        return {
-            "BLOCK_M": self.config.queries_block, "BLOCK_N": self.config.queries_step, **self._shared(),
-            "num_warps": self.config.warps, "num_stages": STAGES,
-        }  # fmt: skip
+        config = self.config
+        if self.tilings is not None:
+            own = {"OPERATOR": ATTENTION_BACKWARD, "enable_fp_fusion": True}
+            return {**own, **hopper_constants(self.tilings[1], self.problem)}
+        blocks = {"BLOCK_M": config.queries_block, "BLOCK_N": config.queries_step}
+        options = {"enable_fp_fusion": True, "num_warps": config.warps, "num_stages": STAGES}
+        return {**blocks, **self._masks(), **options}
 
-    def _shared(self) -> dict[str, Any]:
+    def _masks(self) -> dict[str, Any]:
         problem = self.problem
         return {
             "HEAD_DIM": problem.head_dim, "HALVES": problem.halves, "CAUSAL": problem.causal, "VARLEN": problem.varlen,
-            "enable_fp_fusion": True,
         }  # fmt: skip
 
-    def _tensors(self, given: Given, slot: int, queries: int, keys: int) -> tuple[Any, ...]:
-        """Descriptors that both passes load from, in blocks of so many queries and keys."""
+    def _tensors(self, given: Given, slot: int, out: Tensor, sizes: Sizes, tiling: AttentionTiling | None) -> list[Any]:
+        """Descriptors that a pass loads from and stores to, in the order of the kernels' parameters."""
         problem, operands = self.problem, given.operands
-        gathered = self.gather.gathered(slot, operands.k)
-        blocks = ((operands.q, queries), (given.dout, queries), (operands.k, keys), (operands.v, keys))
-        return (
-            *(block_of(by_parts(rows, problem), block, problem.head_dim) for rows, block in blocks),
-            *(block_of(parts, keys, problem.head_dim) for parts in gathered),
-        )
+        queries = [by_parts(rows, problem) for rows in (operands.q, given.dout)]
+        keys = [by_parts(rows, problem) for rows in (operands.k, operands.v)]
+        keys += self.gather.gathered(slot, operands.k)
+        blocks = [(part, sizes.queries) for part in queries] + [(part, sizes.keys) for part in keys]
+        blocks.append((out, sizes.out))
+        if tiling is not None:
+            return [box_of(part, rows, tiling) for part, rows in blocks]
+        return [block_of(part, rows, problem.head_dim) for part, rows in blocks]
 
     def _key_arguments(self, given: Given, partials: Tensor, slot: int, *, counted: bool) -> tuple[Any, ...]:
-        problem, config = self.problem, self.config
-        parts = partials.view(-1, problem.chunk, problem.kv_columns)
+        config, tiling = self.config, None if self.tilings is None else self.tilings[0]
+        sizes = Sizes(config.keys_step, config.keys_block, config.keys_block)
+        if tiling is not None:
+            sizes = Sizes(tiling.block_n, tiling.rows, tiling.rows)
+        parts = partials.view(-1, self.problem.chunk, self.problem.kv_columns)
+        bounds = () if tiling is not None else given.operands.bounds
         return (
-            *self._tensors(given, slot, config.keys_step, config.keys_block),
-            block_of(parts, config.keys_block, problem.head_dim), given.lse, given.delta,
-            self._orders(given)[0], given.operands.bounds.begin, given.operands.bounds.end,
-            *channel_arguments(self.workspace, slot, self.stamp), self.variant, int(counted), problem.batch,
-            problem.chunk, problem.q_heads, problem.group, self.gather.unit_rows, problem.scale,
-            problem.scale * LOG2_E,
+            *self._tensors(given, slot, parts, sizes, tiling), given.lse, given.delta, self._orders(given)[0], *bounds,
+            *self._numbers(slot, counted=counted),
         )  # fmt: skip
 
     def _query_arguments(self, given: Given, dq: Tensor, slot: int) -> tuple[Any, ...]:
         problem, config = self.problem, self.config
+        tiling = None if self.tilings is None else self.tilings[1]
+        sizes = Sizes(config.queries_block, config.queries_step, config.queries_block)
+        if tiling is not None:
+            sizes = Sizes(tiling.rows, tiling.block_n, tiling.rows)
+        descriptors = self._tensors(given, slot, by_parts(dq, problem), sizes, tiling)
+        sums = (given.lse, given.delta, self._orders(given)[1])
+        if tiling is not None:
+            return (*descriptors, *sums, *self._numbers(slot, counted=False))
         return (
-            *self._tensors(given, slot, config.queries_block, config.queries_step),
-            block_of(by_parts(dq, problem), config.queries_block, problem.head_dim), given.lse, given.delta,
-            self._orders(given)[1], given.operands.bounds.begin, given.operands.bounds.end, self.workspace.rank,
-            problem.world_size, problem.batch, problem.chunk, problem.q_heads, problem.group, problem.scale,
+            *descriptors, *sums, *given.operands.bounds, self.workspace.rank, problem.world_size, problem.batch,
+            problem.chunk, problem.q_heads, problem.group, problem.scale, problem.scale * LOG2_E,
+        )  # fmt: skip
+
+    def _numbers(self, slot: int, *, counted: bool) -> tuple[Any, ...]:
+        problem = self.problem
+        return (
+            *channel_arguments(self.workspace, slot, self.stamp), self.variant, int(counted), problem.batch,
+            problem.chunk, problem.q_heads, problem.group, self.gather.unit_rows, problem.scale,
             problem.scale * LOG2_E,
         )  # fmt: skip
 
@@ -178,10 +219,10 @@ class BackwardLaunch:
         """Tiles of keys and of queries in the order in which they are walked."""
         bounds = given.operands.bounds
         if self.orders is None or self.problem.varlen:
-            rank, config = self.workspace.rank, self.config
+            rank = self.workspace.rank
             self.orders = (
-                key_order(self.problem, rank, config.keys_block, bounds),
-                query_order(self.problem, rank, config.queries_block, bounds),
+                key_order(self.problem, rank, self.keys_block, bounds),
+                query_order(self.problem, rank, self.queries_block, bounds),
             )
         return self.orders
 
@@ -189,9 +230,9 @@ class BackwardLaunch:
         def warm() -> None:
             for slot in range(SLOTS):
                 keys = self._key_arguments(given, partials, slot, counted=False)
-                key_gradients_kernel.warmup(*keys, grid=self.key_grid, **self._key_options())
+                self.key_kernel.warmup(*keys, grid=self.key_grid, **self._key_options())
                 queries = self._query_arguments(given, given.operands.q, slot)
-                query_gradients_kernel.warmup(*queries, grid=self.query_grid, **self._query_options())
+                self.query_kernel.warmup(*queries, grid=self.query_grid, **self._query_options())
             if self.travels:
                 self.gather.warm(self.stamp)
 

@@ -10,6 +10,8 @@ from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.tiling_hopper import AttentionTiling
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
 
+BACKWARD_SLOTS = 4  # blocks of 64 rows; of heads of 128 elements no more fit
+
 
 def tiling_for(problem: Problem, config: AttentionConfig) -> AttentionTiling | None:
     """Sizes of the warp-specialised kernel, None where plain Triton's runs.
@@ -20,6 +22,20 @@ def tiling_for(problem: Problem, config: AttentionConfig) -> AttentionTiling | N
     if config.kernel != "hopper" or problem.varlen:
         return None
     return AttentionTiling(problem.head_dim, config.block_n, config.stages)
+
+
+def tilings_for(problem: Problem, config: AttentionConfig) -> tuple[AttentionTiling, AttentionTiling] | None:
+    """Sizes of the warp-specialised passes over keys and over queries, None where plain Triton's run.
+
+    Raises:
+        Unsupported: a configuration that they cannot run with.
+    """
+    if config.kernel != "hopper" or problem.varlen:
+        return None
+    return (
+        AttentionTiling(problem.head_dim, config.keys_step, BACKWARD_SLOTS, kept=2),
+        AttentionTiling(problem.head_dim, config.queries_step, BACKWARD_SLOTS, kept=2),
+    )
 
 
 def box_of(parts: Tensor, rows: int, tiling: AttentionTiling) -> TensorDescriptor:

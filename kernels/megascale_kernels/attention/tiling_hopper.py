@@ -14,14 +14,17 @@ ELEMENT_BYTES = 2  # both types that the kernels take
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """One program: two consumers of 64 queries each, and a producer.
+    """One program: two consumers of 64 rows each, and a producer.
+
+    Rows are queries, and what comes in blocks is K and V; in the backward's pass over keys it is the other way round.
 
     Attributes:
         head_dim: elements of a head.
-        block_n: keys of a block.
-        slots: blocks of K, and of V, in shared memory.
+        block_n: rows of a block that comes.
+        slots: blocks of either operand that comes, in shared memory.
+        kept: operands that a tile keeps; the output takes as much as one of them.
         consumers: warpgroups that compute.
-        rows: queries of each.
+        rows: rows of a tile, of each.
         consumer_registers: per thread, for the second consumer; the first gets what is left.
         producer_registers: per thread of the producer.
     """
@@ -29,6 +32,7 @@ class AttentionTiling:
     head_dim: int
     block_n: int
     slots: int
+    kept: int = 1
     consumers: int = 2
     rows: int = 64
     consumer_registers: int = 224
@@ -64,7 +68,7 @@ class AttentionTiling:
     @cached_property
     def shared_bytes(self) -> int:
         """Shared memory of a program: queries, output, both rings, four mbarriers a slot."""
-        return 2 * self.q_bytes + self.slots * (2 * self.block_bytes + 32) + 64
+        return (1 + self.kept) * self.q_bytes + self.slots * (2 * self.block_bytes + 32) + 64
 
     @cached_property
     def flat(self) -> NVMMASharedLayout:
