@@ -440,8 +440,8 @@ def begin_sums(rings, weights, dscores, dk, dv, slot):
 
 
 @gluon.jit
-def over_queries_masked(rings, k, v, dk, dv, lse_ptr, delta_ptr, at, keys, begins, first, count, gap_at, gap, chunk_rows,
-                        scale_log2, slot, phase, CFG: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
+def over_queries_masked(rings, k, v, dk, dv, lse_ptr, delta_ptr, at, keys, begins, first, count, gap_at, gap,
+                        chunk_rows, scale_log2, slot, phase, CFG: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
     """Blocks of queries of which some see only some of the keys, one after the other."""
     for turn in range(count):
         row = (first + turn + gl.where(turn >= gap_at, gap, 0)) * CFG.block_n
