@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     )
     from megascale_kernels.memory.workspace import Workspace
     from megascale_kernels.planning.config import Config
-    from megascale_kernels.torch_api.attention import SequenceParallelAttention, sp_attention
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
     from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
+    from megascale_kernels.torch_api.sequence_parallel import SequenceParallelAttention, sp_attention
 
 __all__ = [
     "AttentionConfig",
@@ -61,7 +61,7 @@ _ROOMS = {
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
     "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
-    "torch_api.attention": ("SequenceParallelAttention", "sp_attention"),
+    "torch_api.sequence_parallel": ("SequenceParallelAttention", "sp_attention"),
     "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),
     "torch_api.parallel_styles": ("OverlapColwise", "OverlapRowwise"),
 }

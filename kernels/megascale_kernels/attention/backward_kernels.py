@@ -8,8 +8,8 @@ With P = exp2(scale_log2 q k^T - lse), dP = dout v^T, delta = the row sums of do
 
 `key_gradients_kernel` gathers K and V anew, as the forward does, and computes for the keys of *every* rank what this
 rank's queries contribute to their gradients; a tile is a block of keys of one head, over all query heads that share it.
-Each rank's share is rounded to the type of k and goes to its owner (`reduce_scatter.py`). `query_gradients_kernel`
-follows it on the stream, so all K and V are there; it waits for nobody. No sum depends on who was fast: there are no
+Each rank's share is rounded to the type of k and goes to its owner (`partial_sums.py`). `query_gradients_kernel`
+follows it on the stream, so all K and V are there; it waits for no peer. No sum depends on who was fast: there are no
 atomics.
 """
 
@@ -22,25 +22,25 @@ from megascale_kernels.attention.ranges import (
     first_query,
     last_key,
     last_query,
+    place_of_key_tile,
     place_of_tile,
     source_of,
     span_of_blocks,
     to_and_fro,
 )
-from megascale_kernels.attention.triton_kernel import await_all, await_part
+from megascale_kernels.attention.triton_kernel import await_all, await_part, begin_launch
 from megascale_kernels.device.layout import COMPUTE, EPOCH, OPERATORS
 from megascale_kernels.device.progress import (
     TILE_BEGIN,
     TILE_END,
     close_ring,
-    head_board,
     mark,
     open_ring,
     ring_of,
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import finish_launch, open_channel
 from megascale_kernels.planning.tile_order import blocks
 
 ATTENTION_BACKWARD = OPERATORS.index("attention_backward")
@@ -84,20 +84,14 @@ def key_gradients_kernel(
     parts = world_size * HALVES
     tiles = k_blocks * parts * kv_heads * batch
     rows = batch * HALVES * chunk_rows
-    if cta == ctas - 1:
-        columns = q_heads * HEAD_DIM
-        head_board(channel, board, ctas, tiles, rows, columns, columns // group, PROGRESS)
-        publish_launch(channel, rows, columns, columns // group, variant)
+    begin_launch(channel, board, ctas, tiles, rows, q_heads * HEAD_DIM, group, variant, PROGRESS)
     ring = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, ring, TRACE)
     code = 0
     place = cta
     while place < tiles:
         tile = tl.load(order_ptr + to_and_fro(place, ctas, tiles))
-        block = tile % k_blocks
-        part = tile // k_blocks % parts
-        head = tile // k_blocks // parts % kv_heads
-        entry = tile // k_blocks // parts // kv_heads
+        block, part, head, entry = place_of_key_tile(tile, k_blocks, parts, kv_heads)
         source = source_of(part, rank, world_size, HALVES)
         half = part % HALVES
         show_tile(channel, COMPUTE, place, PROGRESS)
@@ -124,9 +118,7 @@ def key_gradients_kernel(
             partial_desc.store([here + batch * HALVES, row, head * HEAD_DIM], dv)
         cursor = mark(ring, cursor, TILE_END, place, source, TRACE)
         place = tl.where(code == 0, place + ctas, tiles)
-    if AWAIT:
-        if cta == ctas - 1:
-            code = await_all(channel, rows, unit_rows, code, tiles)
+    await_all(channel, rows, unit_rows, code, tiles, COMPUTE, AWAIT)
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
     finish_launch(channel, ctas, counted)

@@ -84,10 +84,11 @@ class BackwardLaunch:
         self.query_kernel: Any = query_gradients_kernel
         self.keys_block, self.queries_block = config.keys_block, config.queries_block
         if self.tilings is not None:
-            from megascale_kernels.attention import hopper_backward
+            from megascale_kernels.attention.hopper_keys import hopper_key_gradients_kernel
+            from megascale_kernels.attention.hopper_queries import hopper_query_gradients_kernel
 
-            self.key_kernel = hopper_backward.hopper_key_gradients_kernel
-            self.query_kernel = hopper_backward.hopper_query_gradients_kernel
+            self.key_kernel = hopper_key_gradients_kernel
+            self.query_kernel = hopper_query_gradients_kernel
             self.keys_block, self.queries_block = (tiling.block_m for tiling in self.tilings)
         parts = problem.world_size * problem.halves
         key_tiles = problem.batch * problem.kv_heads * parts * -(-problem.chunk // self.keys_block)

@@ -35,7 +35,7 @@ from megascale_kernels.attention.ranges import (
     span_of_blocks,
     to_and_fro,
 )
-from megascale_kernels.attention.triton_kernel import RUNTIME, await_all_by, await_part_by
+from megascale_kernels.attention.triton_kernel import RUNTIME, await_all, await_part_by, begin_launch
 from megascale_kernels.device.hopper_gemm import next_slot, reinterpreted, tma_load, tma_store
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
 from megascale_kernels.device.progress import (
@@ -44,14 +44,13 @@ from megascale_kernels.device.progress import (
     WAIT_BEGIN,
     WAIT_END,
     close_ring,
-    head_board,
     mark,
     open_ring,
     ring_of,
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import finish_launch, open_channel
 from megascale_kernels.planning.tile_order import blocks
 
 
@@ -165,6 +164,39 @@ def span_of_part(channel, part, top, bottom, chunk_rows, CFG: gl.constexpr, HALV
 
 
 @gluon.jit
+def fetch_part(rings, k_desc, v_desc, gathered_k_desc, gathered_v_desc, channel, events, cursor, place, turn, entry,
+               top, bottom, column, batch, chunk_rows, unit_rows, slot, phase, code, CFG: gl.constexpr,
+               HALVES: gl.constexpr, CAUSAL: gl.constexpr, AWAIT: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """What a tile takes of a part at its turn: our own masked blocks, all whole ones, the peers' masked ones."""
+    parts = channel.world_size * HALVES
+    own_masked = turn < HALVES
+    part = gl.where(own_masked, turn, (turn - HALVES) % parts)
+    is_masked = own_masked | (turn >= HALVES + parts)
+    source, there, _, first, last, full_first, full_last = span_of_part(
+        channel, part, top, bottom, chunk_rows, CFG, HALVES, CAUSAL
+    )
+    whole = full_last - full_first
+    masked = gl.where(own_masked | (source != channel.rank), last - first - whole, 0)
+    count = gl.where(is_masked, masked, whole)
+    k_rows, v_rows = k_desc, v_desc
+    box = entry * HALVES + there
+    if source != channel.rank:
+        k_rows, v_rows = gathered_k_desc, gathered_v_desc
+        box = (source * batch + entry) * HALVES + there
+        cursor = mark(events, cursor, WAIT_BEGIN, place, source, TRACE)
+        begin = first * CFG.block_n
+        end = gl.where(count > 0, gl.minimum(last * CFG.block_n, chunk_rows), begin)
+        code = await_part_by(channel, source, entry, there, begin, end, chunk_rows, unit_rows, place, code, COMMUNICATE,
+                             HALVES, AWAIT)  # fmt: skip
+        cursor = mark(events, cursor, WAIT_END, place, source, TRACE)
+    begin = gl.where(is_masked, first, full_first)
+    gap_at = gl.where(is_masked, full_first - first, 0)
+    gap = gl.where(is_masked, whole, 0)
+    slot, phase = fetch_blocks(rings, k_rows, v_rows, box, column, begin, count, gap_at, gap, slot, phase, CFG)
+    return slot, phase, code, cursor
+
+
+@gluon.jit
 def produce(rings, q_desc, k_desc, v_desc, gathered_k_desc, gathered_v_desc, order_ptr, channel, trace, tiles, q_blocks,
             batch, chunk_rows, q_heads, group, unit_rows, counted, CFG: gl.constexpr, HALVES: gl.constexpr,
             CAUSAL: gl.constexpr, AWAIT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
@@ -196,34 +228,12 @@ def produce(rings, q_desc, k_desc, v_desc, gathered_k_desc, gathered_v_desc, ord
         top = start + row
         bottom = start + gl.minimum(row + CFG.block_m, chunk_rows) - 1
         column = head // group * CFG.head_dim
-        # Our own masked blocks, all whole ones, the peers' masked ones.
         for turn in range(2 * parts + HALVES):
-            own_masked = turn < HALVES
-            part = gl.where(own_masked, turn, (turn - HALVES) % parts)
-            is_masked = own_masked | (turn >= HALVES + parts)
-            source, there, _, first, last, full_first, full_last = span_of_part(
-                channel, part, top, bottom, chunk_rows, CFG, HALVES, CAUSAL
-            )
-            whole = full_last - full_first
-            masked = gl.where(own_masked | (source != channel.rank), last - first - whole, 0)
-            count = gl.where(is_masked, masked, whole)
-            k_rows, v_rows = k_desc, v_desc
-            box = entry * HALVES + there
-            if source != channel.rank:
-                k_rows, v_rows = gathered_k_desc, gathered_v_desc
-                box = (source * batch + entry) * HALVES + there
-                cursor = mark(events, cursor, WAIT_BEGIN, place, source, TRACE)
-                end = gl.where(count > 0, gl.minimum(last * CFG.block_n, chunk_rows), first * CFG.block_n)
-                code = await_part_by(channel, source, entry, there, first * CFG.block_n, end, chunk_rows, unit_rows,
-                                     place, code, COMMUNICATE, HALVES, AWAIT)  # fmt: skip
-                cursor = mark(events, cursor, WAIT_END, place, source, TRACE)
-            begin = gl.where(is_masked, first, full_first)
-            gap_at = gl.where(is_masked, full_first - first, 0)
-            gap = gl.where(is_masked, whole, 0)
-            slot, phase = fetch_blocks(rings, k_rows, v_rows, box, column, begin, count, gap_at, gap, slot, phase, CFG)
-    if AWAIT:
-        if cta == ctas - 1:
-            code = await_all_by(channel, batch * HALVES * chunk_rows, unit_rows, code, tiles, COMMUNICATE)
+            slot, phase, code, cursor = fetch_part(
+                rings, k_desc, v_desc, gathered_k_desc, gathered_v_desc, channel, events, cursor, place, turn, entry,
+                top, bottom, column, batch, chunk_rows, unit_rows, slot, phase, code, CFG, HALVES, CAUSAL, AWAIT, TRACE,
+            )  # fmt: skip
+    await_all(channel, batch * HALVES * chunk_rows, unit_rows, code, tiles, COMMUNICATE, AWAIT)
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
     finish_launch(channel, ctas * (CFG.consumers + 1), counted)
@@ -362,6 +372,35 @@ def store_out(rings, out_desc, lse_ptr, acc, top, total, box, row, column, lse_r
 
 
 @gluon.jit
+def attend(rings, channel, q, acc, top, total, queries, top_row, bottom_row, chunk_rows, scale_log2, slot, phase,
+           ME: gl.constexpr, CFG: gl.constexpr, HALVES: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
+    """All keys of a tile: our own masked blocks, all whole ones, the peers' masked ones."""
+    parts = channel.world_size * HALVES
+    whole = slot * 0
+    for part in range(parts):
+        _, _, begins, first, last, full_first, full_last = span_of_part(
+            channel, part, top_row, bottom_row, chunk_rows, CFG, HALVES, CAUSAL
+        )
+        whole += full_last - full_first
+        masked = gl.where(part < HALVES, last - first - (full_last - full_first), 0)
+        acc, top, total, slot, phase = over_masked(
+            rings, q, acc, top, total, queries, begins, first, masked, full_first - first, full_last - full_first,
+            chunk_rows, scale_log2, slot, phase, CFG, CAUSAL,
+        )  # fmt: skip
+    acc, top, total, slot, phase = over_whole(rings, q, acc, top, total, whole, scale_log2, slot, phase, ME,
+                                                CFG)  # fmt: skip
+    for part in range(HALVES, parts):
+        _, _, begins, first, last, full_first, full_last = span_of_part(
+            channel, part, top_row, bottom_row, chunk_rows, CFG, HALVES, CAUSAL
+        )
+        acc, top, total, slot, phase = over_masked(
+            rings, q, acc, top, total, queries, begins, first, last - first - (full_last - full_first),
+            full_first - first, full_last - full_first, chunk_rows, scale_log2, slot, phase, CFG, CAUSAL,
+        )  # fmt: skip
+    return acc, top, total, slot, phase
+
+
+@gluon.jit
 def consume(rings, out_desc, lse_ptr, order_ptr, channel, board, trace, tiles, q_blocks, batch, chunk_rows, q_heads,
             group, variant, counted, scale_log2, ME: gl.constexpr, CFG: gl.constexpr, HALVES: gl.constexpr,
             CAUSAL: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
@@ -375,10 +414,7 @@ def consume(rings, out_desc, lse_ptr, order_ptr, channel, board, trace, tiles, q
     rows = batch * HALVES * chunk_rows
     last_consumer: gl.constexpr = CFG.consumers - 1
     if last_consumer == ME:
-        if cta == ctas - 1:
-            columns = q_heads * CFG.head_dim
-            head_board(channel, board, ctas, tiles, rows, columns, columns // group, PROGRESS)
-            publish_launch(channel, rows, columns, columns // group, variant)
+        begin_launch(channel, board, ctas, tiles, rows, q_heads * CFG.head_dim, group, variant, PROGRESS)
     speaks: gl.constexpr = ME == 0
     shows: gl.constexpr = PROGRESS and speaks
     traces: gl.constexpr = TRACE and speaks
@@ -387,7 +423,6 @@ def consume(rings, out_desc, lse_ptr, order_ptr, channel, board, trace, tiles, q
     slot = 0
     phase = 0
     q_phase = 0
-    parts = channel.world_size * HALVES
     q = rings.q.index(ME)
     for place in range(cta, tiles, ctas):
         tile = gl.load(order_ptr + to_and_fro(place, ctas, tiles))
@@ -404,27 +439,10 @@ def consume(rings, out_desc, lse_ptr, order_ptr, channel, board, trace, tiles, q
         total = gl.zeros((m_size,), gl.float32, row_layout)
         mbarrier.wait(rings.q_full.index(0), q_phase)
         q_phase = q_phase ^ 1
-        whole = slot * 0
-        for part in range(parts):
-            _, _, begins, first, last, full_first, full_last = span_of_part(
-                channel, part, top_row, bottom_row, chunk_rows, CFG, HALVES, CAUSAL
-            )
-            whole += full_last - full_first
-            masked = gl.where(part < HALVES, last - first - (full_last - full_first), 0)
-            acc, top, total, slot, phase = over_masked(
-                rings, q, acc, top, total, queries, begins, first, masked, full_first - first, full_last - full_first,
-                chunk_rows, scale_log2, slot, phase, CFG, CAUSAL,
-            )  # fmt: skip
-        acc, top, total, slot, phase = over_whole(rings, q, acc, top, total, whole, scale_log2, slot, phase, ME,
-                                                    CFG)  # fmt: skip
-        for part in range(HALVES, parts):
-            _, _, begins, first, last, full_first, full_last = span_of_part(
-                channel, part, top_row, bottom_row, chunk_rows, CFG, HALVES, CAUSAL
-            )
-            acc, top, total, slot, phase = over_masked(
-                rings, q, acc, top, total, queries, begins, first, last - first - (full_last - full_first),
-                full_first - first, full_last - full_first, chunk_rows, scale_log2, slot, phase, CFG, CAUSAL,
-            )  # fmt: skip
+        acc, top, total, slot, phase = attend(
+            rings, channel, q, acc, top, total, queries, top_row, bottom_row, chunk_rows, scale_log2, slot, phase, ME,
+            CFG, HALVES, CAUSAL,
+        )  # fmt: skip
         mbarrier.arrive(rings.q_empty.index(0))
         box = entry * HALVES + half
         lse_row = head.to(gl.int64) * rows + box * chunk_rows

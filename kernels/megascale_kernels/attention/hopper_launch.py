@@ -30,7 +30,7 @@ def tilings_for(problem: Problem, config: AttentionConfig) -> tuple[AttentionTil
     Raises:
         Unsupported: a configuration that they cannot run with.
     """
-    if config.kernel != "hopper" or problem.varlen:
+    if config.backward != "hopper" or problem.varlen:
         return None
     return (
         AttentionTiling(problem.head_dim, config.keys_step, BACKWARD_SLOTS, kept=2),

@@ -158,7 +158,7 @@ class AttentionLaunch:
         problem: what is computed.
         workspace: whose launches they are.
         config: how to run.
-        gather: False reads the slot as it is and waits for nobody, for measurements of the kernel alone.
+        gather: False reads the slot as it is and waits for no peer, for measurements of the kernel alone.
 
     Raises:
         WorkspaceTooSmall: the gathered K and V do not fit.

@@ -11,6 +11,7 @@ from megascale_kernels.memory.workspace import Workspace
 
 HEAD_DIMS = (64, 128)  # those of the kernels; torch serves the others
 WHAT = "sp_attention"
+KERNELS = ("triton", "hopper")
 BLOCKS = ("block_m", "block_n", "keys_block", "keys_step", "queries_block", "queries_step")
 
 
@@ -24,6 +25,7 @@ class AttentionConfig(NamedTuple):
         stages: blocks of K and V in shared memory.
         splits: pieces in which a rank's K and V travel, each announced by itself.
         kernel: "triton", or "hopper" for the warp-specialised forward (not for packed sequences).
+        backward: the same of the backward.
         keys_block: keys of a tile of their gradients.
         keys_step: queries that such a tile takes at a time.
         queries_block: queries of a tile of their gradient.
@@ -36,6 +38,7 @@ class AttentionConfig(NamedTuple):
     stages: int = 2
     splits: int = 2
     kernel: str = "triton"
+    backward: str = "triton"
     keys_block: int = 128
     keys_step: int = 64
     queries_block: int = 128
@@ -187,5 +190,6 @@ def check_attention_config(config: AttentionConfig) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise Unsupported(f"{WHAT}: config: {name} is {value}, below one")
-    if config.kernel not in ("triton", "hopper"):
-        raise Unsupported(f"{WHAT}: config: kernel is {config.kernel!r}: choose from triton, hopper")
+    for name in ("kernel", "backward"):
+        if getattr(config, name) not in KERNELS:
+            raise Unsupported(f"{WHAT}: config: {name} is {getattr(config, name)!r}: choose from {', '.join(KERNELS)}")

@@ -118,6 +118,13 @@ def to_and_fro(place, programs, tiles):
 
 
 @triton.jit
+def place_of_key_tile(tile, blocks, parts, heads):
+    """(block, part, head, batch) of a tile of keys of all ranks."""
+    rest = tile // blocks
+    return tile % blocks, rest % parts, rest // parts % heads, rest // parts // heads
+
+
+@triton.jit
 def place_of_tile(tile, blocks, heads, HALVES: tl.constexpr):
     """(block, half, head, batch) of a tile: the blocks of one head follow each other."""
     block = tile % blocks

@@ -75,10 +75,7 @@ def attention_kernel(
     q_blocks = blocks(chunk_rows, BLOCK_M)
     tiles = q_blocks * HALVES * q_heads * batch
     rows = batch * HALVES * chunk_rows
-    if cta == ctas - 1:
-        columns = q_heads * HEAD_DIM
-        head_board(channel, board, ctas, tiles, rows, columns, columns // group, PROGRESS)
-        publish_launch(channel, rows, columns, columns // group, variant)
+    begin_launch(channel, board, ctas, tiles, rows, q_heads * HEAD_DIM, group, variant, PROGRESS)
     ring = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, ring, TRACE)
     code = 0
@@ -95,28 +92,32 @@ def attention_kernel(
         )  # fmt: skip
         cursor = mark(ring, cursor, TILE_END, place, rank, TRACE)
         place = tl.where(code == 0, place + ctas, tiles)
-    if AWAIT:
-        if cta == ctas - 1:
-            code = await_all(channel, rows, unit_rows, code, tiles)
+    await_all(channel, rows, unit_rows, code, tiles, COMPUTE, AWAIT)
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
     finish_launch(channel, ctas, counted)
 
 
 @triton.jit
-def await_all(channel, rows, unit_rows, code, tile):
-    """Wait for whatever the tiles have not waited for: after this no copy of this launch is under way to us."""
-    return await_all_by(channel, rows, unit_rows, code, tile, COMPUTE)
+def begin_launch(channel, board, ctas, tiles, rows, columns, group, variant, PROGRESS: tl.constexpr):
+    """Say what this launch is, on the board and to the peers; one program does it."""
+    if tl.program_id(0) == ctas - 1:
+        head_board(channel, board, ctas, tiles, rows, columns, columns // group, PROGRESS)
+        publish_launch(channel, rows, columns, columns // group, variant)
 
 
 @triton.jit
-def await_all_by(channel, rows, unit_rows, code, tile, role):
-    """`await_all` of a role of the program."""
-    for step in range(1, channel.world_size):
-        if code == 0:
-            source = (channel.rank + step) % channel.world_size
-            code = await_rows(channel, source, 0, rows, unit_rows, role, tile)
-    return code
+def await_all(channel, rows, unit_rows, code, tile, role, AWAIT: tl.constexpr):
+    """Wait for whatever the tiles have not waited for: after this no copy of this launch is under way to us.
+
+    One program does it, the last.
+    """
+    if AWAIT:
+        if tl.program_id(0) == tl.num_programs(0) - 1:
+            for step in range(1, channel.world_size):
+                if code == 0:
+                    source = (channel.rank + step) % channel.world_size
+                    code = await_rows(channel, source, 0, rows, unit_rows, role, tile)
 
 
 @triton.jit

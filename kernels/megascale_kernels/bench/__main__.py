@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return train(arguments[1:])
     if arguments[:1] == [ATTENTION]:
-        from megascale_kernels.bench.attention.sequences import main as attention
+        from megascale_kernels.bench.sp_attention.sequences import main as attention
 
         return attention(arguments[1:])
     options = parser().parse_args(arguments)

@@ -15,7 +15,7 @@ from megascale_kernels.launching.parameters import lay_out  # noqa: E402
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 
 from tests.fakes.arguments import arguments_of  # noqa: E402
-from tests.fixtures.attention_variants import inner_loops, plain, specialised  # noqa: E402
+from tests.fixtures.attention_variants import inner_loops, plain, specialised, specialised_pass  # noqa: E402
 from tests.fixtures.hopper_variants import COMPILED  # noqa: E402
 from tests.fixtures.made_once import shared_folder  # noqa: E402
 
@@ -104,6 +104,26 @@ def test_warp_specialised_products_are_not_serialised(head_dim: int, slots: int)
     assert re.search(r"(ld|atom)\.global\.sys\.acquire", machine.ptx)
     assert "fence.proxy.async.global" in machine.ptx
     assert machine.shared_bytes <= AttentionTiling(head_dim, 128, slots).shared_bytes + 1024
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("which", "waits"), [("keys", 14), ("queries", 12)])
+def test_the_backward_in_gluon_is_not_serialised(which: str, waits: int, head_dim: int) -> None:
+    """One wait for each product or two that belong together; the powers come while products are under way."""
+    machine = specialised_pass(which, head_dim)
+
+    assert machine.sass.count("WARPGROUP.DEPBAR") == waits
+    assert machine.registers <= ROOM_FOR_ANNOUNCEMENTS
+    first = "gsb0, 0x2" if which == "keys" else "gsb0, 0x1"
+    pipelined = [loop for loop in inner_loops(machine) if any(first in line for line in loop)]
+    assert len(pipelined) >= 2  # one a consumer, and what jumps into it
+    for loop in pipelined:
+        marks = [line for line in loop if re.search(r"DEPBAR|MUFU\.EX2", line)]
+        begin = next(i for i, line in enumerate(marks) if first in line)
+        end = next(i for i, line in enumerate(marks) if "gsb0, 0x0" in line)
+        assert sum("MUFU.EX2" in line for line in marks[begin:end]) == 32
+    if which == "queries":
+        assert machine.spilled_bytes == 0
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:

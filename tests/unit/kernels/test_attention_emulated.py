@@ -162,8 +162,8 @@ def test_without_the_wait_at_the_end_a_slot_would_be_reused_too_early(monkeypatc
     assert not any(kept.faults())
 
     @triton.jit
-    def wait_for_nothing(channel, rows, unit_rows, code, tile):  # noqa: ANN202 - Triton infers types
-        return code
+    def wait_for_nothing(channel, rows, unit_rows, code, tile, role, AWAIT: tl.constexpr):  # noqa: ANN202, N803
+        tl.debug_barrier()
 
     monkeypatch.setattr(forward_kernel, "await_all", wait_for_nothing)
 

@@ -15,15 +15,15 @@ import torch.distributed as dist
 
 from megascale_kernels.attention.problem import AttentionConfig
 from megascale_kernels.autotune.timing import measure
-from megascale_kernels.bench.attention import figures
-from megascale_kernels.bench.attention.contenders import Contenders
-from megascale_kernels.bench.attention.figures import Timed
-from megascale_kernels.bench.attention.heads import Case
-from megascale_kernels.bench.attention.requests import Request, parser, read
 from megascale_kernels.bench.drawn_sweep import host_time
 from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.request import ATTENTION, PROGRAM, UserError
+from megascale_kernels.bench.sp_attention import figures
+from megascale_kernels.bench.sp_attention.contenders import Contenders
+from megascale_kernels.bench.sp_attention.figures import Timed
+from megascale_kernels.bench.sp_attention.heads import Case
+from megascale_kernels.bench.sp_attention.requests import Request, parser, read
 from megascale_kernels.memory.workspace import Workspace
 
 SLACK_S = 120.0  # beyond the budget: start, the case in hand, the end

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from megascale_kernels.attention.problem import AttentionConfig
 from megascale_kernels.attention.sharding import chunks_of
-from megascale_kernels.bench.attention.heads import Case
+from megascale_kernels.bench.sp_attention.heads import Case
 
 DOTS = {False: 2, True: 7}  # products of matrices: forward; forward and backward as the least they take
 

@@ -22,11 +22,11 @@ from megascale_kernels.attention.launch import AttentionLaunch, Gather, Operands
 from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.walk import bounds_of
 from megascale_kernels.autotune.timing import Call
-from megascale_kernels.bench.attention.heads import Case
+from megascale_kernels.bench.sp_attention.heads import Case
 from megascale_kernels.device.layout import signature
 from megascale_kernels.dispatch.attention_path import own_choice
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.torch_api.attention import sp_attention
+from megascale_kernels.torch_api.sequence_parallel import sp_attention
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megascale_kernels.attention.problem import AttentionConfig, check_attention_config
-from megascale_kernels.bench.attention.heads import MODELS, SHORT, Case, Heads, draw
 from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.request import ATTENTION, PROGRAM, UserError
+from megascale_kernels.bench.sp_attention.heads import MODELS, SHORT, Case, Heads, draw
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.progress.board_format import MAX_RANKS
 
