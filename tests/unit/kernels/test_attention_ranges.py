@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens, which keys, which tiles: the arithmetic that the attention kernels stand on, by counting."""
 
+from typing import Any, NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 from megascale_kernels.attention import ranges, sdpa  # noqa: E402
+from megascale_kernels.attention.launch import Gather, K, V  # noqa: E402
 from megascale_kernels.attention.problem import Problem  # noqa: E402
 from megascale_kernels.attention.sharding import positions_of, shard_sequence, unshard_sequence  # noqa: E402
 from megascale_kernels.attention.walk import bounds_of, key_order, query_order  # noqa: E402
@@ -110,6 +113,54 @@ def test_stretches_are_what_bounds_say(lengths: list[int], more: int, causal: bo
             begin, end = int(bounds.begin[position]), int(bounds.end[position])
             end = min(end, position + 1) if causal else end
             assert seen.get(row, (begin, begin)) == (begin, max(begin, end))
+
+
+# --- copies --------------------------------------------------------------------------------------------------------
+
+
+class Addresses(NamedTuple):
+    """What `Gather.copies` asks of a workspace, in numbers that tell where they come from."""
+
+    rank: int
+    world_size: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def need(self, *_: object) -> None:
+        """All fits."""
+
+    def data_address(self, rank: int, slot: int) -> int:
+        """A million for each rank, half of one for each slot."""
+        return 1_000_000 * rank + 500_000 * slot
+
+    def flag_address(self, peer: int, slot: int, channel: int) -> int:
+        """Likewise, below zero."""
+        return -(1_000_000 * peer + 500_000 * slot + channel + 1)
+
+
+@given(st.integers(2, 4), st.integers(1, 30), st.integers(1, 5))
+def test_the_drivers_copies_fill_the_peers_slots(world_size: int, chunk: int, splits: int) -> None:
+    """K and V of each rank lie where the kernel looks for them, every byte once; a flag follows the V of its piece."""
+    case = problem(world_size, chunk)
+    size = case.rows * case.kv_columns * 2
+    for rank in range(world_size):
+        workspace: Any = Addresses(rank, world_size)
+        gather = Gather(case, workspace, splits)
+
+        copies = gather.copies(1)
+
+        for peer in set(range(world_size)) - {rank}:
+            base = workspace.data_address(peer, 1)
+            mine = [copy for copy in copies if 0 <= copy[2] - base < 500_000]
+            for which, source in enumerate((K, V)):
+                pieces = sorted((copy[0], copy[1], copy[2]) for copy in mine if copy[4] == source)
+                assert [begin for begin, _, _ in pieces] == [sum(p[1] for p in pieces[:i]) for i in range(len(pieces))]
+                assert sum(length for _, length, _ in pieces) == size
+                start = base + which * world_size * size + rank * size
+                assert all(target == start + begin for begin, _, target in pieces)
+            flags = [copy[3] for copy in mine]
+            assert flags == [
+                flag for unit in range(gather.units) for flag in (0, workspace.flag_address(peer, 1, unit))
+            ]  # fmt: skip
 
 
 # --- the benchmark -------------------------------------------------------------------------------------------------
