@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from megascale_kernels.attention.problem import AttentionConfig
+    from megascale_kernels.attention.sharding import positions_of, shard_sequence, unshard_sequence
     from megascale_kernels.errors import (
         KernelError,
         MissingDependency,
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
     from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
+    from megascale_kernels.torch_api.sequence_parallel import SequenceParallelAttention, sp_attention
 
 __all__ = [
+    "AttentionConfig",
     "ColumnParallelLinear",
     "Config",
     "KernelError",
@@ -41,6 +45,7 @@ __all__ = [
     "OverlapRowwise",
     "RankMismatch",
     "RowParallelLinear",
+    "SequenceParallelAttention",
     "TileTimeout",
     "Unsupported",
     "Workspace",
@@ -49,6 +54,10 @@ __all__ = [
     "gemm_ar",
     "gemm_rs",
     "moe_experts",
+    "positions_of",
+    "shard_sequence",
+    "sp_attention",
+    "unshard_sequence",
 ]
 
 _ROOMS = {
@@ -56,9 +65,12 @@ _ROOMS = {
     "moe.moe_config": ("MoeConfig",),
     "moe.layer": ("MoELayer",),
     "moe.experts": ("moe_experts",),
+    "attention.problem": ("AttentionConfig",),
+    "attention.sharding": ("positions_of", "shard_sequence", "unshard_sequence"),
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
     "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
+    "torch_api.sequence_parallel": ("SequenceParallelAttention", "sp_attention"),
     "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),
     "torch_api.parallel_styles": ("OverlapColwise", "OverlapRowwise"),
 }

@@ -27,9 +27,13 @@ from megascale_ops.schema.ranges import MOST_COUNT, MOST_RANKS
 from megascale_ops.schema.tiles import MOST_PEERS, TileFact, TileWait
 
 MAGIC = 0x4D53_4B31
-OPERATORS = ("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar", "moe_route", "moe_dispatch", "moe_combine")
+OPERATORS = (
+    *("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar"),
+    *("moe_route", "moe_dispatch", "moe_combine"),
+    *("attention", "attention_backward", "reduce_scatter"),
+)
 # The others have no tiles of their own, so their share done is unknown.
-TILED = ("ag_gemm", "gemm_rs", "gemm_ar")
+TILED = ("ag_gemm", "gemm_rs", "gemm_ar", "attention", "attention_backward")
 MOST_CTAS, LINE_BYTES, ROLE_BYTES, HOST_BYTE = 256, 128, 64, 64
 TILE_BITS, SIGNATURE_BITS, ALL_TILES_DONE = 20, 12, 0xFFFFF
 WAITING, GAVE_UP = 1, 3

@@ -42,6 +42,13 @@ KERNELS = (
     ("moe.plain_launch", "dispatch_kernel"),
     ("moe.plain_launch", "combine_kernel"),
     ("moe.launch", "announce_kernel"),
+    ("attention.launch", "attention_kernel"),
+    ("attention.launch", "announce_kernel"),
+    ("attention.backward_launch", "key_gradients_kernel"),
+    ("attention.backward_launch", "query_gradients_kernel"),
+    ("attention.backward_launch", "row_sums_kernel"),
+    ("attention.partial_sums", "sum_partials_kernel"),
+    ("attention.partial_sums", "announce_kernel"),
 )
 PRODUCTS = ("ag_gemm.decomposed", "gemm_rs.decomposed")  # whose products are cuBLAS's, `matmul_into`
 MOST_PAIRS = 16  # that a routing program looks at together: few, so that small blocks take several turns
@@ -73,6 +80,7 @@ class EmulatedWorkspace:
         self.slot = self.launches = 0
         self._ranks = ranks
         self.native = None  # the emulator launches
+        self.device = torch.device("cpu")
 
     def plan(self, _key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever is planned)
         """Plan each launch anew: a plan keeps nothing that a test could not change."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,train,moe} --gpus N`: measure, and write down what was measured.
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,attention,moe,train} --gpus N`: measure, write it down.
 
 Without torchrun it starts its own ranks; under torchrun it is one of them.
 """
@@ -13,6 +13,7 @@ import time
 from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.request import (
+    ATTENTION,
     PROGRAM,
     TRAIN,
     UserError,
@@ -39,6 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
         from megascale_kernels.bench.moe.moe_command import main as moe
 
         return moe(arguments[1:])
+    if arguments[:1] == [ATTENTION]:
+        from megascale_kernels.bench.sp_attention.sequences import main as attention
+
+        return attention(arguments[1:])
     options = parser().parse_args(arguments)
     import torch
 

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 4, MAP_BYTES = 128, ALIGNMENT = 128 };
+enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 8, MAP_BYTES = 128, ALIGNMENT = 128 };
 
 typedef struct {
   int source;       // which of the addresses of a call
@@ -26,7 +26,8 @@ typedef struct {
 } Move;
 
 typedef struct {
-  size_t first;     // bytes into the first source
+  int source;       // which of the addresses of a call
+  size_t first;     // bytes into it
   size_t bytes;
   CUdeviceptr target;
   CUdeviceptr flag; // where its arrival is announced; 0 announces nothing
@@ -175,7 +176,7 @@ static bool encode_maps(Launch *launch, PyObject *maps, size_t size) {
   return true;
 }
 
-// copies: (bytes into the first source, bytes, target, flag)
+// copies: (bytes into a source, bytes, target, flag), and which source where it is not the first
 static bool read_copies(Launch *launch, PyObject *copies) {
   launch->copies = (int)PyTuple_GET_SIZE(copies);
   launch->copy = calloc((size_t)launch->copies + 1, sizeof(Copy));
@@ -185,9 +186,14 @@ static bool read_copies(Launch *launch, PyObject *copies) {
   }
   for (int i = 0; i < launch->copies; i++) {
     unsigned long long first, bytes, target, flag;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(copies, i), "KKKK", &first, &bytes, &target, &flag))
+    int source = 0;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(copies, i), "KKKK|i", &first, &bytes, &target, &flag, &source))
       return false;
-    launch->copy[i] = (Copy){(size_t)first, (size_t)bytes, (CUdeviceptr)target, (CUdeviceptr)flag};
+    if (source < 0 || source >= MOST_SOURCES) {
+      PyErr_Format(PyExc_ValueError, "copy %d reads source %d of %d", i, source, MOST_SOURCES);
+      return false;
+    }
+    launch->copy[i] = (Copy){source, (size_t)first, (size_t)bytes, (CUdeviceptr)target, (CUdeviceptr)flag};
   }
   return true;
 }
@@ -232,7 +238,7 @@ done:
 }
 
 // What went wrong is told by its name, "" for nothing; called without the interpreter's lock.
-static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream, CUstream side, CUevent begun,
+static CUresult carry(const Launch *launch, const CUdeviceptr *sources, CUstream stream, CUstream side, CUevent begun,
                       CUevent copied, cuuint32_t stamp, const char **what) {
   CUresult result;
   *what = "cuEventRecord";
@@ -244,8 +250,9 @@ static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream,
   for (int i = 0; i < launch->copies; i++) {
     const Copy *copy = &launch->copy[i];
     *what = "cuMemcpyDtoDAsync";
+    CUdeviceptr source = sources[copy->source] + copy->first;
     if (copy->bytes != 0 && // a flag alone: there was nothing to copy
-        (result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
+        (result = p_cuMemcpyDtoDAsync_v2(copy->target, source, copy->bytes, side)) != CUDA_SUCCESS)
       return result;
     *what = "cuStreamWriteValue32";
     if (copy->flag != 0 &&
@@ -256,11 +263,11 @@ static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream,
   return p_cuEventRecord(copied, side);
 }
 
-// launch(made, stream, side stream, event, event, stamp, join, x, w, out, bias): copies first, then the kernel; `join`
-// lets the stream wait for the copies that were made last, by this launch or one before.
+// launch(made, stream, side stream, event, event, stamp, join, addresses...): copies first, then the kernel; `join` lets
+// the stream wait for the copies that were made last, by this launch or one before. Addresses left out are 0.
 static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  if (count != 7 + MOST_SOURCES) {
-    PyErr_Format(PyExc_TypeError, "launch takes %d arguments, not %zd", 7 + MOST_SOURCES, count);
+  if (count < 7 || count > 7 + MOST_SOURCES) {
+    PyErr_Format(PyExc_TypeError, "launch takes 7 to %d arguments, not %zd", 7 + MOST_SOURCES, count);
     return NULL;
   }
   Launch *launch = PyCapsule_GetPointer(args[0], "launch");
@@ -272,8 +279,8 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count)
   CUevent copied = (CUevent)PyLong_AsUnsignedLongLong(args[4]);
   cuuint32_t stamp = (cuuint32_t)PyLong_AsUnsignedLong(args[5]);
   int join = PyObject_IsTrue(args[6]);
-  CUdeviceptr sources[MOST_SOURCES];
-  for (int i = 0; i < MOST_SOURCES; i++)
+  CUdeviceptr sources[MOST_SOURCES] = {0};
+  for (int i = 0; i < count - 7; i++)
     sources[i] = (CUdeviceptr)PyLong_AsUnsignedLongLong(args[7 + i]);
   if (PyErr_Occurred())
     return NULL;
@@ -294,7 +301,7 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count)
   // A full queue blocks the driver's calls; other threads go on meanwhile.
   Py_BEGIN_ALLOW_THREADS;
   if (launch->copies > 0)
-    result = carry(launch, sources[0], stream, side, begun, copied, stamp, &what);
+    result = carry(launch, sources, stream, side, begun, copied, stamp, &what);
   if (result == CUDA_SUCCESS && launch->grid > 0) {
     what = "cuLaunchKernel";
     result = p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared, stream,

@@ -20,7 +20,7 @@ MAP_ALIGNMENT = 64
 SCRATCH = 2  # pointers that Triton adds: global and profile scratch
 # What struct calls the numbers that a signature names.
 NUMBERS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I",
-           "u64": "Q"}  # fmt: skip
+           "u64": "Q", "fp32": "f"}  # fmt: skip
 PTX_BYTES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "s8": 1, "s16": 2, "s32": 4,
              "s64": 8, "f32": 4, "f64": 8}  # fmt: skip
 # Triton numbers element types as the device does; the host's numbers differ for these (`driver.py` of the wheel).

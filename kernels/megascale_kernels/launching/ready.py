@@ -15,8 +15,9 @@ WARP = 32
 # What a call hands over, in this order: the addresses of its tensors.
 X, W, OUT, BIAS = range(4)
 
-# (bytes into x, bytes, target address, address of the flag that announces it; 0: none)
-Copy = tuple[int, int, int, int]
+# (bytes into x, bytes, target address, address of the flag that announces it; 0: none), and, where it is not x that is
+# read, which of a call's addresses.
+Copy = tuple[int, int, int, int] | tuple[int, int, int, int, int]
 
 
 def ready(
@@ -36,7 +37,8 @@ def ready(
         arguments: its run-time arguments, in order.
         constants: its compile-time arguments and options.
         grid: programs.
-        sources: which of `X`, `W`, `OUT`, `BIAS` a parameter's address is, for those that differ between calls.
+        sources: which of `X`, `W`, `OUT`, `BIAS`, or of a call's addresses, a parameter's address is, for those that
+            differ between calls.
         copies: what is copied from x before the kernel, on the side stream.
     """
     compiled = kernel.warmup(*arguments, grid=grid, **constants)

@@ -295,10 +295,15 @@ class Workspace(SymmetricMemory):
             bias: the fourth.
             join: the stream waits for the copies behind the kernel, as `join_copies` does.
         """
+        bias_address = 0 if bias is None else bias.data_ptr()
+        self.launch_at(made, signature, x.data_ptr(), w.data_ptr(), out.data_ptr(), bias_address, join=join)
+
+    def launch_at(self, made: object, signature: int, *addresses: int, join: bool) -> None:
+        """`launch` with any addresses that differ between calls, eight at most."""
         assert self.native is not None  # or nothing could have been made
         self.native.launch(
             made, _stream_of(self._device_index), *self._side, (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature,
-            join, x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            join, *addresses,
         )  # fmt: skip
 
     def note_time(self, at: Tensor) -> None:

@@ -14,7 +14,11 @@ and which of the job's ranks they are, since kernels count ranks within their gr
 
 MAX_RANKS = 8
 MAX_CTAS = 256  # 132 SMs on H100 and H200, 148 on B200
-OPERATORS = ("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar", "moe_route", "moe_dispatch", "moe_combine")
+OPERATORS = (
+    *("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar"),
+    *("moe_route", "moe_dispatch", "moe_combine"),
+    *("attention", "attention_backward", "reduce_scatter"),
+)
 SIGNATURE_BITS = 12
 LAUNCHES_TOLD = 0xFFFFF  # of a launch's number a stamp has these bits, and so has the board's header
 

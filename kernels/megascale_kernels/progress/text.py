@@ -62,7 +62,7 @@ def tiles_done(view: BoardView) -> int | None:
     The CTAs that compute take every n-th tile, n being their number; the lowest CTAs may be set apart for copying.
     None when the board does not fit that pattern (the operator has no tiles, or a CTA has not shown its role yet).
     """
-    if view.operator not in ("ag_gemm", "gemm_rs", "gemm_ar"):
+    if view.operator not in ("ag_gemm", "gemm_rs", "gemm_ar", "attention", "attention_backward"):
         return None
     computing = [role for role in view.current if role.role == "compute"]
     copying = {role.cta for role in view.current if role.role == "communicate"} - {role.cta for role in computing}

@@ -53,7 +53,7 @@ def test_every_argument_lies_where_the_compiler_wants_it() -> None:
     ("changes", "reason"),
     [
         ({"signature": SIGNATURE | {"m": "i64"}}, "parameters of .* bytes where .* were laid out"),
-        ({"signature": SIGNATURE | {"m": "fp32"}}, "m is of type fp32"),
+        ({"signature": SIGNATURE | {"m": "fp8"}}, "m is of type fp8"),
         ({"signature": SIGNATURE | {"m": ("i32", "i32")}}, "m is of type"),
         ({"descriptors": []}, "x_desc is a descriptor that the host does not make"),
         ({"descriptors": [DECIDED[0] | {"fp4_padded": True}]}, "x_desc is a descriptor"),

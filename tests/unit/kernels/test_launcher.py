@@ -64,6 +64,20 @@ def test_copies_go_first_each_is_announced_and_the_stream_waits_for_them(driver:
     ]
 
 
+def test_copies_may_read_any_of_a_calls_tensors(driver: Path, tmp_path: Path) -> None:
+    """K and V of an attention are two tensors whose copies take turns; addresses left out are none."""
+    calls = asked(
+        driver,
+        tmp_path,
+        "launch(plain(copies=((8, 64, 5000, 0, 1), (0, 32, 6000, 0))), 1, 2, 31, 32, 77, 1, 4096, 8192)",
+    )
+
+    assert [call for call in calls if call.startswith("copy")] == [
+        "copy 5000 <- 8200, 64 bytes, stream 2",
+        "copy 6000 <- 4096, 32 bytes, stream 2",
+    ]
+
+
 def test_without_copies_there_is_one_call(driver: Path, tmp_path: Path) -> None:
     """No event, no wait: a launch is a launch."""
     calls = asked(driver, tmp_path, "go(plain(), join=False)")
@@ -114,10 +128,11 @@ def test_what_the_driver_refuses_is_named(driver: Path, tmp_path: Path, call: st
     [
         ("plain(offsets=(0, 99))", "parameter 1 begins at byte 99 of 12"),
         ("plain(moves=((0, 8, False),))", "source 0 at byte 8 of 12"),
-        ("plain(moves=((4, 0, False),))", "source 4 at byte 0 of 12"),
+        ("plain(moves=((8, 0, False),))", "source 8 at byte 0 of 12"),
+        ("plain(copies=((0, 64, 5000, 0, 8),))", "copy 0 reads source 8 of 8"),
         ("plain(maps=((0, 9, 2, 3, 4096, (1, 1), (1, 1), (1, 1)),))", "a tensor map has one to five axes"),
         ("plain(moves=((0, 0, False),) * 17)", "17 addresses differ between calls, at most 16"),
-        ("launch(plain())", "launch takes 11 arguments, not 1"),
+        ("launch(plain())", "launch takes 7 to 15 arguments, not 1"),
     ],
 )
 def test_what_does_not_lie_in_the_block_is_refused(driver: Path, tmp_path: Path, program: str, error: str) -> None:
