@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.launch import channel_arguments
 from megascale_kernels.attention import partial_sums
 from megascale_kernels.attention.backward_kernels import (
     ATTENTION_BACKWARD,
@@ -28,6 +27,7 @@ from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.tiling_hopper import AttentionTiling
 from megascale_kernels.attention.walk import key_order, query_order
 from megascale_kernels.device.layout import SLOTS, signature
+from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megascale_kernels.ag_gemm.launch import channel_arguments
-from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM
 from megascale_kernels.attention.hopper_launch import box_of, hopper_constants, tiling_for
 from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.triton_kernel import ATTENTION, attention_kernel
 from megascale_kernels.attention.walk import Bounds, query_order
+from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
 from megascale_kernels.launching.ready import Copy, ready
+from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 

@@ -14,12 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.launch import channel_arguments
-from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM
+from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import ABORT, COMMUNICATE, EPOCH, OPERATORS, signature
 from megascale_kernels.device.primitives import rank_copy_data, rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 

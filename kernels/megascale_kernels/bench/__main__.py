@@ -9,11 +9,13 @@ import os
 import shlex
 import sys
 import time
+from importlib import import_module
 
 from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.request import (
     ATTENTION,
+    MOE,
     PROGRAM,
     TRAIN,
     UserError,
@@ -26,24 +28,16 @@ from megascale_kernels.bench.request import (
 )
 from megascale_kernels.bench.shapes import Shape
 
+# What has a command line of its own, and where that is.
+_OTHERS = {TRAIN: "training.command", MOE: "moe.moe_command", ATTENTION: "sp_attention.sequences"}
 SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command: 0 when all went well, 1 when something was wrong, 2 for a request that cannot be served."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == [TRAIN]:
-        from megascale_kernels.bench.training.command import main as train
-
-        return train(arguments[1:])
-    if arguments[:1] == ["moe"]:
-        from megascale_kernels.bench.moe.moe_command import main as moe
-
-        return moe(arguments[1:])
-    if arguments[:1] == [ATTENTION]:
-        from megascale_kernels.bench.sp_attention.sequences import main as attention
-
-        return attention(arguments[1:])
+    if arguments and arguments[0] in _OTHERS:
+        return int(import_module(f"megascale_kernels.bench.{_OTHERS[arguments[0]]}").main(arguments[1:]))
     options = parser().parse_args(arguments)
     import torch
 

@@ -12,7 +12,7 @@ from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.progress.board_format import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"
-TRAIN, ATTENTION = "train", "attention"  # verbs with command lines of their own
+TRAIN, MOE, ATTENTION = "train", "moe", "attention"  # verbs with command lines of their own
 ALL_ROWS, ALL_SCALES = ",".join(map(str, ROWS)), ",".join(SCALES)
 
 
@@ -26,7 +26,8 @@ def parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Measure an overlap operator on the GPUs of this host.",
         epilog=f"`{PROGRAM} {TRAIN} --help`: training steps of MLP blocks, by torch's parallel layers and by ours. "
-        f"`{PROGRAM} {ATTENTION} --help`: attention over a sequence that is cut over ranks.",
+        f"`{PROGRAM} {ATTENTION} --help`: attention over a sequence that is cut over ranks. "
+        f"`{PROGRAM} {MOE} --help`: layers of mixtures of experts.",
     )
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own. --soak also shares a GPU")

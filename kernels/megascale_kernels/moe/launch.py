@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.launch import channel_arguments
 from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
 from megascale_kernels.launching.ready import OUT, Copy, W, X, ready
+from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import plain_launch

@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megascale_kernels import reference
 from megascale_kernels.ag_gemm.all_gather import ALL_GATHER, all_gather_kernel
-from megascale_kernels.ag_gemm.launch import channel_arguments
 from megascale_kernels.attention import sdpa
 from megascale_kernels.attention.launch import AttentionLaunch, Gather, Operands
 from megascale_kernels.attention.problem import AttentionConfig, Problem
@@ -25,6 +24,7 @@ from megascale_kernels.autotune.timing import Call
 from megascale_kernels.bench.sp_attention.heads import Case
 from megascale_kernels.device.layout import signature
 from megascale_kernels.dispatch.attention_path import own_choice
+from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.torch_api.sequence_parallel import sp_attention
 
