@@ -57,6 +57,9 @@ _ROOMS = (
             "kernels/megascale_kernels/torch_api/operators.py": ("ag_gemm", "gemm_rs", "gemm_ar"),
             "kernels/megascale_kernels/torch_api/layers.py": ("ColumnParallelLinear", "RowParallelLinear"),
             "kernels/megascale_kernels/torch_api/parallel_styles.py": ("OverlapColwise", "OverlapRowwise"),
+            "kernels/megascale_kernels/torch_api/sequence_parallel.py": ("sp_attention", "SequenceParallelAttention"),
+            "kernels/megascale_kernels/attention/sharding.py": ("shard_sequence", "unshard_sequence", "positions_of"),
+            "kernels/megascale_kernels/attention/problem.py": ("AttentionConfig",),
             "kernels/megascale_kernels/planning/config.py": ("Config",),
             "kernels/megascale_kernels/errors.py": (
                 "KernelError",

@@ -121,9 +121,9 @@ def _check(q: Tensor, workspace: Workspace, problem: Problem, config: AttentionC
 
 
 def own_choice(problem: Problem) -> AttentionConfig:
-    """The configuration of a call that names none."""
+    """The configuration of a call that names none: the fastest of those measured (two H200, heads of 128 elements)."""
     if problem.varlen:
-        return AttentionConfig(stages=2 if problem.head_dim > 64 else 3)
+        return AttentionConfig(block_n=64, stages=3)
     return AttentionConfig(stages=2 if problem.head_dim > 64 else 4, kernel="hopper")
 
 
