@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example with experts on GPUs: it learns as on a CPU, and a peer that dies or stands still in training is named."""
+"""The example with experts on GPUs: it learns as on a CPU; a peer that dies or stands still in training is named."""
 
 import os
 import re
