@@ -34,7 +34,6 @@ HOPPER = [
     MoeConfig(lead_rows=0, splits=1, chunks=1),
     MoeConfig(lead_rows=1 << 20, chunks=2, splits=7, route_programs=9),
 ]
-CUT = MoeConfig(last_wave=4, lead_rows=0)
 ROUTINGS = ("drawn", "all to one", "ours alone", "dropped", "twice", "few")
 
 
@@ -111,17 +110,6 @@ def warp_specialised_layers_take_any_configuration(place: Place) -> None:
     workspace = workspace_of(layer)
     for seed, config in enumerate(HOPPER):
         hold(operands(place, layer, seed), workspace, config)
-
-
-def a_last_wave_in_parts_is_no_worse_than_serial(place: Place) -> None:
-    """Tiles of the last wave are cut along K, half tiles of padding among them; and the same bits each time."""
-    layer = Layer(uneven(place, 450), 2, 3, 528, 4096, dtype=torch.bfloat16)
-    workspace = workspace_of(layer)
-    for seed in range(3):
-        given = operands(place, layer, seed)
-        hold(given, workspace, CUT)
-        first = moe_experts(*given, workspace, config=CUT, fused=True)
-        assert all(torch.equal(moe_experts(*given, workspace, config=CUT, fused=True), first) for _ in range(5))
 
 
 def any_top_k_and_type_is_no_worse_than_serial(place: Place) -> None:

@@ -25,7 +25,6 @@ PROMISES = [
     "layers_that_differ_are_named",
     "a_rank_that_does_not_come_is_named",
     "any_top_k_and_type_is_no_worse_than_serial",
-    "a_last_wave_in_parts_is_no_worse_than_serial",
 ]
 # A hung GPU process is killed after this; all promises together take one or two minutes, nearly all of it compilation.
 DEADLINE_S = 300

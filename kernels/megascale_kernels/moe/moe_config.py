@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple
 
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.moe.tables import MOST_CHUNKS, ROUTE_PROGRAMS, Sizes
-from megascale_kernels.planning.tiling import MAX_SPLIT
 
 # Of an H100 or H200; they set no result, only how much is walked before the peers' tokens are needed.
 FLOPS = 620e12  # grouped products, bf16
@@ -33,8 +32,8 @@ class MoeConfig(NamedTuple):
         reducers: programs of layer 1 that only add up and send.
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
             None lets the model decide.
-        last_wave: parts into which a tile of layer 1's last, partial wave is cut along K at most; 1 cuts none
-            ("hopper").
+        last_wave: parts into which a tile of layer 1's last, partial wave is cut along K at most. Only 1, which cuts
+            none, is taken today.
         route_programs: programs that route.
         job_tokens: tokens of a job.
         job_cols: columns that a job adds up at once.
@@ -96,8 +95,8 @@ class MoeConfig(NamedTuple):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise Unsupported(f"MoeConfig({name}={value}): a power of two")
-        if not 1 <= self.last_wave <= MAX_SPLIT:
-            raise Unsupported(f"MoeConfig(last_wave={self.last_wave}): 1 to {MAX_SPLIT}")
+        if self.last_wave != 1:
+            raise Unsupported(f"MoeConfig(last_wave={self.last_wave}): 1; a layer with 4 did not end on two H200")
         for name, least in (("splits", 1), ("reducers", 0), ("route_programs", 1), ("group_m", 1)):
             if getattr(self, name) < least:
                 raise Unsupported(f"MoeConfig({name}={getattr(self, name)}): {least} or more")
