@@ -18,6 +18,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -36,7 +37,7 @@ Store: TypeAlias = Any  # torch's; its stubs leave it out
 _COMING_S = 120.0  # a node that starts torch from a cold disk takes a minute
 _SLACK_S = 10.0
 _LOOK_S = 0.05
-_CONFIRMATIONS = 3  # rounds in which ways that seem bad between good nodes are measured again
+_CONFIRMATIONS = 2  # rounds in which ways that seem bad are measured again
 
 
 class Place(NamedTuple):
@@ -190,8 +191,9 @@ def _drive(store: Store, place: Place, told_round: Callable[[int, int], object],
     began_s = time.monotonic()
     search = begin([came[rank].name for rank in sorted(came)], switches, across=len(set(switches.values())) > 1)
     ways: dict[Pair, _Result] = {}
+    measured: Counter[Pair] = Counter()
     number = confirmed = 0
-    while pairs := next_round(search) or (_again(verdict(search).links) if confirmed < _CONFIRMATIONS else ()):
+    while pairs := next_round(search) or (_again(search, measured) if confirmed < _CONFIRMATIONS else ()):
         confirmed += any(both in ways for both in pairs)
         number += 1
         told_round(number, len(pairs))
@@ -200,6 +202,7 @@ def _drive(store: Store, place: Place, told_round: Callable[[int, int], object],
         _do(store, place, number, orders, measuring)
         for both, result in _results(store, place, number, pairs, ranks).items():
             ways[both] = better(ways.get(both), result)
+            measured[both] += 1
         # With more pairs the median is known better: what was said of pairs before is said anew.
         slow = slow_pairs([one for both, result in ways.items() for one in figures_of(both, result.way)])
         outcomes = {both: result.way is not None and both not in slow for both, result in ways.items()}
@@ -211,12 +214,22 @@ def _drive(store: Store, place: Place, told_round: Callable[[int, int], object],
     return report
 
 
-def _again(links: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    """Return bad links that can be measured again at once: two good nodes may have been busy for a moment."""
+def _again(search: Search, measured: Mapping[Pair, int]) -> tuple[Pair, ...]:
+    """Return ways that are to be measured again at once: what names a node or a link may have been busy for a moment.
+
+    Each bad link, and of each bad node the ways to good ones, those first that were measured least.
+    """
+    faults = verdict(search)
+    bad = set(faults.nodes)
+    links = [
+        both
+        for both, passed in search.outcomes.items()
+        if not passed and (both in faults.links or (bad.intersection(both) and faults.good.intersection(both)))
+    ]
     busy: set[str] = set()
     chosen = []
-    for both in links:
-        if not busy.intersection(both):
+    for both in sorted(links, key=lambda one: measured[one]):
+        if measured[both] <= _CONFIRMATIONS and not busy.intersection(both):
             busy.update(both)
             chosen.append(both)
     return tuple(chosen)
