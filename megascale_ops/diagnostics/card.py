@@ -11,7 +11,7 @@ from statistics import median
 from megascale_ops.cards import Row
 from megascale_ops.diagnostics import equals
 from megascale_ops.diagnostics.figures import KINDS, shown
-from megascale_ops.diagnostics.report import CheckFinding, CheckResult, Figure, FleetReport, NodeReport
+from megascale_ops.diagnostics.report import CheckFinding, CheckResult, Figure, FleetReport, NodeReport, PairsReport
 from megascale_ops.schema.wording import duration, printable
 
 # 12 of them: the card stays on one screen; all are in the JSON.
@@ -66,6 +66,36 @@ def fleet_card(report: FleetReport) -> list[Row]:
         Row("not compared", report.incomparable),
     ]
     return [Row(label, tuple(map(printable, lines))) for label, lines in rows if any(lines)]
+
+
+def pairs_card(report: PairsReport) -> list[Row]:
+    """Return what is to be said of pairs of nodes."""
+    rounds = "1 round" if report.rounds == 1 else f"{report.rounds} rounds"
+    what = f"{len(report.nodes)} nodes, {report.tests:,} pairs in {rounds}, {duration(report.seconds)}"
+    found = [f"node {node}: every way to it that was measured is bad" for node in report.bad_nodes]
+    found += [f"switch {switch}: its nodes are good, and no way out of it is" for switch in report.bad_switches]
+    found += [f"the way between {one} and {other}: both are good" for one, other in report.bad_links]
+    unclear = [f"{node} {why}" for node, why in report.unclear.items()]
+    says = "something is bad" if found else "not all can be told" if unclear else "all are good"
+    measured_lines = [
+        line_of(name, figures)
+        for name in ("pair_rate", "pair_round_trip")
+        if (figures := [one for one in report.figures if one.name == name])
+    ]
+    rows = [
+        Row("what", (f"{what}: {says}",)),
+        Row("found", tuple(_cut(found))),
+        Row("unclear", tuple(_cut(unclear))),
+        Row("failed", tuple(_cut([f"{pair}: {why}" for pair, why in report.failed.items()]))),
+        Row("measured", tuple(measured_lines)),
+    ]
+    return [Row(label, tuple(map(printable, lines))) for label, lines in rows if any(lines)]
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    """Return as many lines as a screen has room for, and how many more there are."""
+    more = len(lines) - _MOST_FINDINGS
+    return [*lines[:_MOST_FINDINGS], *([f"{more:,} more (--json has all)"] if more > 0 else [])]
 
 
 def told(findings: Sequence[CheckFinding], rest: str) -> Iterator[str]:

@@ -32,6 +32,9 @@ from megascale_ops.diagnostics.report import Figure
 
 # Chance that a comparison of healthy equals names one of them: a quick check makes about ten comparisons.
 FALSE_NAMES = 0.001
+# Half the rate, or twice the time: that is named whatever the others differ by. Of five where two are slow and the rest
+# noisy the spread is estimated as larger than that.
+MOST_BAR, MOST_BAR_OF_TIME = 0.5, 1.0
 # 1.4826: the median absolute deviation of normal noise times this is its standard deviation.
 _MAD_TO_SIGMA = 1.4826
 _MAD_EFFICIENCY = 0.37
@@ -89,6 +92,7 @@ def _compared(kind: Kind, group: Sequence[Figure]) -> Comparison:
         others = _median_without(ranked, one.value)
         # Ten repetitions tell their own error poorly: what equals have in the middle is its least.
         bar = max(kind.bar, common, _quantile(len(group), math.inf) * max(error, usual))
+        bar = min(bar, max(kind.bar, MOST_BAR_OF_TIME if kind.lower_is_better else MOST_BAR))
         short = (one.value - others) / others if kind.lower_is_better else (others - one.value) / others
         least = min(least, bar)
         if short > bar:

@@ -108,6 +108,9 @@ _ROWS = (
     Kind("pcie_width_most", "lanes that the PCIe link could have", ""),
     Kind("rdma_loopback", "RDMA writes of an adapter to itself", "B/s", 0.05, 0.010),
     Kind("rdma_next", "RDMA writes of an adapter to the next", "B/s", 0.05, 0.010),
+    # 25 %: nodes share uplinks with other jobs while they are measured.
+    Kind("pair_rate", "TCP between two nodes, the slower way", "B/s", 0.25, 0.05),
+    Kind("pair_round_trip", "a byte there and back between two nodes", "s", lower_is_better=True),
     Kind("port_rate", "rate of the link", "B/s", 0.05, 0.001),
 )
 KINDS = {row.name: row for row in _ROWS}

@@ -94,3 +94,24 @@ class FleetReport(msgspec.Struct, frozen=True, omit_defaults=True):
     figures: int  # how many were compared, of how many kinds
     kinds: int
     incomparable: tuple[_Text, ...] = ()
+
+
+class PairsReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What pairs of nodes have measured of each other: bad nodes, links, switches, and what can't be told, with why.
+
+    Attributes:
+        failed: Pairs that could not be measured, and why.
+        tests: How many pairs, over all rounds.
+    """
+
+    version: int
+    nodes: tuple[_Word, ...]
+    bad_nodes: tuple[_Word, ...]
+    bad_links: tuple[tuple[_Word, _Word], ...]
+    bad_switches: tuple[_Word, ...]
+    unclear: dict[str, _Text]
+    failed: dict[str, _Text]
+    rounds: int
+    tests: int
+    seconds: float
+    figures: tuple[Figure, ...] = ()

@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from megascale_ops.cards import Row
-    from megascale_ops.diagnostics.report import CheckResult, FleetReport, NodeReport
+    from megascale_ops.diagnostics.report import CheckResult, FleetReport, NodeReport, PairsReport
 
 _CLEAR = "\r\x1b[K"
 _COLOURS = {"good": "green", "warn": "yellow", "bad": "red"}
@@ -37,7 +37,7 @@ def writable(out: str | None) -> Path | None:
     return place
 
 
-def write(place: Path, report: "NodeReport | FleetReport") -> None:
+def write(place: Path, report: "NodeReport | FleetReport | PairsReport") -> None:
     """Write a report beside its place, and rename it.
 
     Raises:

@@ -13,8 +13,11 @@ from megascale_ops.cli.diagnose.telling import begun, done, ended, show, silent,
 from megascale_ops.cli.terminal.options import PROGRAM, json_option, log_options
 
 if TYPE_CHECKING:
+    from megascale_ops.diagnostics.between.meeting import Place
     from megascale_ops.diagnostics.examination import Plan
 
+# Bytes go so long each way: a pair takes twice that, and a round as long as a pair.
+_SECONDS = {False: 0.5, True: 3.0}
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 
 
@@ -30,6 +33,10 @@ _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the report as JSON into this file, too.")
 @click.option("--compare", is_flag=True, help="Judge the reports FILES of several nodes against each other.")
+@click.option("--between", metavar="HOST:PORT", help="Measure pairs of nodes: start it on each; node 0 listens there.")
+@click.option("--nnodes", type=click.IntRange(2), envvar="SLURM_NNODES", metavar="N", help="Nodes of --between.")
+@click.option("--node-rank", type=click.IntRange(0), envvar="SLURM_NODEID", metavar="N", help="This one's number.")
+@click.option("--switch", default="", metavar="NAME", help="Switch that this node is below, for --between.")
 @json_option
 @log_options
 def diagnose(
@@ -40,6 +47,10 @@ def diagnose(
     names: tuple[str, ...],
     out: str | None,
     compare: bool,
+    between: str | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    switch: str,
     as_json: bool,
 ) -> None:
     """Measure this machine's hardware: is this node good?
@@ -51,6 +62,9 @@ def diagnose(
     With --compare FILES, the reports that nodes wrote with --out are judged together: rates against the fleet's median,
     versions against its majority.
 
+    With --between HOST:PORT, started on every node (srun, pdsh), pairs of nodes measure the way between them over TCP,
+    in rounds that name bad nodes and bad links. A node that is bad ends with 1, and node 0 when any is.
+
     Exit code 1 where something bad was found, 0 also with warnings.
     """
     from megascale_ops.errors import UsageError
@@ -60,6 +74,12 @@ def diagnose(
         if wrong := next(filter(None, given), ""):
             raise UsageError(f"--compare reads reports and measures nothing: leave {wrong} out")
         _compare(files, out, as_json=as_json)
+        return
+    if between is not None:
+        others = [files and "FILES", paths and "--path", names and "--check"]
+        if wrong := next(filter(None, others), ""):
+            raise UsageError(f"--between measures the ways between nodes alone: leave {wrong} out")
+        _between(_place(between, nnodes, node_rank, node, switch, thorough=quick is False), out, as_json=as_json)
         return
     if files:
         raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
@@ -157,4 +177,53 @@ def _compare(files: tuple[str, ...], out: str | None, *, as_json: bool) -> None:
     else:
         show("fleet", fleet_card(report), _STYLES[verdict])
     if verdict == "bad":
+        click.get_current_context().exit(1)
+
+
+def _place(
+    between: str, nnodes: int | None, node_rank: int | None, node: str | None, switch: str, *, thorough: bool
+) -> "Place":
+    """Check what was given for ``--between``.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    import socket
+
+    from megascale_ops.cli.terminal.needs import need
+    from megascale_ops.diagnostics.between.meeting import Place
+    from megascale_ops.errors import UsageError
+    from megascale_ops.runner.membership import local_address
+
+    host, _, port = between.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--between {between} is no HOST:PORT: give the address of node 0 and a free port there")
+    if nnodes is None or node_rank is None:
+        raise UsageError("--between needs --nnodes N and --node-rank N (under srun they are known)")
+    if node_rank >= nnodes:
+        raise UsageError(f"--node-rank {node_rank} is not below --nnodes {nnodes}")
+    need("torch")
+    seconds = _SECONDS[thorough]
+    address = local_address(f"http://{between}")
+    return Place((host, int(port)), node_rank, nnodes, node or socket.gethostname(), switch, address, seconds)
+
+
+def _between(place: "Place", out: str | None, *, as_json: bool) -> None:
+    from megascale_ops.diagnostics.between.meeting import take_part
+    from megascale_ops.diagnostics.card import pairs_card
+
+    target = writable(out)
+    report = take_part(place, lambda number, pairs: begun([f"round {number}, {pairs} pairs"]))
+    ended()
+    is_bad = bool(report.bad_nodes or report.bad_links or report.bad_switches)
+    if target is not None:
+        write(target, report)
+    if as_json:
+        from megascale_ops.cli.terminal.output import print_json
+
+        print_json(report)
+    elif place.rank == 0:
+        style = _STYLES["bad" if is_bad else "warn" if report.unclear else "good"]
+        show("between nodes", pairs_card(report), style)
+    if (is_bad and place.rank == 0) or place.name in report.bad_nodes:
         click.get_current_context().exit(1)

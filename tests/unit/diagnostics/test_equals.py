@@ -140,3 +140,10 @@ def test_the_sentence_has_its_bar() -> None:
 
     assert calm.bar == KINDS["gemm_bf16"].bar
     assert wild.bar > 2 * calm.bar
+
+
+def test_half_the_rate_is_named_however_the_others_differ() -> None:
+    """Two of five at a fifth, the others between 400 and 900: their spread alone would excuse anything."""
+    rates = {"a": 897e6, "b": 700e6, "c": 400e6, "d": 48e6, "e": 48e6}
+
+    assert named(compared({of: (value,) for of, value in rates.items()}, "pair_rate")) == ["d", "e"]
