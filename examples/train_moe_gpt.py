@@ -13,7 +13,9 @@ has its gradients summed over them. Checkpoints hold whole tensors, so they rest
 
 import argparse
 import os
+import sysconfig
 import time
+from pathlib import Path
 
 import torch
 from megascale_kernels import (
@@ -28,9 +30,10 @@ from megascale_kernels import (
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from train_gpt import BYTES, read_standard_library
 
 from megascale_ops.checkpoint import CheckpointManager
+
+BYTES = 256  # the vocabulary
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -181,6 +184,20 @@ def whole(
     return state
 
 
+def read_standard_library() -> Tensor:
+    """Text to train on: some 5 MB that every machine with Python has, a number for each byte."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
+
+
+def windows(text: Tensor, args: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:
+    """What a step sees, and the same one byte later, (B, T): a function of seed and step alone, equal on all ranks."""
+    generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    starts = torch.randint(len(text) - args.sequence_length - 1, (args.batch_size, 1), generator=generator)
+    places = starts + torch.arange(args.sequence_length + 1)
+    return text[places[:, :-1]], text[places[:, 1:]]
+
+
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """From the newest checkpoint to the last step."""
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
@@ -201,13 +218,11 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     if rank == 0 and finished:
         print(f"resumed after step {finished}", flush=True)
 
-    text, _ = read_standard_library(args.sequence_length)
+    text = read_standard_library()
     since, losses = time.perf_counter(), []
     for step in range(finished + 1, args.steps + 1):
-        generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
-        starts = torch.randint(len(text), (args.batch_size,), generator=generator).tolist()
-        inputs, targets = (torch.stack(part) for part in zip(*(text[start] for start in starts), strict=True))
-        inputs, targets = (shard_sequence(part, rank, world_size).to(device) for part in (inputs, targets))
+        sequences = windows(text, args, step)
+        inputs, targets = (shard_sequence(part, rank, world_size).to(device) for part in sequences)
         scores = gpt(inputs).float().flatten(0, 1)
         # Of all tokens each rank has its share, so the sum over ranks is the mean over tokens.
         loss = nn.functional.cross_entropy(scores, targets.flatten(), reduction="sum") / rows

@@ -12,7 +12,7 @@ from megascale_kernels.attention.backward_launch import BackwardLaunch, Given, r
 from megascale_kernels.attention.launch import Operands, forward
 from megascale_kernels.attention.problem import AttentionConfig, Problem
 from megascale_kernels.attention.sharding import shard_sequence
-from megascale_kernels.attention.walk import bounds_of
+from megascale_kernels.attention.tile_walk import bounds_of
 from torch import Tensor
 
 from tests.fakes.emulated_ranks import EmulatedRanks

@@ -24,8 +24,8 @@ from megascale_kernels.attention.backward_kernels import (
 from megascale_kernels.attention.hopper_launch import box_of, hopper_constants, tilings_for
 from megascale_kernels.attention.launch import LOG2_E, Gather, Operands, block_of, by_parts, compiler_options
 from megascale_kernels.attention.problem import AttentionConfig, Problem
+from megascale_kernels.attention.tile_walk import key_order, query_order
 from megascale_kernels.attention.tiling_hopper import AttentionTiling
-from megascale_kernels.attention.walk import key_order, query_order
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import processors

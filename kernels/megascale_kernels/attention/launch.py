@@ -11,8 +11,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM
 from megascale_kernels.attention.hopper_launch import box_of, hopper_constants, tiling_for
 from megascale_kernels.attention.problem import AttentionConfig, Problem
+from megascale_kernels.attention.tile_walk import Bounds, query_order
 from megascale_kernels.attention.triton_kernel import ATTENTION, attention_kernel
-from megascale_kernels.attention.walk import Bounds, query_order
 from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data

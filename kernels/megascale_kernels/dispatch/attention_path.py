@@ -19,7 +19,7 @@ from megascale_kernels.attention.problem import (
     check_attention_config,
     check_tensors,
 )
-from megascale_kernels.attention.walk import bounds_of
+from megascale_kernels.attention.tile_walk import bounds_of
 from megascale_kernels.dispatch import serial
 from megascale_kernels.errors import WorkspaceTooSmall
 from megascale_kernels.memory.workspace import Workspace

@@ -14,7 +14,7 @@ from megascale_kernels.attention import ranges, sdpa  # noqa: E402
 from megascale_kernels.attention.launch import Gather, K, V  # noqa: E402
 from megascale_kernels.attention.problem import Problem  # noqa: E402
 from megascale_kernels.attention.sharding import positions_of, shard_sequence, unshard_sequence  # noqa: E402
-from megascale_kernels.attention.walk import bounds_of, key_order, query_order  # noqa: E402
+from megascale_kernels.attention.tile_walk import bounds_of, key_order, query_order  # noqa: E402
 from megascale_kernels.bench.request import UserError  # noqa: E402
 from megascale_kernels.bench.sp_attention import figures, requests  # noqa: E402
 from megascale_kernels.bench.sp_attention.heads import MODELS, Case, draw  # noqa: E402

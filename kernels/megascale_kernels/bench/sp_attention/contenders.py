@@ -19,7 +19,7 @@ from megascale_kernels.ag_gemm.all_gather import ALL_GATHER, all_gather_kernel
 from megascale_kernels.attention import sdpa
 from megascale_kernels.attention.launch import AttentionLaunch, Gather, Operands
 from megascale_kernels.attention.problem import AttentionConfig, Problem
-from megascale_kernels.attention.walk import bounds_of
+from megascale_kernels.attention.tile_walk import bounds_of
 from megascale_kernels.autotune.timing import Call
 from megascale_kernels.bench.sp_attention.heads import Case
 from megascale_kernels.device.layout import signature
