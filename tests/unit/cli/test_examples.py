@@ -74,7 +74,8 @@ def test_what_can_not_be_is_one_sentence(elsewhere: Path, capsys: pytest.Capture
     name, place, folder = capsys.readouterr().err.splitlines()
     assert name == "megascale-ops: unknown example 'train_gtp.py': did you mean 'train_gpt.py'?"
     assert "can't be written" in place
-    assert folder.endswith("there are train_gpt.py, train_gpt_plain.py, train_moe_gpt.py and deploy; a folder comes behind the name")
+    known = "train_gpt.py, train_gpt_plain.py, train_moe_gpt.py and deploy"
+    assert folder.endswith(f"there are {known}; a folder comes behind the name")
 
 
 def test_what_there_is_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
