@@ -63,9 +63,9 @@ class Writer(StorageWriter):
     Fails in one sentence: pickled from rank to rank, failures lose what they were raised from.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path | None, rank: int) -> None:
         super().__init__()
-        self._folder = folder
+        self._folder = folder or Path()  # None: a subclass stores elsewhere
         self._rank = rank
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -112,9 +112,12 @@ class Writer(StorageWriter):
                 chunks.append(plan.Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *lies))
             tensors[key] = plan.Tensor(str(described.properties.dtype), tuple(described.size), tuple(chunks))
         try:
-            write_whole(self._folder / plan.FILE_NAME, plan.encode(plan.Plan(tuple(files), tensors)), durably=True)
+            self._store_plan(plan.encode(plan.Plan(tuple(files), tensors)))
         except OSError as exc:
             raise CheckpointError(cause_of(exc)) from exc
+
+    def _store_plan(self, raw: bytes) -> None:
+        write_whole(self._folder / plan.FILE_NAME, raw, durably=True)
 
     def _by_file(self, items: Iterable[WriteItem]) -> list[tuple[str, list[WriteItem]]]:
         tensors: list[WriteItem] = []
@@ -130,7 +133,7 @@ class Writer(StorageWriter):
 
     def _write(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         results: list[WriteResult] = []
-        aligned = _ALIGNED_BYTES if name.endswith(".tensors") else 1
+        aligned = alignment_of(name)
         with (self._folder / name).open("wb", buffering=0) as file:
             at = 0
             for item in items:
@@ -144,6 +147,11 @@ class Writer(StorageWriter):
                 results.append(WriteResult(item.index, len(data), Place(name, at - len(data), len(data))))
             os.fsync(file.fileno())
         return results
+
+
+def alignment_of(name: str) -> int:
+    """At which multiples of bytes the parts of a file begin."""
+    return _ALIGNED_BYTES if name.endswith(".tensors") else 1
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -16,15 +16,18 @@ import logging
 import math
 import os
 import time
+import uuid
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
 from megascale_ops.checkpoint import deletion, latest, manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
+from megascale_ops.checkpoint.background import unfinished
+from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.readers import Reading
@@ -35,7 +38,10 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from megascale_ops.checkpoint.background.saver import BackgroundSaver
     from megascale_ops.checkpoint.ranks import Ranks
+
+Mode = Literal["sync", "async", "overlapped"]
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
@@ -76,10 +82,14 @@ class CheckpointManager:
             named again.
         allow_pickle: load a checkpoint of an older version, which is a pickle; None: as
             MEGASCALE_CHECKPOINT_ALLOW_PICKLE says (1: yes).
+        mode: when ``save`` returns. ``sync``: the checkpoint is whole and on disk. ``async``: the state is copied to
+            host memory, of which it takes as much again; a process of its own writes it. ``overlapped``: the same, and
+            what only an optimizer in the state overwrites may still be copied from the GPU; its next step waits.
+        deadline_s: a save in the background is given up when nothing was written for so long.
 
     Raises:
-        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or the folder cannot
-            be written to.
+        UsageError: ``mode`` is another word, ``keep`` is less than 1, another number below 0, ``types`` has something
+            else, or the folder cannot be written to.
     """
 
     def __init__(
@@ -94,11 +104,19 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        mode: Mode = "sync",
+        deadline_s: float = 600.0,
     ) -> None:
+        if mode not in get_args(Mode):
+            raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
         self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
         self.path = Path(path).absolute()
         self.skipped: list[CheckpointReport] = []
         self._process_group = process_group
+        self._mode: Mode = mode
+        self._deadline_s = deadline_s
+        self._log_of_saves = SaveLog()
+        self._background: BackgroundSaver | None = None
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
@@ -117,6 +135,8 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        mode: Mode = "sync",
+        deadline_s: float = 600.0,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -129,6 +149,8 @@ class CheckpointManager:
             types=types,
             pickled=pickled,
             allow_pickle=allow_pickle,
+            mode=mode,
+            deadline_s=deadline_s,
         )
 
     @property
@@ -137,7 +159,10 @@ class CheckpointManager:
         return self.rule.keep
 
     def save(self, step: int, state: dict[str, Any], *, metric: float | None = None) -> None:
-        """Save a state; when this returns, the checkpoint is whole and on disk.
+        """Save a state; when this returns, the checkpoint is whole and on disk, or as ``mode`` says.
+
+        In the background one save is in flight: a second one waits for it. How it went is logged; a failure leaves the
+        training alone, is raised by ``wait`` and ``close``, and the next save tries again.
 
         Args:
             step: the step that was finished, the same on every rank.
@@ -155,10 +180,19 @@ class CheckpointManager:
         if not state:
             raise UsageError("a checkpoint of an empty state would restore nothing")
         tell("save_begin", step)
+        self._log_of_saves.begin(step)
+        began_s = time.monotonic()
         try:
-            self._save(step, state, self._ranks(), _measured(step, metric))
+            save = self._save if self._mode == "sync" else self._save_behind
+            save(step, state, self._ranks(), _measured(step, metric))
+        except CheckpointError:
+            self._log_of_saves.fail()
+            raise
         finally:
+            self._log_of_saves.stall(time.monotonic() - began_s, in_flight=self._is_in_flight())
             tell("save_end", step)
+        if self._mode == "sync":
+            self._log_of_saves.seal(step, 0.0)
 
     def restore(self, state: dict[str, Any]) -> int:
         """Load the newest checkpoint that verifies into a state, in place.
@@ -177,6 +211,8 @@ class CheckpointManager:
                 last the state may be loaded in part.
         """
         ranks = self._ranks()
+        if self._background is not None:
+            self._background.settle(ranks)
         if ranks.leads:
             self._look_for_writers(ranks)
         with readers.reading(self.path, ranks.rank, ranks.world_size) as reader:
@@ -187,9 +223,37 @@ class CheckpointManager:
         tell("restored", chosen.step)
         return chosen.step
 
-    def close(self) -> None:
-        """Give the folder back to other jobs before this process ends. A later save takes it again if it can."""
-        writer_lock.lock_of(self.path).release()
+    def wait_copied(self) -> None:
+        """Let nothing that follows on the GPU overwrite what is still copied; for writes that no optimizer makes."""
+        if self._background is not None:
+            self._background.wait_copied()
+
+    def wait(self, deadline_s: float = 600.0) -> None:
+        """Wait until the save in flight is sealed; each rank for itself.
+
+        Raises:
+            CheckpointError: the last save failed, or it is not sealed by then; it goes on.
+        """
+        if self._background is not None:
+            self._background.wait(deadline_s)
+
+    def close(self, deadline_s: float | None = None) -> None:
+        """Wait for the save in flight, and give the folder back to other jobs before this process ends.
+
+        A later save takes it again if it can. Without this call the end of the interpreter does the same.
+
+        Args:
+            deadline_s: after so many seconds the save in flight is given up; None: when nothing is written any more.
+
+        Raises:
+            CheckpointError: the last save in the background failed, or was given up.
+        """
+        background, self._background = self._background, None
+        try:
+            if background is not None:
+                background.close(deadline_s)
+        finally:
+            writer_lock.lock_of(self.path).release()
 
     def _ranks(self) -> "Ranks":
         from megascale_ops.checkpoint.ranks import Ranks
@@ -236,24 +300,56 @@ class CheckpointManager:
                 storage.abandon(self.path, step, lock.number)
             raise
         if ranks.leads:
-            self._delete_old(step, lock)
+            deletion.after_save(self.path, self.rule, step, self._damaged(), lock.confirm)
 
-    def _delete_old(self, step: int, lock: writer_lock.WriterLock) -> None:
-        damaged = {report.path for report in self.skipped} - {str(storage.final_folder(self.path, step))}
-        try:
-            lock.confirm()
-            by_metric = self.rule.keep_best > 0
-            decided = deletion.plan(self.path, self.rule, newest_step=step, damaged=damaged, by_metric=by_metric)
-            deletion.carry_out(self.path, decided)
-        except CheckpointError:
-            return  # they are another job's now; the next save will report it
-        except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
-            _log.warning("an old checkpoint in %s could not be deleted: %s", self.path, storage.describe(exc))
+    def _save_behind(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+        """Copy the state and let the writer processes do what ``_save`` does."""
+        from megascale_ops.checkpoint import contents
+        from megascale_ops.checkpoint.background.saver import BackgroundSaver, Save
+
+        if self._background is None:
+            self._background = BackgroundSaver(
+                self.path,
+                self.rule,
+                overlapped=self._mode == "overlapped",
+                deadline_s=self._deadline_s,
+                log=self._log_of_saves,
+            )
+        saver, doing = self._background, f"saving step {step} to {self.path}"
+        saver.settle(ranks)
+        lock = writer_lock.lock_of(self.path)
+        flat: dict[str, torch.Tensor] = {}
+
+        def prepare() -> tuple[int, int, str]:
+            captured = {name: contents.capture(value) for name, value in state.items()}
+            flat.update(contents.take_apart(captured, self._allowed))
+            # Once held it is asked for again only after a failure: no look at the folder stops the training.
+            number = lock.number if lock.number and not saver.failure else 0
+            if ranks.leads and not number:
+                number = lock.hold(ranks.rank, ranks.world_size)
+            return step, number, uuid.uuid4().hex
+
+        prepared = ranks.agree(doing, prepare)
+        _require_one_step(doing, [each for each, _, _ in prepared])
+        sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
+        save = Save(prepared[0][2], prepared[0][1], sealed)
+        ranks.agree(doing, lambda: saver.save(save, state, flat, ranks, self._damaged()))
+
+    def _is_in_flight(self) -> bool:
+        return self._background is not None and self._background.is_in_flight
+
+    def _damaged(self) -> frozenset[str]:
+        return frozenset(report.path for report in self.skipped)
 
     def _look_for_writers(self, ranks: "Ranks") -> None:
-        """Warn early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
+        """Wait for what former processes of this job still write; warn early that a later save will be refused.
+
+        No error: an evaluation restores beside a job that trains.
+        """
         try:
             answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
+            if answer.verb == "take":
+                unfinished.await_unfinished(self.path)
         except OSError:
             return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy tensors into the host buffer: those of GPUs on streams of their own, all others at once.
+
+A copy begins when the work is done that its device was given before the save, and runs beside what it is given after.
+Two kinds of tensors: what only an optimizer step overwrites may still be copied when the training goes on (overlapped),
+everything else is waited for. Nothing waits on the host for the first kind: before an optimizer step, the stream that
+will overwrite it is told to wait for the copy's event.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class Copy(NamedTuple):
+    """One tensor, and the bytes it is copied to."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class Copier:
+    """Copies of one rank; a stream for each of its devices.
+
+    Args:
+        overlapped: let what only an optimizer overwrites be copied while the training goes on.
+    """
+
+    def __init__(self, *, overlapped: bool) -> None:
+        self._overlapped = overlapped
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pending: dict[torch.device, torch.cuda.Event] = {}
+        self._hook = register_optimizer_step_pre_hook(self._before_step) if overlapped else None
+
+    def copy(self, copies: Iterable[Copy], overwritten_by_steps: frozenset[int]) -> list[torch.cuda.Event]:
+        """Copy; when this returns, everything is copied but what only optimizer steps overwrite.
+
+        Args:
+            copies: what, and where to.
+            overwritten_by_steps: addresses of the storages that only optimizer steps write to.
+
+        Returns:
+            The events that end the copies, one for each device; none where all is done.
+        """
+        by_device: dict[torch.device, list[Copy]] = {}
+        for each in copies:
+            by_device.setdefault(each.source.device, []).append(each)
+        ends: dict[torch.device, torch.cuda.Event] = {}
+        first: list[torch.cuda.Event] = []
+        for device, share in by_device.items():
+            if device.type == "cuda":
+                may_wait = [one for one in share if self._may_wait(one.source, overwritten_by_steps)]
+                waited = [one for one in share if not self._may_wait(one.source, overwritten_by_steps)]
+                first.append(self._enqueue(device, waited))
+                ends[device] = self._enqueue(device, may_wait) if may_wait else first[-1]
+        for device, share in by_device.items():
+            if device.type != "cuda":
+                _copy_all(share, non_blocking=False)
+        for event in first:
+            event.synchronize()
+        self._pending = {device: end for device, end in ends.items() if not end.query()}  # type: ignore[no-untyped-call]  # torch gives it no type
+        return list(self._pending.values())
+
+    def wait_copied(self) -> None:
+        """Make the current streams wait for the copies; the host does not."""
+        for device, end in self._pending.items():
+            torch.cuda.current_stream(device).wait_event(end)
+
+    def forget(self) -> None:
+        """Copies that were made are waited for no more."""
+        self._pending = {}
+
+    def close(self) -> None:
+        """End the copies and take the hook away."""
+        for end in self._pending.values():
+            end.synchronize()
+        self._pending = {}
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _before_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
+        self.wait_copied()
+
+    def _may_wait(self, source: torch.Tensor, overwritten_by_steps: frozenset[int]) -> bool:
+        return self._overlapped and source.untyped_storage().data_ptr() in overwritten_by_steps
+
+    def _enqueue(self, device: torch.device, share: list[Copy]) -> torch.cuda.Event:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no type
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            _copy_all(share, non_blocking=True)
+            for each in share:
+                each.source.record_stream(stream)  # its memory is not given out anew before it is copied
+            # blocking: the thread that waits for it sleeps
+            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch gives it no type
+            end.record(stream)
+        return end
+
+
+@torch.no_grad()
+def _copy_all(share: Iterable[Copy], *, non_blocking: bool) -> None:
+    for source, target in share:
+        if source.numel():
+            target.view(source.dtype).view(source.shape).copy_(source, non_blocking=non_blocking)
+
+
+def written_by_steps(state: Mapping[str, Any]) -> frozenset[int]:
+    """The addresses of all storages that an optimizer of this state holds: parameters, moments, counters.
+
+    Args:
+        state: as given to ``CheckpointManager.save``.
+    """
+    optimizers = [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
+    return frozenset(
+        local.untyped_storage().data_ptr()
+        for optimizer in optimizers
+        for tensor in _tensors_of(optimizer)
+        for local in (_local(tensor),)
+        if local.device.type == "cuda"
+    )
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for held in optimizer.state.values():
+        yield from (value for value in held.values() if isinstance(value, torch.Tensor))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's block of a sharded tensor; a plain one as it is."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()

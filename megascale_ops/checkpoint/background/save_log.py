@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process knows of its saves, told to observers with every change; for saves of either kind."""
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from megascale_ops.checkpoint.notify import Saves, tell_saves
+
+
+class SaveLog:
+    """Kept by one manager; changed by the training thread and by threads that hear of background saves."""
+
+    def __init__(self) -> None:
+        self.saves = Saves()
+        self._busy = threading.Lock()
+
+    def begin(self, step: int) -> None:
+        """A save begins."""
+        self._change(step=step)
+
+    def stall(self, stall_s: float, *, in_flight: bool) -> None:
+        """The training goes on; ``in_flight``: and so does the save."""
+        self._change(stall_s=stall_s, in_flight=int(in_flight))
+
+    def seal(self, step: int, write_s: float) -> None:
+        """A save is whole; ``write_s`` of it ran beside the training."""
+        self._change(sealed_step=step, write_s=write_s, sealed_wall_s=time.time(), in_flight=0)
+
+    def fail(self) -> None:
+        """A save has failed."""
+        self._change(failed=self.saves.failed + 1, in_flight=0)
+
+    def _change(self, **changes: Any) -> None:  # noqa: ANN401  fields of several types
+        with self._busy:
+            self.saves = msgspec.structs.replace(self.saves, **changes)
+            tell_saves(self.saves)
