@@ -322,7 +322,9 @@ class CheckpointManager:
 
         def prepare() -> tuple[int, int, str]:
             captured = {name: contents.capture(value) for name, value in state.items()}
-            flat.update(contents.take_apart(captured, self._allowed))
+            tensors, structures = contents.separate(captured, self._allowed)
+            saver.start(state, tensors)
+            flat.update(tensors | contents.encode(structures, self._allowed))
             # Once held it is asked for again only after a failure: no look at the folder stops the training.
             number = lock.number if lock.number and not saver.failure else 0
             if ranks.leads and not number:

@@ -21,6 +21,13 @@ class Copy(NamedTuple):
     target: torch.Tensor
 
 
+class Started(NamedTuple):
+    """Copies that run, by the events that end them, one for each device: what is waited for, and all."""
+
+    waited: dict[torch.device, torch.cuda.Event]
+    ends: dict[torch.device, torch.cuda.Event]
+
+
 class Copier:
     """Copies of one rank; a stream for each of its devices.
 
@@ -29,63 +36,59 @@ class Copier:
     """
 
     def __init__(self, *, overlapped: bool) -> None:
+        self.pending: dict[torch.device, torch.cuda.Event] = {}  # ends of copies that still run
         self._overlapped = overlapped
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pending: dict[torch.device, torch.cuda.Event] = {}
         self._hook = register_optimizer_step_pre_hook(self._before_step) if overlapped else None
 
-    def copy(self, copies: Iterable[Copy], overwritten_by_steps: frozenset[int]) -> list[torch.cuda.Event]:
-        """Copy; when this returns, everything is copied but what only optimizer steps overwrite.
+    def start(self, copies: Iterable[Copy], overwritten_by_steps: frozenset[int]) -> Started:
+        """Start copies from GPUs.
 
         Args:
             copies: what, and where to.
             overwritten_by_steps: addresses of the storages that only optimizer steps write to.
-
-        Returns:
-            The events that end the copies, one for each device; none where all is done.
         """
-        by_device: dict[torch.device, list[Copy]] = {}
+        shares: dict[torch.device, tuple[list[Copy], list[Copy]]] = {}
         for each in copies:
-            by_device.setdefault(each.source.device, []).append(each)
-        ends: dict[torch.device, torch.cuda.Event] = {}
-        first: list[torch.cuda.Event] = []
-        for device, share in by_device.items():
-            if device.type == "cuda":
-                may_wait = [one for one in share if self._may_wait(one.source, overwritten_by_steps)]
-                waited = [one for one in share if not self._may_wait(one.source, overwritten_by_steps)]
-                first.append(self._enqueue(device, waited))
-                ends[device] = self._enqueue(device, may_wait) if may_wait else first[-1]
-        for device, share in by_device.items():
-            if device.type != "cuda":
-                _copy_all(share, non_blocking=False)
-        for event in first:
+            may_wait = self._overlapped and each.source.untyped_storage().data_ptr() in overwritten_by_steps
+            shares.setdefault(each.source.device, ([], []))[may_wait].append(each)
+        waited = {device: self._enqueue(device, share[0]) for device, share in shares.items()}
+        ends = {
+            device: self._enqueue(device, share[1]) if share[1] else waited[device] for device, share in shares.items()
+        }
+        return Started(waited, ends)
+
+    def finish(self, started: Started) -> None:
+        """Return when everything is copied but what only optimizer steps overwrite; that is ``pending``."""
+        for event in started.waited.values():
             event.synchronize()
-        self._pending = {device: end for device, end in ends.items() if not end.query()}  # type: ignore[no-untyped-call]  # torch gives it no type
-        return list(self._pending.values())
+        self.pending = started.ends if self._overlapped else {}
+
+    def end(self, started: Started) -> None:
+        """Return when everything is copied."""
+        for event in started.ends.values():
+            event.synchronize()
+
+    def copy_now(self, copies: Iterable[Copy]) -> None:
+        """Copy, from wherever; when this returns it is done."""
+        _copy_all(copies, non_blocking=False)
 
     def wait_copied(self) -> None:
         """Make the current streams wait for the copies; the host does not."""
-        for device, end in self._pending.items():
+        for device, end in self.pending.items():
             torch.cuda.current_stream(device).wait_event(end)
-
-    def forget(self) -> None:
-        """Copies that were made are waited for no more."""
-        self._pending = {}
 
     def close(self) -> None:
         """End the copies and take the hook away."""
-        for end in self._pending.values():
+        for end in self.pending.values():
             end.synchronize()
-        self._pending = {}
+        self.pending = {}
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     def _before_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         self.wait_copied()
-
-    def _may_wait(self, source: torch.Tensor, overwritten_by_steps: frozenset[int]) -> bool:
-        return self._overlapped and source.untyped_storage().data_ptr() in overwritten_by_steps
 
     def _enqueue(self, device: torch.device, share: list[Copy]) -> torch.cuda.Event:
         if device not in self._streams:

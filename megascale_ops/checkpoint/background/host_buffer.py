@@ -16,6 +16,8 @@ import torch
 from megascale_ops.checkpoint import storage
 from megascale_ops.errors import CheckpointError
 
+# 4 MB: numbers in a structure get longer from save to save, which must not move gigabytes.
+_SPARE_BYTES = 4 << 20
 # cudaHostRegisterPortable: pinned for every device of the process.
 _PORTABLE = 1
 
@@ -41,6 +43,7 @@ class HostBuffer:
         """
         if size_bytes > self.size_bytes:
             self._let_go()
+            size_bytes += _SPARE_BYTES + -size_bytes % _SPARE_BYTES
             try:
                 os.posix_fallocate(self.descriptor, 0, size_bytes)  # or its lack would be a SIGBUS later
             except OSError as exc:

@@ -2,8 +2,9 @@
 """What a training process and its writer process say to each other, over one socket, and how it is framed.
 
 The training process sends a ``Job`` when its copy of the state is complete, and may take it back by ``Abandon``. The
-writer process says now and then that a job goes on (``Alive``); it answers with ``Written`` (this rank's files are on disk) and then with ``Sealed`` or ``Failed``,
-or with ``Failed`` alone. Either end of the socket closes when its process ends, however that ends.
+writer process says now and then that a job goes on (``Alive``); it answers with ``Written`` (this rank's files are on
+disk) and then with ``Sealed`` or ``Failed``, or with ``Failed`` alone. Either end of the socket closes when its process
+ends, however that ends.
 """
 
 import socket

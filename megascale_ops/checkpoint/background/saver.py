@@ -28,7 +28,7 @@ from megascale_ops.checkpoint.background.flight import Event, Flight
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
 from megascale_ops.checkpoint.background.messages import Abandon, Alive, Job, Report, Sealed, Written
 from megascale_ops.checkpoint.background.save_log import SaveLog
-from megascale_ops.checkpoint.background.staging import StagingWriter
+from megascale_ops.checkpoint.background.staging import Stager, StagingWriter
 from megascale_ops.checkpoint.background.writer_process import WriterProcess
 from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.checkpoint.notify import tell
@@ -78,6 +78,7 @@ class BackgroundSaver:
         self._root, self._rule, self._deadline_s, self._save_log = root, rule, deadline_s, log
         self._copier = Copier(overlapped=overlapped)
         self._buffer = HostBuffer()
+        self._stager = Stager(self._buffer, self._copier)
         self._flight: Flight | None = None
         self._job: Job | None = None  # of the flight
         self._writer: WriterProcess | None = None
@@ -114,7 +115,11 @@ class BackgroundSaver:
         else:
             self._move(flight, "sealed")
         self._flight, self._job = None, None
-        self._copier.forget()
+
+    def start(self, state: Mapping[str, Any], flat: Mapping[str, torch.Tensor]) -> None:
+        """Start what can be copied before the ranks have agreed; the save before has been settled."""
+        self._stager.drop()  # of a save that the ranks did not agree on
+        self._stager.start(flat, written_by_steps(state))
 
     def save(self, save: Save, state: Mapping[str, Any], flat: Mapping[str, torch.Tensor], ranks: Ranks,
              damaged: frozenset[str]) -> None:  # fmt: skip
@@ -131,7 +136,7 @@ class BackgroundSaver:
             CheckpointError: on every rank, when any rank could not copy; nothing was written.
         """
         flight = Flight(save.token, save.sealed.step, time.monotonic())
-        staged = StagingWriter(ranks.rank, self._buffer, self._copier, written_by_steps(state))
+        staged = StagingWriter(ranks.rank, self._stager, written_by_steps(state))
         persist.write_through(staged, flat, ranks)
         job = Job(
             token=save.token,
@@ -147,7 +152,7 @@ class BackgroundSaver:
         )
         self._flight, self._job, self.failure = flight, job, ""
         name = f"checkpoint-{save.sealed.step}"
-        threading.Thread(target=self._hand_over, args=(flight, job, staged.ends), name=name, daemon=True).start()
+        threading.Thread(target=self._hand_over, args=(flight, job), name=name, daemon=True).start()
 
     def wait_copied(self) -> None:
         """Make the GPU streams of this thread wait until everything is copied."""
@@ -180,6 +185,7 @@ class BackgroundSaver:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.dismiss()
+        self._stager.drop()
         self._copier.close()
         self._buffer.close()
         if self.failure:
@@ -187,10 +193,10 @@ class BackgroundSaver:
 
     # -- threads of this room ---------------------------------------------------------------------------------------
 
-    def _hand_over(self, flight: Flight, job: Job, ends: list[torch.cuda.Event]) -> None:
+    def _hand_over(self, flight: Flight, job: Job) -> None:
         """Wait for the GPU, then give the job to the writer process, which is started where none runs."""
         try:
-            for end in ends:
+            for end in self._copier.pending.values():
                 end.synchronize()
             self._move(flight, "copied")
             self._running_writer().send(job)

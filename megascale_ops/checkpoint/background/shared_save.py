@@ -25,8 +25,8 @@ from megascale_ops.errors import CheckpointError
 
 # 600 s without a new byte in the folder: slower storage is broken storage.
 PATIENCE_S = 600.0
-# 10 s: how often a writer looks whether the save goes on and shows it: the leading rank's to the others by a time stamp,
-# each to its training process.
+# 10 s: how often a writer looks whether the save goes on and shows it, to its training process, and the leading rank's
+# by a time stamp to the others.
 _RENEW_S = 10.0
 # 5 ms to 0.5 s: how often the folder is looked at for what other writers did; one small file a look.
 _FIRST_LOOK_S, _MOST_LOOK_S = 0.005, 0.5
