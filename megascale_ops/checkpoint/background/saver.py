@@ -43,6 +43,8 @@ _TIDIES_S = 5.0
 # 0.1 s: a shorter wait for the save before is not worth a line.
 _WORTH_A_LINE_S = 0.1
 
+_BETWEEN = "%s between two saves; the next one starts another"
+
 _log = logging.getLogger("megascale_ops.checkpoint")
 
 
@@ -205,6 +207,9 @@ class BackgroundSaver:
 
     def _running_writer(self) -> WriterProcess:
         with self._changed:
+            if self._writer is not None and self._writer.has_ended:  # not noticed by its thread yet
+                _log.warning(_BETWEEN, self._writer.end_in_words())
+                self._writer = None
             if self._writer is None:
                 writer = self._writer = WriterProcess(self._buffer.descriptor)
                 name = f"checkpoint-writer-{writer.pid}"
@@ -225,7 +230,7 @@ class BackgroundSaver:
                 self._move(flight, "failed", reason)
                 shares.give_up(self._root, job, reason)
             else:
-                _log.warning("%s between two saves; the next one starts another", reason)
+                _log.warning(_BETWEEN, reason)
 
     def _take(self, report: Report) -> None:
         flight = self._flight

@@ -133,6 +133,10 @@ class SharedSave:
             trainer.hear(_MOST_LOOK_S)
         return False
 
+    def was_given_up(self) -> bool:
+        """Whether the leading rank's writer has removed the folder."""
+        return not self._job.leads and not self._is_begun()
+
     def _write(self, image: FileImage, data: memoryview, pool: ThreadPoolExecutor) -> FileEntry:
         part = data[image.start : image.start + image.length]
         return write_file(self._folder / image.name, part, pool, self._hear)

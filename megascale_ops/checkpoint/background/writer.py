@@ -22,11 +22,10 @@ import sys
 import time
 from pathlib import Path
 
-from megascale_ops.checkpoint import storage
 from megascale_ops.checkpoint.background import messages, shares
 from megascale_ops.checkpoint.background.messages import Abandon, Alive, Failed, Job, Order, Report, Sealed, Written
 from megascale_ops.checkpoint.background.shared_save import SharedSave
-from megascale_ops.checkpoint.ranks import EchoError
+from megascale_ops.checkpoint.ranks import EchoError, cause_of
 from megascale_ops.errors import CheckpointError
 
 # 1 s: how soon the end of the training process is noticed where a forked child of it keeps the socket open.
@@ -93,9 +92,10 @@ class Writer:
             self._report(Written(job.token, save.write(_mapped(self._memory, job.buffer_bytes))))
             is_sealed = save.seal() if job.leads else save.await_seal()
         except Exception as exc:  # noqa: BLE001  whatever it is, the training process must hear of it
-            reason = storage.describe(exc) if isinstance(exc, OSError) else str(exc) or type(exc).__name__
+            is_echo = isinstance(exc, EchoError) or (isinstance(exc, FileNotFoundError) and save.was_given_up())
+            reason = "another rank's part of it failed" if is_echo and isinstance(exc, OSError) else cause_of(exc)
             shares.give_up(Path(job.root), job, reason)
-            return Failed(job.token, reason, isinstance(exc, EchoError))
+            return Failed(job.token, reason, is_echo)
         return Sealed(job.token) if is_sealed else None
 
     def _listen(self, wait_s: float) -> None:

@@ -47,6 +47,11 @@ class WriterProcess:
         """Of the process."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._process.poll() is not None
+
     def send(self, order: Order) -> None:
         """Send an order.
 

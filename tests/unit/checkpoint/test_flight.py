@@ -70,6 +70,4 @@ def test_a_failure_keeps_its_reason() -> None:
 
     assert (flight.reason, flight.is_echo) == ("No space left on device", True)
     assert flight.sentence(110.0) == "the save of step 7 failed: No space left on device"
-    assert other.sentence(104.0) == (
-        "the save of step 7 waits for the files of other ranks and its seal after 4.0 s"
-    )
+    assert other.sentence(104.0) == ("the save of step 7 waits for the files of other ranks and its seal after 4.0 s")

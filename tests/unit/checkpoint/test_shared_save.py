@@ -3,7 +3,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from megascale_ops.checkpoint import latest, lock_files, plan, processes, storage
@@ -21,12 +20,12 @@ WRITER = 1
 BUFFER = bytes(range(256)) * 40
 
 
-def job_of(root: Path, rank: int, *, world_size: int, step: int = 3, rule: Rule | None = None) -> Job:
+def job_of(root: Path, rank: int, *, world_size: int, step: int = 3, rule: Rule | None = None, save: str = "t") -> Job:
     """A save whose files are two stretches of ``BUFFER``."""
     images = (FileImage(f"__{rank}_0.tensors", 0, 5000), FileImage(f"__{rank}_0.msgpack", 8192, 77))
     sealed = Manifest(step=step, world_size=world_size, written_wall_s=0.0, files=(), metric=0.25)
     plan_of = b"" if rank else b"the plan"
-    return Job("t", str(root), WRITER, rank, len(BUFFER), images, plan_of, sealed, rule or Rule())
+    return Job(save, str(root), WRITER, rank, len(BUFFER), images, plan_of, sealed, rule or Rule())
 
 
 def folder_of(root: Path) -> Path:
@@ -61,6 +60,7 @@ def test_one_rank_alone_writes_seals_and_deletes(tmp_path: Path) -> None:
 
 def test_the_seal_waits_for_the_files_of_all_ranks(tmp_path: Path) -> None:
     """Before the last one nothing is visible; then both ranks' files are in the manifest, and rank 1 hears of it."""
+
     def rank_1_comes() -> None:
         assert not (tmp_path / "step-00000003").exists()
         others.append(write_rank_1(tmp_path))
@@ -128,9 +128,7 @@ def test_a_rank_waits_for_the_folder_of_its_own_save(tmp_path: Path) -> None:
 
     assert (folder_of(tmp_path) / "__1_0.tensors").read_bytes() == BUFFER[:5000]
     with pytest.raises(CheckpointError, match="given it up"):
-        SharedSave(msgspec.structs.replace(job_of(tmp_path, 1, world_size=2), token="other"), SaveTrainer()).write(
-            memoryview(BUFFER)
-        )
+        SharedSave(job_of(tmp_path, 1, world_size=2, save="other"), SaveTrainer()).write(memoryview(BUFFER))
 
 
 def test_a_training_process_that_is_gone_needs_no_outcome(tmp_path: Path) -> None:

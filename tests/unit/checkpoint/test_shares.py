@@ -16,15 +16,15 @@ WRITER = 4
 ENTRY = FileEntry("__1_0.tensors", 5, "ab")
 
 
-def job_of(root: Path, rank: int, token: str = "t") -> Job:
+def job_of(root: Path, rank: int, save: str = "t") -> Job:
     """A save of step 3 by two ranks."""
     sealed = Manifest(step=3, world_size=2, written_wall_s=0.0, files=())
-    return Job(token, str(root), WRITER, rank, 0, (FileImage(f"__{rank}_0.tensors", 0, 5),), b"", sealed, Rule())
+    return Job(save, str(root), WRITER, rank, 0, (FileImage(f"__{rank}_0.tensors", 0, 5),), b"", sealed, Rule())
 
 
-def begun(root: Path, token: str = "t") -> Path:
+def begun(root: Path, save: str = "t") -> Path:
     """The folder of a save."""
-    return shares.begin(root, 3, WRITER, Begun(token, processes.this_process()))
+    return shares.begin(root, 3, WRITER, Begun(save, processes.this_process()))
 
 
 def test_what_ranks_tell_is_found_once_and_by_its_token(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_a_buffer_grows_with_its_state_and_is_gone_with_its_close() -> None:
 
 def test_memory_that_is_not_there_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, buffer: HostBuffer) -> None:
     """Before anything is copied, and the next save may find some."""
+
     def refuse(*_: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
