@@ -189,6 +189,19 @@ struct megascale_box_collectives {
     char function[32];
 };
 
+#define MEGASCALE_BOX_SAVES_OFFSET 135168u
+#define MEGASCALE_BOX_SAVES_SLOTS 4u
+struct megascale_box_saves {
+    uint64_t sequence;
+    int64_t step;
+    double stall_s;
+    double write_s;
+    int64_t sealed_step;
+    double sealed_wall_s;
+    uint64_t in_flight;
+    uint64_t failed;
+};
+
 #define MEGASCALE_BOX_EFFORTS_OFFSET 139264u
 #define MEGASCALE_BOX_EFFORTS_SLOTS 256u
 struct megascale_box_efforts {
@@ -378,6 +391,15 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, started_mono_ns)
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, ended_mono_ns) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, communicator) == 48);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, function) == 72);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_saves) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, stall_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, write_s) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sealed_step) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sealed_wall_s) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, in_flight) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, failed) == 56);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_efforts) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, gc_s) == 8);

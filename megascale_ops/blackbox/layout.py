@@ -140,7 +140,11 @@ STEPS = _ring("steps", 8192, 256, 80,
 COLLECTIVES = _ring("collectives", 28672, 1024, 104,
     "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
     "communicator:24", "function:32")  # fmt: skip
-# The page at 135168 is free: the progress of fused kernels is in files beside the box (``boards``).
+# What the rank knows of its checkpoints. It stands in a page that was free: no byte of version 3 moved, and in a box of
+# a writer without it the page is zeros, which is "never written".
+SAVES = _ring("saves", 135168, 4, 64,
+    "sequence:u64", "step:i64", "stall_s:f64", "write_s:f64", "sealed_step:i64", "sealed_wall_s:f64", "in_flight:u64",
+    "failed:u64")  # fmt: skip
 # Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
 # so a reader that sees the step sees this as well.
 EFFORTS = _ring("efforts", 139264, 256, 40,
@@ -177,7 +181,7 @@ GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
     "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
 
 RINGS = (
-    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, EFFORTS),
+    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, SAVES, EFFORTS),
     *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
 )
 HOT_OFFSET = NOW.offset

@@ -33,8 +33,8 @@ class Saves(msgspec.Struct, frozen=True):
 SavesObserver = Callable[[Saves], None]
 
 observers: list[Observer] = []
-"""Called with the event and the step: the first three in the thread that saves or restores, "sealed" and "save_failed",
-which only saves in the background have, in a thread of this room. Append to listen."""
+"""Called with the event and the step: the first three in the thread that saves or restores; "sealed" and "save_failed",
+which only saves in the background have, in any thread. Append to listen."""
 
 saves_observers: list[SavesObserver] = []
 """Called in any thread, one call at a time, with what is now known. Append to listen."""
