@@ -52,7 +52,7 @@ class Copier:
         for each in copies:
             may_wait = self._overlapped and each.source.untyped_storage().data_ptr() in overwritten_by_steps
             shares.setdefault(each.source.device, ([], []))[may_wait].append(each)
-        waited = {device: self._enqueue(device, share[0]) for device, share in shares.items()}
+        waited = {device: self._enqueue(device, share[0]) for device, share in shares.items() if share[0]}
         ends = {
             device: self._enqueue(device, share[1]) if share[1] else waited[device] for device, share in shares.items()
         }

@@ -26,11 +26,10 @@ def found_on(node: FakeNode) -> dict[str, float]:
     """What a scrape says."""
     rounds = Rounds(str(node.root), node.node, lambda _: None)
     rounds.refresh(1.0)
-    found = {
-        name: value for name, labels, value in samples_of(rounds.ranks(), node.node) if labels == ("job", "node-a")
-    }
+    samples = list(samples_of(rounds.ranks(), node.node))
     rounds.close()
-    return found
+    assert {labels for _, labels, _ in samples} <= {("job", "node-a")}
+    return {name: value for name, _, value in samples}
 
 
 def test_of_all_ranks_the_most_is_told(node: FakeNode) -> None:
