@@ -64,6 +64,13 @@ class _Part(NamedTuple):
     is_echo: bool
 
 
+class _Launched(NamedTuple):
+    """The save in flight, and what the writer process was told of it."""
+
+    flight: Flight
+    job: Job
+
+
 class BackgroundSaver:
     """The saves of one manager.
 
@@ -81,12 +88,15 @@ class BackgroundSaver:
         self._copier = Copier(overlapped=overlapped)
         self._buffer = HostBuffer()
         self._stager = Stager(self._buffer, self._copier)
-        self._flight: Flight | None = None
-        self._job: Job | None = None  # of the flight
+        self._launched: _Launched | None = None
         self._writer: WriterProcess | None = None
         self._changed = threading.Condition()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
+
+    @property
+    def _flight(self) -> Flight | None:
+        return self._launched.flight if self._launched is not None else None
 
     @property
     def is_in_flight(self) -> bool:
@@ -116,7 +126,7 @@ class BackgroundSaver:
             self.failure = f"the save of step {flight.step} failed{where}: {parts[cause].failure}"
         else:
             self._move(flight, "sealed")
-        self._flight, self._job = None, None
+        self._launched = None
 
     def start(self, state: Mapping[str, Any], flat: Mapping[str, torch.Tensor]) -> None:
         """Start what can be copied before the ranks have agreed; the save before has been settled."""
@@ -152,7 +162,7 @@ class BackgroundSaver:
             rule=self._rule,
             damaged=tuple(sorted(damaged)),
         )
-        self._flight, self._job, self.failure = flight, job, ""
+        self._launched, self.failure = _Launched(flight, job), ""
         name = f"checkpoint-{save.sealed.step}"
         threading.Thread(target=self._hand_over, args=(flight, job), name=name, daemon=True).start()
 
@@ -225,10 +235,10 @@ class BackgroundSaver:
             self._writer = None if is_ours else self._writer
         writer.dismiss()
         if is_ours:  # else it was dismissed
-            reason, flight, job = writer.end_in_words(), self._flight, self._job
-            if flight is not None and job is not None and not flight.has_ended:
-                self._move(flight, "failed", reason)
-                shares.give_up(self._root, job, reason)
+            reason, launched = writer.end_in_words(), self._launched
+            if launched is not None and not launched.flight.has_ended:
+                self._move(launched.flight, "failed", reason)
+                shares.give_up(self._root, launched.job, reason)
             else:
                 _log.warning(_BETWEEN, reason)
 
@@ -267,22 +277,24 @@ class BackgroundSaver:
 
     def _part(self, flight: Flight, ranks: Ranks) -> _Part:
         """How this rank's part stands; one that takes too long has failed."""
-        self._cut_off_if_quiet(flight)
+        self._cut_off_if_quiet()
         is_over = flight.has_ended or (flight.share_is_over and not ranks.leads)
         return _Part(is_over, flight.reason, flight.is_echo)
 
-    def _cut_off_if_quiet(self, flight: Flight) -> None:
-        if flight.quiet_s(time.monotonic()) > self._deadline_s:
-            self._cut_off(flight, f"nothing was written for {self._deadline_s:.0f} s")
+    def _cut_off_if_quiet(self) -> None:
+        flight = self._flight
+        if flight is not None and flight.quiet_s(time.monotonic()) > self._deadline_s:
+            self._cut_off(f"nothing was written for {self._deadline_s:.0f} s")
 
-    def _cut_off(self, flight: Flight, reason: str) -> None:
-        """End a save that takes too long, and its writer process with it: that may hang in a read or write."""
-        writer, self._writer = self._writer, None
-        self._move(flight, "failed", reason)
+    def _cut_off(self, reason: str) -> None:
+        """End the save in flight, and its writer process with it: that may hang in a read or write."""
+        launched, writer, self._writer = self._launched, self._writer, None
+        if launched is not None:
+            self._move(launched.flight, "failed", reason)
         if writer is not None:
             writer.kill()
-        if self._job is not None:  # in a thread: the storage may hang this process, too
-            tidy = threading.Thread(target=shares.give_up, args=(self._root, self._job, reason), daemon=True)
+        if launched is not None:  # in a thread: the storage may hang this process, too
+            tidy = threading.Thread(target=shares.give_up, args=(self._root, launched.job, reason), daemon=True)
             tidy.start()
             tidy.join(_TIDIES_S)
 
@@ -296,11 +308,11 @@ class BackgroundSaver:
 
     def _await_end(self, deadline_s: float | None) -> None:
         """Wait until the save in flight has ended, or end it."""
-        flight, began_s = self._flight, time.monotonic()
-        while flight is not None and not self._await(self._is_sealed_or_failed, _MOST_LOOK_S):
-            self._cut_off_if_quiet(flight)
+        began_s = time.monotonic()
+        while not self._await(self._is_sealed_or_failed, _MOST_LOOK_S):
+            self._cut_off_if_quiet()
             if deadline_s is not None and time.monotonic() - began_s > deadline_s:
-                self._cut_off(flight, f"it was not sealed within {deadline_s:.0f} s")
+                self._cut_off(f"it was not sealed within {deadline_s:.0f} s")
 
     def _share_is_over(self) -> bool:
         return self._flight is None or self._flight.share_is_over

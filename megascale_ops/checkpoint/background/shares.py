@@ -5,8 +5,8 @@
     .step-00000120.7.partial/.share-3.json    rank 3's files are on disk, with their digests; or why not
 
 They need no connection of their own and none of the process groups, whose collectives belong to the training; they can
-finish when all training processes are gone; and whoever may write here may write the checkpoint anyway. All of it is
-removed before the seal.
+finish when all training processes are gone; and a process that may write here may write the checkpoint anyway. All of
+it is removed before the seal.
 """
 
 import os
