@@ -189,7 +189,7 @@ class CheckpointManager:
             self._log_of_saves.fail()
             raise
         finally:
-            self._log_of_saves.stall(time.monotonic() - began_s, in_flight=self._is_in_flight())
+            self._log_of_saves.stall(time.monotonic() - began_s, self._is_in_flight)
             tell("save_end", step)
         if self._mode == "sync":
             self._log_of_saves.seal(step, 0.0)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.checkpoint import newest
+from tests.fakes.node import BOOTSTRAP
 from tests.processes.small_disk import small_disk
 
 pytestmark = pytest.mark.processes
@@ -27,6 +29,14 @@ class Played(NamedTuple):
     reports: dict[str, dict[str, Any]]
     stderr: str
     folder: Path
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    """The environment of a rank under the recorder, whose box is in a folder."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE")}
+    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"))))
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MEGASCALE_BOX_DIR": str(folder / "boxes")}
+    return env | rank | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +54,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
             text=True,
             timeout=180,
             check=False,
-            env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
+            env=recorded(folder),
         )
     assert done.returncode == 0, done.stderr
     return Played(json.loads(done.stdout.splitlines()[-1]), done.stderr, folder)
@@ -122,3 +132,16 @@ def test_the_end_of_the_interpreter_waits_for_the_save_in_flight(played: Played)
     assert chosen is not None
     assert chosen.step == 1
     assert not Path(f"/proc/{played.reports['exit']['writer']}").exists()
+
+
+def test_the_black_box_knows_of_the_last_save(played: Played) -> None:
+    """Its stall, and that it was sealed when all else was done; of its writer process there is no box."""
+    with BoxReader(played.folder / "boxes" / "0.box") as reader:
+        saves = reader.saves()
+
+    assert saves is not None
+    assert (saves.step, saves.in_flight, saves.sealed_step, saves.failed) == (1, 0, 1, 0)
+    assert saves.stall_s > 0
+    assert saves.write_s > 0
+    assert saves.sealed_wall_s > 0
+    assert [path.name for path in (played.folder / "boxes").glob("*.box")] == ["0.box"]

@@ -26,7 +26,7 @@ class HostBuffer:
     """The memory. Tensors that look into it are taken anew after every ``reserve``."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("megascale-checkpoint", os.MFD_CLOEXEC)
+        self.descriptor = -1  # of the memory, once there is any
         self.size_bytes = 0
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = False
@@ -40,7 +40,10 @@ class HostBuffer:
 
         Raises:
             CheckpointError: there is not so much memory.
+            OSError: the system gives out no memory in this way.
         """
+        if self.descriptor < 0:
+            self.descriptor = os.memfd_create("megascale-checkpoint", os.MFD_CLOEXEC)
         if size_bytes > self.size_bytes:
             self._let_go()
             size_bytes += _SPARE_BYTES + -size_bytes % _SPARE_BYTES

@@ -3,6 +3,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,9 +22,9 @@ class SaveLog:
         """A save begins."""
         self._change(step=step)
 
-    def stall(self, stall_s: float, *, in_flight: bool) -> None:
-        """The training goes on; ``in_flight``: and so does the save."""
-        self._change(stall_s=stall_s, in_flight=int(in_flight))
+    def stall(self, stall_s: float, is_in_flight: Callable[[], bool]) -> None:
+        """The training goes on, and so may the save, which may also end just now."""
+        self._change(stall_s=stall_s, in_flight=is_in_flight)
 
     def seal(self, step: int, write_s: float) -> None:
         """A save is whole; ``write_s`` of it ran beside the training."""
@@ -35,5 +36,6 @@ class SaveLog:
 
     def _change(self, **changes: Any) -> None:  # noqa: ANN401  fields of several types
         with self._busy:
-            self.saves = msgspec.structs.replace(self.saves, **changes)
+            known = {name: int(value()) if callable(value) else value for name, value in changes.items()}
+            self.saves = msgspec.structs.replace(self.saves, **known)
             tell_saves(self.saves)

@@ -15,6 +15,9 @@ from megascale_ops.checkpoint.manifest import FileEntry
 
 # 8 MB: 5 ms of digesting; between two of them an order is heard.
 _CHUNK_BYTES = 8 << 20
+# 256 MB: so much at most waits in the page cache, where it would crowd out what the training reads, and a disk that is
+# slow is seen to move.
+_SYNCED_BYTES = 256 << 20
 
 
 def write_file(path: Path, data: memoryview, pool: ThreadPoolExecutor, heard: Callable[[], None]) -> FileEntry:
@@ -39,6 +42,8 @@ def write_file(path: Path, data: memoryview, pool: ThreadPoolExecutor, heard: Ca
                 _write_all(file.fileno(), chunk)
             finally:
                 digested.result()
+            if (start + len(chunk)) % _SYNCED_BYTES == 0:
+                os.fdatasync(file.fileno())
         os.fsync(file.fileno())
     return FileEntry(path.name, len(data), sha256.hexdigest())
 
