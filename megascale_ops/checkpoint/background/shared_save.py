@@ -25,6 +25,10 @@ from megascale_ops.errors import CheckpointError
 
 # 600 s without a new byte in the folder: slower storage is broken storage.
 PATIENCE_S = 600.0
+# 15 s when the training processes have ended: one that ended before it handed its copy over will never do so, and a
+# restart waits. Some network file systems show another node's bytes some seconds late.
+ORPHAN_PATIENCE_S = 15.0
+_ORPHAN_LOOK_S = 1.0
 # 10 s: how often a writer looks whether the save goes on and shows it, to its training process, and the leading rank's
 # by a time stamp to the others.
 _RENEW_S = 10.0
@@ -172,17 +176,20 @@ class SharedSave:
         Raises:
             CheckpointError: nothing has moved for ``PATIENCE_S``, or the save is to be given up.
         """
-        pause_s, moved_s, looked_s, sign = _FIRST_LOOK_S, time.monotonic(), 0.0, -1
+        pause_s, moved_s, looked_s, sign, was_orphaned = _FIRST_LOOK_S, time.monotonic(), 0.0, -1, False
         while not is_so():
-            now_s = time.monotonic()
-            if now_s - looked_s > _RENEW_S:
+            now_s, is_orphaned = time.monotonic(), self._trainer.is_orphaned()
+            if is_orphaned and not was_orphaned:
+                was_orphaned, moved_s = True, now_s
+            if now_s - looked_s > (_ORPHAN_LOOK_S if is_orphaned else _RENEW_S):
                 looked_s, before = now_s, sign
                 sign = self._sign_of_life()
                 if sign != before:
                     moved_s = now_s
                     self._trainer.show_progress(self._job.token)
-            if now_s - moved_s > PATIENCE_S:
-                raise CheckpointError(f"nothing was written for {PATIENCE_S:.0f} s while waiting until {what}")
+            patience_s = ORPHAN_PATIENCE_S if is_orphaned else PATIENCE_S
+            if now_s - moved_s > patience_s:
+                raise CheckpointError(f"nothing was written for {patience_s:.0f} s while waiting until {what}")
             self._trainer.hear(pause_s)
             pause_s = min(pause_s * 1.5, _MOST_LOOK_S)
 

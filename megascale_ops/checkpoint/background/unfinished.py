@@ -16,8 +16,8 @@ from megascale_ops.checkpoint.background.shares import ORPHAN_S
 
 # 20 s beyond what an orphan has: it notices the end of its parent a second late, and the last rename takes its time.
 _MOST_WAIT_S = ORPHAN_S + 20.0
-# 5 s: a writer process of another node, of which only the growing of its files is seen, has stopped after that.
-_QUIET_S = 5.0
+# 20 s: a writer process of another node, of which only the growing of its files is seen, gives up after 15.
+_QUIET_S = 20.0
 _LOOK_S = 0.2
 
 _log = logging.getLogger("megascale_ops.checkpoint")

@@ -160,6 +160,25 @@ def test_a_folder_that_another_job_has_taken_is_not_sealed(tmp_path: Path) -> No
     assert storage.candidates(tmp_path) == []
 
 
+def test_a_rank_that_ended_before_it_handed_its_copy_over_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training processes are gone, and of rank 1 nothing comes: the restart that waits is more urgent."""
+
+    def everything_ends() -> None:
+        trainer.orphaned = True
+
+    save = SharedSave(job_of(tmp_path, 0, world_size=2), SaveTrainer())
+    save.write(memoryview(BUFFER))
+    save._trainer = trainer = SaveTrainer(everything_ends, *[lambda: None] * 9)
+    monkeypatch.setattr(shared_save, "ORPHAN_PATIENCE_S", -1.0)
+
+    with pytest.raises(CheckpointError, match="waiting until all ranks' writers are done"):
+        save.seal()
+
+    assert trainer.heard == 1
+
+
 def test_patience_ends_where_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the sentence says what was waited for."""
     save = SharedSave(job_of(tmp_path, 0, world_size=2), SaveTrainer())
