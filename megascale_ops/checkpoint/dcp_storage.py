@@ -44,6 +44,8 @@ from megascale_ops.whole_file import write_whole
 
 # A multiple of every element's size and of a cache line, so that a file may be mapped and its tensors used in place.
 _ALIGNED_BYTES = 64
+# How files of tensors end.
+TENSORS = ".tensors"
 
 
 class Place(NamedTuple):
@@ -112,12 +114,12 @@ class Writer(StorageWriter):
                 chunks.append(plan.Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *lies))
             tensors[key] = plan.Tensor(str(described.properties.dtype), tuple(described.size), tuple(chunks))
         try:
-            self._store_plan(plan.encode(plan.Plan(tuple(files), tensors)))
+            self._store_plan(plan.Plan(tuple(files), tensors))
         except OSError as exc:
             raise CheckpointError(cause_of(exc)) from exc
 
-    def _store_plan(self, raw: bytes) -> None:
-        write_whole(self._folder / plan.FILE_NAME, raw, durably=True)
+    def _store_plan(self, made: plan.Plan) -> None:
+        write_whole(self._folder / plan.FILE_NAME, plan.encode(made), durably=True)
 
     def _by_file(self, items: Iterable[WriteItem]) -> list[tuple[str, list[WriteItem]]]:
         tensors: list[WriteItem] = []
@@ -127,7 +129,7 @@ class Writer(StorageWriter):
             key = item.index.fqn
             kind = structures if key.endswith(contents.STRUCTURE) else tensors
             (pickles if key.endswith(contents.PICKLED) else kind).append(item)
-        files = [(f"__{self._rank}_0.tensors", tensors), (f"__{self._rank}_0.msgpack", structures)]
+        files = [(f"__{self._rank}_0{TENSORS}", tensors), (f"__{self._rank}_0.msgpack", structures)]
         files += [(f"__{self._rank}_{number}.pickle", [item]) for number, item in enumerate(pickles)]
         return [(name, share) for name, share in files if share]
 
@@ -151,7 +153,7 @@ class Writer(StorageWriter):
 
 def alignment_of(name: str) -> int:
     """At which multiples of bytes the parts of a file begin."""
-    return _ALIGNED_BYTES if name.endswith(".tensors") else 1
+    return _ALIGNED_BYTES if name.endswith(TENSORS) else 1
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

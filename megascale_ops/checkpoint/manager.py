@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megascale_ops.checkpoint.background.saver import BackgroundSaver
+    from megascale_ops.checkpoint.background.staging import Outline, Staged
     from megascale_ops.checkpoint.ranks import Ranks
 
 Mode = Literal["sync", "async", "overlapped"]
@@ -320,7 +321,7 @@ class CheckpointManager:
         lock = writer_lock.lock_of(self.path)
         flat: dict[str, torch.Tensor] = {}
 
-        def prepare() -> tuple[int, int, str]:
+        def prepare() -> "tuple[int, int, str, Outline | None]":
             captured = {name: contents.capture(value) for name, value in state.items()}
             tensors, structures = contents.separate(captured, self._allowed)
             saver.start(state, tensors)
@@ -329,13 +330,15 @@ class CheckpointManager:
             number = lock.number if lock.number and not saver.failure else 0
             if ranks.leads and not number:
                 number = lock.hold(ranks.rank, ranks.world_size)
-            return step, number, uuid.uuid4().hex
+            return step, number, uuid.uuid4().hex, saver.outline(flat, ranks)
 
         prepared = ranks.agree(doing, prepare)
-        _require_one_step(doing, [each for each, _, _ in prepared])
+        _require_one_step(doing, [each[0] for each in prepared])
+        outlines = [each[3] for each in prepared]
+        staged: list[Staged] = []
+        ranks.agree(doing, lambda: staged.append(saver.stage(flat, ranks, outlines)))
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
-        save = Save(prepared[0][2], prepared[0][1], sealed)
-        ranks.agree(doing, lambda: saver.save(save, state, flat, ranks, self._damaged()))
+        saver.launch(Save(prepared[0][2], prepared[0][1], sealed), staged[0], ranks, self._damaged())
 
     def _is_in_flight(self) -> bool:
         return self._background is not None and self._background.is_in_flight

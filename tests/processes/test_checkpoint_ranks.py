@@ -126,7 +126,7 @@ def test_sharded_tensors_come_back_on_another_number_of_ranks(tmp_path: Path) ->
 
     # 4 tensors of the model; for each of them 2 moments and a counter
     assert reports == [{"step": 3, "close": True, "compared": 16}] * 3
-    assert all(report["same files"] and report["steps"] == [2, 3] for report in behind)
+    assert [report["same files"] for report in behind] == [[True, True]] * 2
 
 
 def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(restored: Restored) -> None:
@@ -156,7 +156,7 @@ def test_a_rank_that_cannot_write_fails_every_rank_in_one_sentence(saved: Saved,
 def test_a_save_in_the_background_gives_the_files_of_one_that_waits(saved: Saved) -> None:
     """Byte for byte, of both ranks: shards, structures, what only one rank has, and the plan."""
     # 2 ranks with a file of tensors and one of structures each, and the plan
-    assert saved.reports["save behind"] == [{"steps": [2, 3], "same files": True, "files": 5}] * 2
+    assert saved.reports["save behind"] == [{"same files": [True, True], "files": 5}] * 2
 
 
 def test_a_writer_process_that_cannot_write_fails_the_save_on_every_rank(saved: Saved) -> None:

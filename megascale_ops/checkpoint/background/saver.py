@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from megascale_ops.checkpoint import persist
 from megascale_ops.checkpoint.background import shares
 from megascale_ops.checkpoint.background.copying import Copier, written_by_steps
 from megascale_ops.checkpoint.background.flight import Event, Flight
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
 from megascale_ops.checkpoint.background.messages import Abandon, Alive, Job, Report, Sealed, Written
 from megascale_ops.checkpoint.background.save_log import SaveLog
-from megascale_ops.checkpoint.background.staging import Stager, StagingWriter
+from megascale_ops.checkpoint.background.staging import Outline, Staged, Stager
 from megascale_ops.checkpoint.background.writer_process import WriterProcess
 from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.checkpoint.notify import tell
@@ -89,6 +88,7 @@ class BackgroundSaver:
         self._buffer = HostBuffer()
         self._stager = Stager(self._buffer, self._copier)
         self._launched: _Launched | None = None
+        self._overwritten_by_steps: frozenset[int] = frozenset()  # of the save that is staged
         self._writer: WriterProcess | None = None
         self._changed = threading.Condition()
         self._pid = os.getpid()
@@ -128,28 +128,41 @@ class BackgroundSaver:
             self._move(flight, "sealed")
         self._launched = None
 
-    def start(self, state: Mapping[str, Any], flat: Mapping[str, torch.Tensor]) -> None:
+    def start(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Start what can be copied before the ranks have agreed; the save before has been settled."""
-        self._stager.drop()  # of a save that the ranks did not agree on
-        self._stager.start(flat, written_by_steps(state))
+        self._overwritten_by_steps = written_by_steps(state)
+        self._stager.start(tensors, self._overwritten_by_steps)
 
-    def save(self, save: Save, state: Mapping[str, Any], flat: Mapping[str, torch.Tensor], ranks: Ranks,
-             damaged: frozenset[str]) -> None:  # fmt: skip
-        """Copy this rank's share and hand it over; collective. The save before has been settled.
+    def outline(self, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> Outline | None:
+        """What the others need to know of this rank; see ``staging``."""
+        return self._stager.outline(flat, ranks)
+
+    def stage(self, flat: Mapping[str, torch.Tensor], ranks: Ranks, outlines: list[Outline | None]) -> Staged:
+        """Copy this rank's share; collective. Nothing is written yet.
+
+        Args:
+            flat: the state, taken apart by ``contents``.
+            ranks: who takes part.
+            outlines: of all ranks.
+
+        Raises:
+            CheckpointError: this rank, or another one, could not copy.
+        """
+        known = [each for each in outlines if each is not None]
+        if len(known) == ranks.world_size:
+            return self._stager.stage_again(known, self._overwritten_by_steps)
+        return self._stager.stage(flat, ranks, self._overwritten_by_steps)
+
+    def launch(self, save: Save, staged: Staged, ranks: Ranks, damaged: frozenset[str]) -> None:
+        """Hand the share over; all ranks have copied theirs.
 
         Args:
             save: what the ranks agreed on.
-            state: as the user gave it.
-            flat: the state, taken apart by ``contents``.
+            staged: what ``stage`` returned.
             ranks: who takes part.
             damaged: paths of checkpoints that are known not to verify.
-
-        Raises:
-            CheckpointError: on every rank, when any rank could not copy; nothing was written.
         """
         flight = Flight(save.token, save.sealed.step, time.monotonic())
-        staged = StagingWriter(ranks.rank, self._stager, written_by_steps(state))
-        persist.write_through(staged, flat, ranks)
         job = Job(
             token=save.token,
             root=str(self._root),

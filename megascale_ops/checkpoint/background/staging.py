@@ -5,30 +5,31 @@ torch.distributed.checkpoint (DCP) plans who writes what, as in a save that wait
 whichever way it was saved, and the writer process needs no torch, no tensors and no process group: it writes stretches
 of memory to files.
 
-Planning takes 40 us a tensor, which is a fifth of what the copy of 10 GB takes. But a state rarely changes its shape:
-so a later save starts its GPU copies where the last plan had them, plans while they run, and copies again only when
-the plan has become another one.
+A later save of a state that is cut as before starts its GPU copies at once, where the last plan had them, and uses that
+plan again when all ranks can (``share_layout``). When one can't, all plan anew, and what has become another chunk is
+copied again.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from megascale_ops.checkpoint import dcp_storage
+from megascale_ops.checkpoint import dcp_storage, persist, plan
 from megascale_ops.checkpoint.background.copying import Copier, Copy, Started
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
 from megascale_ops.checkpoint.background.messages import FileImage
+from megascale_ops.checkpoint.background.share_layout import Files, Known, ShareLayout, replanned, signature_of
 from megascale_ops.checkpoint.dcp_storage import Place
-from megascale_ops.checkpoint.ranks import cause_of
+from megascale_ops.checkpoint.ranks import Ranks, cause_of
 from megascale_ops.errors import CheckpointError
 
-# 4096: each file begins at a page.
-_PAGE_BYTES = 4096
+Outline = tuple[tuple[str, Place], ...]
+"""Where on a rank what is no tensor lies, by key; what the plan of a state that is cut as before still needs."""
 
 
 class Stretch(NamedTuple):
@@ -42,8 +43,16 @@ class Stretch(NamedTuple):
     dtype: torch.dtype
 
 
+class Staged(NamedTuple):
+    """A share in the host buffer: its files, how much they take, and the plan where this rank coordinates."""
+
+    images: tuple[FileImage, ...]
+    size_bytes: int
+    plan: bytes
+
+
 class Stager:
-    """Stages the saves of one rank, one at a time.
+    """Stages the saves of one rank, one at a time: ``start``, ``outline``, then ``stage`` or ``stage_again``.
 
     Args:
         buffer: where to.
@@ -51,128 +60,146 @@ class Stager:
     """
 
     def __init__(self, buffer: HostBuffer, copier: Copier) -> None:
-        self.buffer = buffer
-        self.copier = copier
-        self._items: list[tuple[WriteItem, int]] = []  # of the last plan: GPU tensors, and where in the buffer
+        self._buffer = buffer
+        self._copier = copier
+        self._known: Known | None = None
+        self._signature: dict[str, object] | None = None  # of the save that has been started
         self._early: tuple[Started, list[Stretch]] | None = None
+        self._layout: ShareLayout | None = None
 
-    def start(self, flat: Mapping[str, torch.Tensor], overwritten_by_steps: frozenset[int]) -> None:
-        """Start the GPU copies if they will probably be as those of the last save. Nothing depends on it.
+    def start(self, tensors: Mapping[str, torch.Tensor], overwritten_by_steps: frozenset[int]) -> None:
+        """Start the GPU copies if the state is cut as at the last save.
 
         Args:
-            flat: tensors by key, as ``contents`` takes a state apart.
+            tensors: by key, as ``contents`` takes a state apart; what is no tensor may still be missing.
             overwritten_by_steps: see ``Copier.start``.
         """
-        if not self._items:
+        self.drop()
+        self._signature = signature_of(tensors)
+        if self._known is None or not self._known.has_gpu or self._signature != self._known.signature:
             return
-        planner = DefaultSavePlanner(flatten_state_dict=False)
-        planner.set_up_planner(dict(flat))
-        laid: list[tuple[int, torch.Tensor]] = []
-        for item, at in self._items:
-            if item.index.fqn not in flat:
-                return
-            tensor: Any = planner.resolve_data(item)
-            laid.append((at, tensor.detach()))
-        if not all(_is_on_gpu(tensor) and at + _size_of(tensor) <= self.buffer.size_bytes for at, tensor in laid):
-            return
-        started = self.copier.start(self._copies(laid), overwritten_by_steps)
-        self._early = started, _stretches(laid)
+        files = [(name, items) for name, items in self._known.files if name.endswith(dcp_storage.TENSORS)]
+        chunks = [chunk for chunk in ShareLayout(files, _planner_of(tensors)).chunks if _is_on_gpu(chunk[1])]
+        if chunks:
+            self._early = self._copier.start(self._copies(chunks), overwritten_by_steps), _stretches(chunks)
 
-    def copy(self, laid: list[tuple[WriteItem, int, torch.Tensor]], size_bytes: int, steps: frozenset[int]) -> None:
-        """Copy what a plan has laid out, but for what was copied early; return as ``Copier.finish`` does.
+    def outline(self, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> Outline | None:
+        """What the others need to know of this rank, if the last plan can be used again as far as it knows.
+
+        Args:
+            flat: the whole state.
+            ranks: who takes part.
+        """
+        known = self._known
+        if known is None or known.place != (ranks.rank, ranks.world_size):
+            return None
+        if self._signature != known.signature or flat.keys() != known.keys:
+            return None
+        self._layout = ShareLayout(known.files, _planner_of(flat))
+        return self._layout.bytes_places()
+
+    def stage_again(self, outlines: Sequence[Outline], overwritten_by_steps: frozenset[int]) -> Staged:
+        """Copy by the last plan, which all ranks can use again; of this rank alone.
 
         Raises:
-            CheckpointError: there is no memory for it.
+            CheckpointError: there is no memory for it, or a copy failed.
         """
-        on_gpu = [(item, at, tensor) for item, at, tensor in laid if _is_on_gpu(tensor)]
-        others = [(at, tensor) for _, at, tensor in laid if not _is_on_gpu(tensor)]
-        placed = [(at, tensor) for _, at, tensor in on_gpu]
-        early, self._early = self._early, None
-        is_right = early is not None and early[1] == _stretches(placed) and size_bytes <= self.buffer.size_bytes
-        if early is not None and not is_right:
-            self.copier.end(early[0])
-        self.buffer.reserve(size_bytes, pinned=bool(placed))
-        started = early[0] if early and is_right else self.copier.start(self._copies(placed), steps)
-        self.copier.copy_now(self._copies(others))
-        self.copier.finish(started)
-        self._items = [(item, at) for item, at, _ in on_gpu]
+        known, layout, self._layout = self._known, self._layout, None  # else it would keep the tensors
+        assert known is not None
+        assert layout is not None
+        encoded = replanned(known.plan, outlines) if known.plan is not None else b""
+        self._copy(layout, overwritten_by_steps)
+        return Staged(layout.images, layout.size_bytes, encoded)
+
+    def stage(self, flat: Mapping[str, torch.Tensor], ranks: Ranks, overwritten_by_steps: frozenset[int]) -> Staged:
+        """Plan and copy; collective.
+
+        Raises:
+            CheckpointError: on every rank, when any rank could not copy.
+        """
+        self._known = self._layout = None
+
+        def copy(layout: ShareLayout) -> None:
+            self._copy(layout, overwritten_by_steps)
+
+        writer = _StagingWriter(ranks.rank, copy)
+        persist.write_through(writer, flat, ranks)
+        assert writer.layout is not None, "DCP has planned nothing"
+        signature = signature_of(flat)
+        if signature is not None:
+            has_gpu = any(_is_on_gpu(tensor) for _, tensor in writer.layout.chunks)
+            place = ranks.rank, ranks.world_size
+            self._known = Known(place, signature, frozenset(flat), has_gpu, writer.files, writer.plan)
+        encoded = plan.encode(writer.plan) if writer.plan is not None else b""
+        return Staged(writer.layout.images, writer.layout.size_bytes, encoded)
 
     def drop(self) -> None:
         """A save that was started will not be: its copies end before another one's begin."""
         early, self._early = self._early, None
+        self._layout = None
         if early is not None:
-            self.copier.end(early[0])
+            self._copier.end(early[0])
 
-    def _copies(self, laid: Iterable[tuple[int, torch.Tensor]]) -> list[Copy]:
-        return [Copy(tensor, self.buffer.part(at, _size_of(tensor))) for at, tensor in laid]
+    def _copy(self, layout: ShareLayout, steps: frozenset[int]) -> None:
+        """Copy what was laid out, but for what was copied early; returns as ``Copier.finish`` does.
+
+        Raises:
+            CheckpointError: there is no memory for it, or a copy failed.
+        """
+        try:
+            on_gpu = [chunk for chunk in layout.chunks if _is_on_gpu(chunk[1])]
+            others = [chunk for chunk in layout.chunks if not _is_on_gpu(chunk[1])]
+            early, self._early = self._early, None
+            fits = layout.size_bytes <= self._buffer.size_bytes
+            is_right = early is not None and fits and early[1] == _stretches(on_gpu)
+            if early is not None and not is_right:
+                self._copier.end(early[0])
+            self._buffer.reserve(layout.size_bytes, pinned=bool(on_gpu))
+            started = early[0] if early and is_right else self._copier.start(self._copies(on_gpu), steps)
+            self._copier.copy_now(self._copies(others))
+            self._copier.finish(started)
+        except (OSError, RuntimeError) as exc:
+            raise CheckpointError(cause_of(exc)) from exc
+
+    def _copies(self, chunks: Iterable[tuple[int, torch.Tensor]]) -> list[Copy]:
+        return [Copy(tensor, self._buffer.part(at, tensor.numel() * tensor.element_size())) for at, tensor in chunks]
 
 
-class StagingWriter(dcp_storage.Writer):
-    """DCP's storage for one save into a host buffer. Its fields are set by the save.
+class _StagingWriter(dcp_storage.Writer):
+    """DCP's storage for one save into a host buffer. Its fields are set by the save."""
 
-    Attributes:
-        images: this rank's files in the buffer.
-        size_bytes: how much of the buffer they take.
-        plan: the bytes of ``plan.msgpack``; on the coordinating rank.
-    """
-
-    def __init__(self, rank: int, stager: Stager, overwritten_by_steps: frozenset[int]) -> None:
+    def __init__(self, rank: int, copy: Callable[[ShareLayout], None]) -> None:
         super().__init__(None, rank)
-        self.images: tuple[FileImage, ...] = ()
-        self.size_bytes = 0
-        self.plan = b""
-        self._stager = stager
-        self._overwritten_by_steps = overwritten_by_steps
+        self.files: Files = []
+        self.layout: ShareLayout | None = None
+        self.plan: plan.Plan | None = None  # on the coordinating rank
+        self._copy = copy
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy every chunk that fell to this rank."""
-        laid: list[tuple[WriteItem, int, torch.Tensor]] = []
-        results: list[WriteResult] = []
-        try:
-            for name, items in self._by_file(plan.items):
-                results += self._lay(name, items, planner, laid)
-            self._stager.copy(laid, self.size_bytes, self._overwritten_by_steps)
-        except (OSError, RuntimeError) as exc:
-            raise CheckpointError(cause_of(exc)) from exc
+        self.files = self._by_file(plan.items)
+        self.layout = ShareLayout(self.files, planner)
+        self._copy(self.layout)
         done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
+        done.set_result(self.layout.results)
         return done
 
-    def _lay(
-        self,
-        name: str,
-        items: Iterable[WriteItem],
-        planner: SavePlanner,
-        laid: list[tuple[WriteItem, int, torch.Tensor]],
-    ) -> list[WriteResult]:
-        """Give each chunk of a file its place, in the file and in the buffer."""
-        start = self.size_bytes + -self.size_bytes % _PAGE_BYTES
-        aligned, at, results = dcp_storage.alignment_of(name), 0, []
-        for item in items:
-            tensor: Any = planner.resolve_data(item)
-            assert isinstance(tensor, torch.Tensor), f"{item.index.fqn}: contents gives nothing but tensors"
-            tensor, size = tensor.detach(), _size_of(tensor)
-            at += -at % aligned
-            laid.append((item, start + at, tensor))
-            results.append(WriteResult(item.index, size, Place(name, at, size)))
-            at += size
-        self.images += (FileImage(name, start, at),)
-        self.size_bytes = start + at
-        return results
+    def _store_plan(self, made: plan.Plan) -> None:
+        self.plan = made
 
-    def _store_plan(self, raw: bytes) -> None:
-        self.plan = raw
+
+def _planner_of(tensors: Mapping[str, torch.Tensor]) -> DefaultSavePlanner:
+    """DCP's planner, to look up chunks of a state."""
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors))
+    return planner
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
-def _size_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _stretches(laid: Iterable[tuple[int, torch.Tensor]]) -> list[Stretch]:
+def _stretches(chunks: Iterable[tuple[int, torch.Tensor]]) -> list[Stretch]:
     return [
         Stretch(
             at,
@@ -182,5 +209,5 @@ def _stretches(laid: Iterable[tuple[int, torch.Tensor]]) -> list[Stretch]:
             (tensor.is_conj(), tensor.is_neg()),
             tensor.dtype,
         )
-        for at, tensor in laid
+        for at, tensor in chunks
     ]

@@ -2,10 +2,12 @@
 """What is staged in the host buffer is what a save that waits writes to files, byte for byte."""
 
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.background import staging
 from megascale_ops.checkpoint.background.copying import Copier, written_by_steps
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
-from megascale_ops.checkpoint.background.staging import Stager, StagingWriter
+from megascale_ops.checkpoint.background.staging import Staged, Stager
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.errors import CheckpointError
 from tests.fakes.gpu_copier import GpuCopier
@@ -59,27 +61,112 @@ def buffer() -> Iterator[HostBuffer]:
     made.close()
 
 
-def staged_files(writer: StagingWriter, buffer: HostBuffer) -> dict[str, bytes]:
+def staged_files(staged: Staged, buffer: HostBuffer) -> dict[str, bytes]:
     """What the writer process would write."""
-    files = {each.name: buffer.part(each.start, each.length).numpy().tobytes() for each in writer.images}
-    return files | {plan.FILE_NAME: writer.plan}
+    files = {each.name: buffer.part(each.start, each.length).numpy().tobytes() for each in staged.images}
+    return files | {plan.FILE_NAME: staged.plan}
 
 
-def stage(stager: Stager, flat: dict[str, torch.Tensor]) -> StagingWriter:
-    """One save."""
-    writer = StagingWriter(0, stager, NOTHING)
-    persist.write_through(writer, flat, Ranks())
-    return writer
+def is_bytes(key: str) -> bool:
+    """Whether a key is of no tensor: it comes later than tensors."""
+    return key.endswith((contents.STRUCTURE, contents.PICKLED))
+
+
+def stage(stager: Stager, flat: dict[str, torch.Tensor], started: dict[str, torch.Tensor] | None = None) -> Staged:
+    """One save as the manager makes it; ``started``: with what it was begun, if not with the same."""
+    begun = flat if started is None else started
+    stager.start({key: value for key, value in begun.items() if not is_bytes(key)}, NOTHING)
+    outline = stager.outline(flat, Ranks())
+    if outline is not None:
+        return stager.stage_again([outline], NOTHING)
+    return stager.stage(flat, Ranks(), NOTHING)
+
+
+def waited(folder: Path, flat: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    """What a save that waits writes."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    persist.write(folder, flat, Ranks())
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_staged_bytes_are_those_of_a_save_that_waits(tmp_path: Path, buffer: HostBuffer) -> None:
     """Every dtype, views that are not contiguous, lazy conjugates, scalars and empty tensors; and the plan."""
     flat = flat_of(state_of(3.0))
-    persist.write(tmp_path, flat, Ranks())
 
-    writer = stage(Stager(buffer, Copier(overlapped=False)), flat)
+    staged = stage(Stager(buffer, Copier(overlapped=False)), flat)
 
-    assert staged_files(writer, buffer) == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert staged_files(staged, buffer) == waited(tmp_path, flat)
+
+
+def test_the_plan_of_a_state_that_is_cut_as_before_is_used_again(
+    tmp_path: Path, buffer: HostBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With structures that have grown and shrunk; the files are those of a plan made anew."""
+    stager = Stager(buffer, Copier(overlapped=False))
+    state = state_of(1.0)
+    stage(stager, flat_of(state))
+    monkeypatch.setattr(Stager, "stage", None)  # no plan is made any more
+    for value, text in ((2.0, "y" * 5000), (3.0, "")):
+        state |= {name: each for name, each in state_of(value).items() if name not in {"model", "optimizer"}}
+        state["notes"]["text"] = text
+        flat = flat_of(state)
+
+        staged = stage(stager, flat)
+
+        assert staged_files(staged, buffer) == waited(tmp_path, flat)
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape", "one more", "one less", "another entry", "another world"])
+def test_a_state_that_is_cut_otherwise_is_planned_anew(tmp_path: Path, buffer: HostBuffer, change: str) -> None:
+    """And its files are right; so are those of the next one, which is cut as before."""
+    stager, flat = Stager(buffer, Copier(overlapped=False)), flat_of({"a": [torch.ones(6), torch.zeros(4)], "b": 1})
+    stage(stager, flat)
+    ranks = Ranks()
+    changed = {
+        "dtype": {"a": [torch.ones(6, dtype=torch.int32), torch.zeros(4)], "b": 1},
+        "shape": {"a": [torch.ones(2, 3), torch.zeros(4)], "b": 1},
+        "one more": {"a": [torch.ones(6), torch.zeros(4), torch.ones(1)], "b": 1},
+        "one less": {"a": [torch.ones(6)], "b": 1},
+        "another entry": {"a": [torch.ones(6), torch.zeros(4)], "b": 1, "c": 2},
+        "another world": {"a": [torch.ones(6), torch.zeros(4)], "b": 1},
+    }
+    ranks.world_size = 2 if change == "another world" else 1
+    new = flat_of(changed[change])
+    stager.start({key: value for key, value in new.items() if not is_bytes(key)}, NOTHING)
+
+    assert stager.outline(new, ranks) is None
+    assert staged_files(stager.stage(new, Ranks(), NOTHING), buffer) == waited(tmp_path, new)
+    assert stager.outline(new, Ranks()) is not None
+    assert staged_files(stage(stager, new), buffer) == waited(tmp_path, new)
+
+
+def test_a_tensor_of_an_unknown_kind_is_planned_each_time(buffer: HostBuffer) -> None:
+    """How it is cut is its own matter."""
+
+    class Own(torch.Tensor):
+        """One that is cut as no other."""
+
+    stager, flat = Stager(buffer, Copier(overlapped=False)), {"t": torch.ones(3).as_subclass(Own)}
+    stage(stager, flat)
+    stager.start(flat, NOTHING)
+
+    assert stager.outline(flat, Ranks()) is None
+
+
+def test_what_was_staged_keeps_no_tensor_alive(buffer: HostBuffer) -> None:
+    """The training may have freed its state when the next save comes."""
+    stager = Stager(buffer, Copier(overlapped=False))
+    for _ in range(3):
+        memory = np.ones(3)
+        flat, watched = {"t": torch.from_numpy(memory)}, weakref.ref(memory)
+        del memory
+        stage(stager, flat)
+        assert watched() is not None  # the control: a tensor keeps it
+        flat.clear()
+
+        assert watched() is None
 
 
 def test_the_buffer_is_made_once_and_used_by_every_save(buffer: HostBuffer) -> None:
@@ -88,10 +175,9 @@ def test_the_buffer_is_made_once_and_used_by_every_save(buffer: HostBuffer) -> N
     seen = set()
     for value in (1.0, 20.0, 300.0):
         flat = flat_of(state_of(value))
-        writer = stage(stager, flat)
+        files = staged_files(stage(stager, flat), buffer)
         seen.add((buffer.size_bytes, buffer.part(0, 1).data_ptr()))
-        at = next(each for each in writer.images if each.name.endswith("tensors"))
-        assert flat["bf16"].view(torch.uint8).numpy().tobytes() in staged_files(writer, buffer)[at.name]
+        assert flat["bf16"].view(torch.uint8).numpy().tobytes() in files["__0_0.tensors"]
 
     assert len(seen) == 1
     assert os.fstat(buffer.descriptor).st_size == buffer.size_bytes
@@ -142,26 +228,24 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, buffer: HostBuffer) -> tuple[Stager,
     return Stager(buffer, copier), copier
 
 
-def test_a_state_of_the_same_shape_is_copied_while_it_is_planned(
+def test_a_state_of_the_same_shape_is_copied_from_the_beginning(
     on_gpu: tuple[Stager, GpuCopier], buffer: HostBuffer
 ) -> None:
-    """Begun before the plan, finished after it, and copied once; the first save has no plan to go by."""
+    """Started before all else, finished at the end, and copied once; the first save has no plan to go by."""
     stager, copier = on_gpu
     first = flat_of(state_of(2.0))
-    stager.start(first, NOTHING)
     stage(stager, first)
     assert [what for what, _ in copier.told] == ["start", "finish"]
     copier.told.clear()
     first["bf16"].fill_(9.0)
     second = first | {contents.structure_key("notes"): contents.as_bytes(b"y" * 500)}
 
-    stager.start(second, NOTHING)
-    writer = stage(stager, second)
+    files = staged_files(stage(stager, second), buffer)
 
     copies = sum(value.is_floating_point() for value in second.values())
     assert copier.told == [("start", copies), ("finish", copies)]
-    assert b"y" * 500 in staged_files(writer, buffer)["__0_0.msgpack"]
-    assert second["bf16"].view(torch.uint8).numpy().tobytes() in staged_files(writer, buffer)["__0_0.tensors"]
+    assert b"y" * 500 in files["__0_0.msgpack"]
+    assert second["bf16"].view(torch.uint8).numpy().tobytes() in files["__0_0.tensors"]
 
 
 def test_another_view_of_the_same_memory_is_copied_anew(on_gpu: tuple[Stager, GpuCopier]) -> None:
@@ -171,15 +255,14 @@ def test_another_view_of_the_same_memory_is_copied_anew(on_gpu: tuple[Stager, Gp
     stage(stager, {"t": memory.t()})
     for now, told in ((memory.t(), ["start", "finish"]), (memory, ["start", "end", "start", "finish"])):
         copier.told.clear()
-        stager.start({"t": memory.t()}, NOTHING)
 
-        stage(stager, {"t": now})
+        stage(stager, {"t": now}, started={"t": memory.t()})
 
         assert [what for what, _ in copier.told] == told
 
 
 @pytest.mark.parametrize("change", ["another tensor", "one more", "one less", "larger"])
-def test_a_state_that_has_changed_its_shape_is_copied_anew(
+def test_a_state_that_is_not_what_was_begun_is_copied_anew(
     on_gpu: tuple[Stager, GpuCopier], buffer: HostBuffer, tmp_path: Path, change: str
 ) -> None:
     """What was begun too early ends first, and does no harm."""
@@ -198,11 +281,10 @@ def test_a_state_that_has_changed_its_shape_is_copied_anew(
         changed["t3"] = torch.full((2_000_000,), 77.0)
 
     stager.start(flat, NOTHING)
-    writer = stage(stager, changed)
+    staged = stager.stage(changed, Ranks(), NOTHING)
 
     assert [what for what, _ in copier.told] == ["start", "end", "start", "finish"]
-    persist.write(tmp_path, changed, Ranks())
-    assert staged_files(writer, buffer) == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert staged_files(staged, buffer) == waited(tmp_path, changed)
 
 
 def test_a_save_that_will_not_be_leaves_no_copy_running(on_gpu: tuple[Stager, GpuCopier]) -> None:
