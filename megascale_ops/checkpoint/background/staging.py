@@ -11,6 +11,7 @@ copied again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,14 @@ class Staged(NamedTuple):
     plan: bytes
 
 
+class _Begun(NamedTuple):
+    """A save that has been started: how its tensors are cut, copies that run, and where all lies by the last plan."""
+
+    signature: dict[str, object] | None
+    early: tuple[Started, list[Stretch]] | None = None
+    layout: ShareLayout | None = None
+
+
 class Stager:
     """Stages the saves of one rank, one at a time: ``start``, ``outline``, then ``stage`` or ``stage_again``.
 
@@ -63,9 +72,7 @@ class Stager:
         self._buffer = buffer
         self._copier = copier
         self._known: Known | None = None
-        self._signature: dict[str, object] | None = None  # of the save that has been started
-        self._early: tuple[Started, list[Stretch]] | None = None
-        self._layout: ShareLayout | None = None
+        self._begun: _Begun | None = None
 
     def start(self, tensors: Mapping[str, torch.Tensor], overwritten_by_steps: frozenset[int]) -> None:
         """Start the GPU copies if the state is cut as at the last save.
@@ -75,28 +82,28 @@ class Stager:
             overwritten_by_steps: see ``Copier.start``.
         """
         self.drop()
-        self._signature = signature_of(tensors)
-        if self._known is None or not self._known.has_gpu or self._signature != self._known.signature:
-            return
-        files = [(name, items) for name, items in self._known.files if name.endswith(dcp_storage.TENSORS)]
-        chunks = [chunk for chunk in ShareLayout(files, _planner_of(tensors)).chunks if _is_on_gpu(chunk[1])]
-        if chunks:
-            self._early = self._copier.start(self._copies(chunks), overwritten_by_steps), _stretches(chunks)
+        known, signature, early = self._known, signature_of(tensors), None
+        if known is not None and known.has_gpu and signature == known.signature:
+            files = [(name, items) for name, items in known.files if name.endswith(dcp_storage.TENSORS)]
+            chunks = [chunk for chunk in ShareLayout(files, _planner_of(tensors)).chunks if _is_on_gpu(chunk[1])]
+            early = self._copier.start(self._copies(chunks), overwritten_by_steps), _stretches(chunks)
+        self._begun = _Begun(signature, early)
 
     def outline(self, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> Outline | None:
         """What the others need to know of this rank, if the last plan can be used again as far as it knows.
 
         Args:
-            flat: the whole state.
+            flat: the whole state, which has been started.
             ranks: who takes part.
         """
-        known = self._known
-        if known is None or known.place != (ranks.rank, ranks.world_size):
+        known, begun = self._known, self._begun
+        if known is None or begun is None or known.place != (ranks.rank, ranks.world_size):
             return None
-        if self._signature != known.signature or flat.keys() != known.keys:
+        if begun.signature != known.signature or flat.keys() != known.keys:
             return None
-        self._layout = ShareLayout(known.files, _planner_of(flat))
-        return self._layout.bytes_places()
+        layout = ShareLayout(known.files, _planner_of(flat))
+        self._begun = begun._replace(layout=layout)
+        return layout.bytes_places()
 
     def stage_again(self, outlines: Sequence[Outline], overwritten_by_steps: frozenset[int]) -> Staged:
         """Copy by the last plan, which all ranks can use again; of this rank alone.
@@ -104,12 +111,13 @@ class Stager:
         Raises:
             CheckpointError: there is no memory for it, or a copy failed.
         """
-        known, layout, self._layout = self._known, self._layout, None  # else it would keep the tensors
+        known, begun = self._known, self._begun
         assert known is not None
-        assert layout is not None
+        assert begun is not None
+        assert begun.layout is not None
         encoded = replanned(known.plan, outlines) if known.plan is not None else b""
-        self._copy(layout, overwritten_by_steps)
-        return Staged(layout.images, layout.size_bytes, encoded)
+        self._copy(begun.layout, overwritten_by_steps)
+        return Staged(begun.layout.images, begun.layout.size_bytes, encoded)
 
     def stage(self, flat: Mapping[str, torch.Tensor], ranks: Ranks, overwritten_by_steps: frozenset[int]) -> Staged:
         """Plan and copy; collective.
@@ -117,12 +125,8 @@ class Stager:
         Raises:
             CheckpointError: on every rank, when any rank could not copy.
         """
-        self._known = self._layout = None
-
-        def copy(layout: ShareLayout) -> None:
-            self._copy(layout, overwritten_by_steps)
-
-        writer = _StagingWriter(ranks.rank, copy)
+        self._known = None
+        writer = _StagingWriter(ranks.rank, partial(self._copy, steps=overwritten_by_steps))
         persist.write_through(writer, flat, ranks)
         assert writer.layout is not None, "DCP has planned nothing"
         signature = signature_of(flat)
@@ -135,10 +139,9 @@ class Stager:
 
     def drop(self) -> None:
         """A save that was started will not be: its copies end before another one's begin."""
-        early, self._early = self._early, None
-        self._layout = None
-        if early is not None:
-            self._copier.end(early[0])
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.early is not None:
+            self._copier.end(begun.early[0])
 
     def _copy(self, layout: ShareLayout, steps: frozenset[int]) -> None:
         """Copy what was laid out, but for what was copied early; returns as ``Copier.finish`` does.
@@ -146,10 +149,11 @@ class Stager:
         Raises:
             CheckpointError: there is no memory for it, or a copy failed.
         """
+        begun, self._begun = self._begun, None  # it would keep the tensors
+        early = begun.early if begun is not None else None
         try:
             on_gpu = [chunk for chunk in layout.chunks if _is_on_gpu(chunk[1])]
             others = [chunk for chunk in layout.chunks if not _is_on_gpu(chunk[1])]
-            early, self._early = self._early, None
             fits = layout.size_bytes <= self._buffer.size_bytes
             is_right = early is not None and fits and early[1] == _stretches(on_gpu)
             if early is not None and not is_right:

@@ -134,10 +134,12 @@ def test_a_state_that_is_cut_otherwise_is_planned_anew(tmp_path: Path, buffer: H
     }
     ranks.world_size = 2 if change == "another world" else 1
     new = flat_of(changed[change])
-    stager.start({key: value for key, value in new.items() if not is_bytes(key)}, NOTHING)
+    tensors = {key: value for key, value in new.items() if not is_bytes(key)}
+    stager.start(tensors, NOTHING)
 
     assert stager.outline(new, ranks) is None
     assert staged_files(stager.stage(new, Ranks(), NOTHING), buffer) == waited(tmp_path, new)
+    stager.start(tensors, NOTHING)
     assert stager.outline(new, Ranks()) is not None
     assert staged_files(stage(stager, new), buffer) == waited(tmp_path, new)
 
