@@ -61,7 +61,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 
 def test_what_is_saved_is_the_state_at_the_call(played: Played) -> None:
-    """Overwritten right after each call; the writer process is gone with ``close``."""
+    """Overwritten right after each call. A restore waits for it; the writer process is gone with ``close``."""
     report = played.reports["changed"]
 
     assert (report["step"], report["same"], report["writer ended"]) == (3, True, True)

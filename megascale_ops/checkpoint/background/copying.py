@@ -88,7 +88,10 @@ class Copier:
             self._hook = None
 
     def _before_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
-        self.wait_copied()
+        if (
+            self.pending and not torch.cuda.is_current_stream_capturing()
+        ):  # a step that is captured overwrites nothing yet
+            self.wait_copied()
 
     def _enqueue(self, device: torch.device, share: list[Copy]) -> torch.cuda.Event:
         if device not in self._streams:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer process of one rank: it makes a checkpoint of what lies in the host buffer. Loads no torch.
 
-    python -m megascale_ops.checkpoint.background.writer SOCKET MEMORY PARENT
-
 Started by ``writer_process``, with the numbers of two inherited file descriptors and the training process's pid. It is
 a process of its own so that a training loop which holds Python's lock does not slow it, nor it that loop, and so that
 neither takes the other along when it dies.
@@ -127,7 +125,3 @@ def main() -> None:
         os.nice(_NICE)
     with socket.socket(fileno=end) as connected:
         Writer(connected, memory, parent).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,16 @@ import megascale_ops
 from megascale_ops.checkpoint.background import messages
 from megascale_ops.checkpoint.background.messages import Order, Report
 
-_PROGRAM = "megascale_ops.checkpoint.background.writer"
+# This very package, wherever a script has found it, and nothing else from that folder.
+_PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import megascale_ops
+del sys.path[0]
+from megascale_ops.checkpoint.background.writer import main
+main()
+"""
+_HERE = Path(megascale_ops.__file__).parents[1]
 # The names of schema.environment. By the mark a runner ends what its ranks leave behind: not what finishes a save.
 _NOT_INHERITED = ("MEGASCALE_RUN_ID", "MEGASCALE_BOX_DIR")
 _RECORDER = "MEGASCALE_RECORDER"
@@ -35,7 +44,7 @@ class WriterProcess:
         with theirs:
             handles = (theirs.fileno(), memory)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROGRAM, *map(str, handles), str(os.getpid())],
+                [sys.executable, "-P", "-c", _PROGRAM, str(_HERE), *map(str, handles), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=handles,
                 env=_environment(),
@@ -90,8 +99,5 @@ class WriterProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Of this process, but not seen as one of the job's ranks; and it finds this very package."""
-    environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    here = str(Path(megascale_ops.__file__).parents[1])
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))
-    return environ | {_RECORDER: "0"}
+    """Of this process, but not seen as one of the job's ranks."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED} | {_RECORDER: "0"}
