@@ -36,6 +36,10 @@ class SaveTrainer:
         """Whether it has ended."""
         return self.orphaned
 
+    def has_gone_on(self) -> bool:
+        """Whether the next job has come."""
+        return self.told
+
     def needs_no_outcome(self) -> bool:
         """Whether it knows how the save ended."""
         return self.told or self.orphaned

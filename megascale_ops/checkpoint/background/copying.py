@@ -88,9 +88,8 @@ class Copier:
             self._hook = None
 
     def _before_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
-        if (
-            self.pending and not torch.cuda.is_current_stream_capturing()
-        ):  # a step that is captured overwrites nothing yet
+        # A step that is captured overwrites nothing yet.
+        if self.pending and not torch.cuda.is_current_stream_capturing():
             self.wait_copied()
 
     def _enqueue(self, device: torch.device, share: list[Copy]) -> torch.cuda.Event:

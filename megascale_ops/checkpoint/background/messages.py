@@ -113,8 +113,25 @@ def send(end: socket.socket, message: Order | Report) -> None:
     Raises:
         OSError: the other process has ended.
     """
+    end.sendall(_framed(message))
+
+
+def send_at_once(end: socket.socket, message: Order | Report) -> bool:
+    """Send one short message if the other process has taken what came before; whether it is on its way.
+
+    Raises:
+        OSError: the other process has ended.
+    """
+    raw = _framed(message)
+    try:
+        return end.send(raw, socket.MSG_DONTWAIT) == len(raw)
+    except BlockingIOError:
+        return False
+
+
+def _framed(message: Order | Report) -> bytes:
     raw = msgspec.msgpack.encode(message)
-    end.sendall(len(raw).to_bytes(_HEAD_BYTES, "little") + raw)
+    return len(raw).to_bytes(_HEAD_BYTES, "little") + raw
 
 
 def receive_order(end: socket.socket) -> Order | None:

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from megascale_ops.checkpoint.background import shares
 from megascale_ops.checkpoint.background.copying import Copier, written_by_steps
 from megascale_ops.checkpoint.background.flight import Event, Flight
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
-from megascale_ops.checkpoint.background.messages import Abandon, Alive, Job, Report, Sealed, Written
+from megascale_ops.checkpoint.background.messages import Alive, Job, Report, Sealed, Written
 from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.background.staging import Outline, Staged, Stager
 from megascale_ops.checkpoint.background.writer_process import WriterProcess
@@ -224,9 +223,18 @@ class BackgroundSaver:
             for end in self._copier.pending.values():
                 end.synchronize()
             self._move(flight, "copied")
-            self._running_writer().send(job)
+            if self._is_over(flight):
+                return  # its writer process died meanwhile: another one must not begin what the ranks have given up
+            writer = self._running_writer()
+            writer.send(job)
+            if self._is_over(flight):
+                writer.abandon(flight.token, flight.reason)
         except (OSError, RuntimeError) as exc:
             self._move(flight, "failed", f"the writer process could not be told: {exc}")
+
+    def _is_over(self, flight: Flight) -> bool:
+        with self._changed:
+            return flight.has_ended
 
     def _running_writer(self) -> WriterProcess:
         with self._changed:
@@ -315,9 +323,9 @@ class BackgroundSaver:
         """Have the writer process drop the save because another rank's part failed."""
         if not flight.has_ended:
             self._move(flight, "failed", reason)
-            if self._writer is not None:
-                with suppress(OSError):  # it has ended
-                    self._writer.send(Abandon(flight.token, reason))
+            writer = self._writer
+            if writer is not None:
+                writer.abandon(flight.token, reason)
 
     def _await_end(self, deadline_s: float | None) -> None:
         """Wait until the save in flight has ended, or end it."""

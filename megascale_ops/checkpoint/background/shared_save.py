@@ -50,6 +50,9 @@ class Trainer(Protocol):
     def is_orphaned(self) -> bool:
         """Whether it has ended."""
 
+    def has_gone_on(self) -> bool:
+        """Whether it has sent the next job."""
+
     def needs_no_outcome(self) -> bool:
         """Whether it knows how the save ended, or has ended."""
 
@@ -112,7 +115,7 @@ class SharedSave:
         self._await("all ranks' writers are done", are_all_there)
         files = sorted((entry for share in known.values() for entry in share.files), key=lambda entry: entry.name)
         shares.clear(self._folder, world_size)
-        self._trainer.hear(0.0)
+        self._listen(0.0)
         self._confirm()
         sealed = msgspec.structs.replace(job.sealed, files=tuple(files), written_wall_s=time.time())
         storage.seal(self._root, sealed, job.writer)
@@ -168,7 +171,18 @@ class SharedSave:
             self._trainer.show_progress(self._job.token)
             if self._job.leads:
                 shares.renew(self._folder)
-        self._trainer.hear(0.0)
+        self._listen(0.0)
+
+    def _listen(self, wait_s: float) -> None:
+        """Let time pass.
+
+        Raises:
+            CheckpointError: the save is to be given up. So it is when the next one is sent before this one was
+                reported: the ranks have agreed that it failed.
+        """
+        self._trainer.hear(wait_s)
+        if self._trainer.has_gone_on() and (self._job.leads or not self._own):
+            raise EchoError("all ranks have gone on to another save")
 
     def _await(self, what: str, is_so: Callable[[], bool]) -> None:
         """Look until something is so; as long as the save goes on there is no end of patience.
@@ -190,7 +204,7 @@ class SharedSave:
             patience_s = ORPHAN_PATIENCE_S if is_orphaned else PATIENCE_S
             if now_s - moved_s > patience_s:
                 raise CheckpointError(f"nothing was written for {patience_s:.0f} s while waiting until {what}")
-            self._trainer.hear(pause_s)
+            self._listen(pause_s)
             pause_s = min(pause_s * 1.5, _MOST_LOOK_S)
 
     def _sign_of_life(self) -> int:

@@ -71,6 +71,10 @@ class Writer:
             self._orphaned_s = time.monotonic()
         return self._orphaned_s is not None
 
+    def has_gone_on(self) -> bool:
+        """Whether the training process has sent the next job: then it knows how this one ended."""
+        return isinstance(self._waiting, Job)
+
     def needs_no_outcome(self) -> bool:
         """Whether the training process knows how a save ended without this one, or is no more."""
         return self._waiting is not None or self.is_orphaned()

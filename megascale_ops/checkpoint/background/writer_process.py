@@ -6,11 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import megascale_ops
 from megascale_ops.checkpoint.background import messages
-from megascale_ops.checkpoint.background.messages import Order, Report
+from megascale_ops.checkpoint.background.messages import Abandon, Order, Report
 
 # This very package, wherever a script has found it, and nothing else from that folder.
 _PROGRAM = """
@@ -41,6 +42,7 @@ class WriterProcess:
 
     def __init__(self, memory: int) -> None:
         self._end, theirs = socket.socketpair()
+        self._sending = threading.Lock()
         with theirs:
             handles = (theirs.fileno(), memory)
             self._process = subprocess.Popen(
@@ -62,12 +64,24 @@ class WriterProcess:
         return self._process.poll() is not None
 
     def send(self, order: Order) -> None:
-        """Send an order.
+        """Send an order; waits until the process has taken it.
 
         Raises:
             OSError: the process has ended.
         """
-        messages.send(self._end, order)
+        with self._sending:
+            messages.send(self._end, order)
+
+    def abandon(self, token: str, reason: str) -> None:
+        """Have it drop a job. Never waits: a process that does not listen is ended by its deadline."""
+        if not self._sending.acquire(blocking=False):
+            return  # the thread that sends the job looks once more when it has
+        try:
+            messages.send_at_once(self._end, Abandon(token, reason))
+        except OSError:
+            return  # it has ended
+        finally:
+            self._sending.release()
 
     def receive(self) -> Report | None:
         """Wait for the next report; None when the process has ended."""

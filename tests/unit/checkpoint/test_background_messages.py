@@ -53,6 +53,14 @@ def test_a_plan_larger_than_the_socket_holds_arrives_whole(ends: tuple[socket.so
     assert received == job
 
 
+def test_what_is_sent_at_once_waits_for_no_process(ends: tuple[socket.socket, socket.socket]) -> None:
+    """One that takes nothing is no reason to stand still; what was on its way arrives whole."""
+    while messages.send_at_once(ends[0], Abandon("t", "x" * 1000)):
+        pass
+
+    assert messages.receive_order(ends[1]) == Abandon("t", "x" * 1000)
+
+
 def test_an_end_that_closes_is_no_message(ends: tuple[socket.socket, socket.socket]) -> None:
     """Between two messages and inside one alike."""
     ends[0].sendall((100).to_bytes(8, "little") + b"half")

@@ -179,6 +179,25 @@ def test_a_rank_that_ended_before_it_handed_its_copy_over_is_not_waited_for_long
     assert trainer.heard == 1
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_comes_before_the_end_of_another_shows_that_it_failed(tmp_path: Path, rank: int) -> None:
+    """Rank 0's writer waits for no rank any more, and rank 1's not for the folder."""
+
+    def the_next_job_comes() -> None:
+        trainer.told = True
+
+    trainer = SaveTrainer()
+    save = SharedSave(job_of(tmp_path, rank, world_size=2), trainer)
+    if rank == 0:
+        save.write(memoryview(BUFFER))
+    trainer._events = [the_next_job_comes, *[lambda: None] * 9]
+
+    with pytest.raises(EchoError, match="gone on to another save"):
+        save.seal() if rank == 0 else save.write(memoryview(BUFFER))
+
+    assert storage.candidates(tmp_path) == []
+
+
 def test_patience_ends_where_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the sentence says what was waited for."""
     save = SharedSave(job_of(tmp_path, 0, world_size=2), SaveTrainer())
