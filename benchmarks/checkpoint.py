@@ -148,7 +148,7 @@ def contenders(training: Training, folder: Path) -> Iterator[tuple[str, Contende
 
 def trial(training: Training, step: int, save: Contender) -> Trial:
     """One save between two steps."""
-    plain_s = min(training.seconds_of(training.step) for _ in range(2))
+    plain_s = statistics.median(training.seconds_of(training.step) for _ in range(3))
     began_s = time.perf_counter()
     wait = save(step)
     call_s = time.perf_counter() - began_s
