@@ -29,6 +29,7 @@ from megascale_ops.blackbox.layout import (
     PASSAGES,
     PHASES,
     PULSE,
+    SAVES,
     SERVER,
     STATES,
     STEPS,
@@ -43,6 +44,7 @@ from megascale_ops.blackbox.records import (
     GpuStepRecord,
     NcclRecord,
     ProfilerState,
+    SavesRecord,
     StepRecord,
 )
 from megascale_ops.blackbox.slots import LOOKS, Slot, newest, since, whole_in, whole_slots
@@ -165,6 +167,15 @@ class BoxReader:
     def gpu_steps(self, last: int = GPU_STEPS.slots) -> list[GpuStepRecord]:
         """Return what the GPU needed for up to ``last`` steps, oldest first; none without a GPU."""
         return gpu_steps(self._read, last)
+
+    def saves(self) -> SavesRecord | None:
+        """Return what the rank knows of its checkpoints; None before the first one that it saves with us."""
+        slot = self._newest_of(SAVES)
+        if slot is None:
+            return None
+        step, stall_s, write_s, sealed_step, sealed_wall_s, in_flight, failed = slot.fields
+        times = (finite(stall_s), finite(write_s), finite(sealed_wall_s))
+        return SavesRecord(step, *times[:2], sealed_step, times[2], in_flight, failed)
 
     def collectives(self, last: int = COLLECTIVES.slots) -> list[CollectiveRecord]:
         """Return up to ``last`` collectives, oldest first."""

@@ -38,6 +38,7 @@ from megascale_ops.blackbox.layout import (
     PASSAGES,
     PHASES,
     PULSE,
+    SAVES,
     SERVER,
     STATES,
     STEPS,
@@ -50,6 +51,7 @@ from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
+    SavesRecord,
     StepRecord,
 )
 from megascale_ops.schema.identity import Mesh
@@ -98,6 +100,7 @@ class BoxWriter:
         self._error_count = 0
         self._server_count = 0
         self._mesh_count = 0
+        self._saves_count = 0
         self._gpu_steps_count = 0
         self._gpu_phases_count = 0
         self.passages = 0  # the newest passage's number: phases and steps that were begun
@@ -312,6 +315,12 @@ class BoxWriter:
         with self._rare:
             self._write_rare(MESH, self._mesh_count, (mesh.tp, mesh.pp, mesh.dp, mesh.ep))
             self._mesh_count += 1
+
+    def set_saves(self, record: SavesRecord) -> None:
+        """Record what this rank knows of its checkpoints; from any thread."""
+        with self._rare:
+            self._write_rare(SAVES, self._saves_count, msgspec.structs.astuple(record))
+            self._saves_count += 1
 
     def add_gpu_step(self, record: GpuStepRecord) -> None:
         """Write what the GPU needed for a step that was finished a while ago; once a step, from the training thread.

@@ -44,6 +44,7 @@ PURE = {
     "megascale_ops/runner": ("plan", "meeting", "exits"),
     "megascale_ops/trace": ("arrows", "choosing", "clocks", "matching", "rank_plan", "scene", "timeline"),
     "megascale_ops/checkpoint": ("interval", "manifest", "retention", "writers"),
+    "megascale_ops/checkpoint/background": ("flight",),
     "megascale_ops/checkpoint/loading": ("progress", "ranges", "schedule"),
     "megascale_ops/checkpoint/tiers": ("nodes", "sets", "settings"),
     "megascale_ops/schema": tuple(path.stem for path in (ROOT / "megascale_ops" / "schema").glob("*.py")),

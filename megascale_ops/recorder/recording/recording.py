@@ -24,6 +24,7 @@ from typing import Protocol
 
 import msgspec
 
+from megascale_ops.blackbox.records import SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.hook_guard import guarded, step_aside
 from megascale_ops.recorder.recording.anatomy import Anatomy
@@ -31,6 +32,9 @@ from megascale_ops.recorder.recording.gc_times import CollectorClock
 from megascale_ops.recorder.recording.loss import LossKeeper
 from megascale_ops.recorder.recording.optimizer_steps import steps_made
 from megascale_ops.schema.identity import Mesh
+
+# Of a checkpoint's events; how a save in the background ends is nothing that the training does.
+_OF_THE_TRAINING = frozenset({"save_begin", "save_end", "restored"})
 
 
 class GpuTimers(Protocol):
@@ -200,7 +204,7 @@ class Recording:
 
     def checkpoint(self, event: str, step: int) -> None:
         """Take what our checkpoints report; they also know the script's own step number."""
-        if not self.live or get_ident() != self.thread:
+        if not self.live or get_ident() != self.thread or event not in _OF_THE_TRAINING:
             return
         if event != "save_end" and not (self._explicit and self._absolute):
             self.step_number = int(step)
@@ -211,6 +215,11 @@ class Recording:
             self.phase_end()
         else:
             self._show(monotonic())
+
+    def saves(self, known: SavesRecord) -> None:
+        """Take what our checkpoints know of their saves; in any thread."""
+        if self.live:
+            self.box.set_saves(known)
 
     def is_outer_backward(self) -> bool:
         """Whether a backward pass that begins now is the training thread's, and not inside another."""

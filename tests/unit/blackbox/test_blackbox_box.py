@@ -16,6 +16,7 @@ from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
+    SavesRecord,
     StepRecord,
 )
 from megascale_ops.blackbox.writer import BoxWriter
@@ -418,3 +419,14 @@ def test_gpu_times_came_without_a_new_version(tmp_path: Path) -> None:
     assert found == [GpuStepRecord(0, 5, 0.4, 0.01, 0.1, 0.2, 0.05, 0.02, (("sample", 0.03),))]
     assert len(before) == len(after) == FILE_BYTES
     assert before[: GPU_STEPS.offset] == after[: GPU_STEPS.offset]
+
+
+def test_what_is_known_of_saves_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """None before the first; what can be no time is none."""
+    writer, reader = make(tmp_path)
+
+    assert reader.saves() is None
+    for step in range(7):
+        writer.set_saves(SavesRecord(step, 0.5, float("nan"), step - 1, 1000.0, 1, 3))
+
+    assert reader.saves() == SavesRecord(6, 0.5, 0.0, 5, 1000.0, 1, 3)

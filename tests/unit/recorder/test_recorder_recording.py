@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
-from megascale_ops.blackbox.records import BoxIdentity
+from megascale_ops.blackbox.records import BoxIdentity, SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.recording.recording import Recording
 
@@ -226,6 +227,31 @@ def test_checkpoints_know_the_step(box: tuple[Recording, BoxReader]) -> None:
     recording.checkpoint("save_end", 402)
 
     assert (reader.progress().step, reader.progress().phase) == (402, "other")
+
+
+def test_how_a_save_in_the_background_ends_moves_no_step(box: tuple[Recording, BoxReader]) -> None:
+    """It is of an earlier step, and may be told in the training thread as well."""
+    recording, reader = box
+    recording.checkpoint("save_begin", 41)
+    recording.checkpoint("save_end", 41)
+
+    recording.checkpoint("sealed", 31)
+    recording.checkpoint("save_failed", 31)
+
+    assert reader.progress().step == 41
+    assert reader.progress().phase != "checkpoint"
+
+
+def test_what_is_known_of_saves_reaches_the_box(box: tuple[Recording, BoxReader]) -> None:
+    """From any thread; not from a child that a fork made."""
+    recording, reader = box
+    record = SavesRecord(41, 0.5, 3.0, 31, 1000.0, 1, 0)
+    recording.saves(record)
+    recording.live = False
+
+    recording.saves(msgspec.structs.replace(record, step=99))
+
+    assert reader.saves() == record
 
 
 def test_the_scripts_own_number_beats_the_checkpoints(box: tuple[Recording, BoxReader]) -> None:
