@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -316,8 +317,9 @@ class BackgroundSaver:
             writer.kill()
         if launched is not None:  # in a thread: the storage may hang this process, too
             tidy = threading.Thread(target=shares.give_up, args=(self._root, launched.job, reason), daemon=True)
-            tidy.start()
-            tidy.join(_TIDIES_S)
+            with suppress(RuntimeError):  # no thread begins while the interpreter ends: the next save tidies up
+                tidy.start()
+                tidy.join(_TIDIES_S)
 
     def _give_up(self, flight: Flight, reason: str) -> None:
         """Have the writer process drop the save because another rank's part failed."""

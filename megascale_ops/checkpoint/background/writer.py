@@ -68,7 +68,7 @@ class Writer:
     def is_orphaned(self) -> bool:
         """Whether the training process has ended."""
         if self._orphaned_s is None and os.getppid() != self._parent:
-            self._orphaned_s = time.monotonic()
+            self._become_orphan()
         return self._orphaned_s is not None
 
     def has_gone_on(self) -> bool:
@@ -107,7 +107,14 @@ class Writer:
         elif select.select([self._end], [], [], wait_s)[0]:
             self._waiting = messages.receive_order(self._end)
             if self._waiting is None:
-                self._orphaned_s = time.monotonic()
+                self._become_orphan()
+
+    def _become_orphan(self) -> None:
+        """Let go of the job's output: a launcher may wait until no process has it open."""
+        self._orphaned_s = time.monotonic()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
 
     def _report(self, report: Report | None) -> None:
         if report is not None:

@@ -48,6 +48,7 @@ class WriterProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, str(_HERE), *map(str, handles), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 pass_fds=handles,
                 env=_environment(),
                 start_new_session=True,  # an interrupt from the terminal is the job's
