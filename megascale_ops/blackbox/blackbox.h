@@ -189,6 +189,16 @@ struct megascale_box_collectives {
     char function[32];
 };
 
+#define MEGASCALE_BOX_FINDINGS_OFFSET 135168u
+#define MEGASCALE_BOX_FINDINGS_SLOTS 8u
+struct megascale_box_findings {
+    uint64_t sequence;
+    int64_t step;
+    double told_mono_s;
+    char fault[32];
+    char text[456];
+};
+
 #define MEGASCALE_BOX_EFFORTS_OFFSET 139264u
 #define MEGASCALE_BOX_EFFORTS_SLOTS 256u
 struct megascale_box_efforts {
@@ -378,6 +388,12 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, started_mono_ns)
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, ended_mono_ns) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, communicator) == 48);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, function) == 72);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_findings) == 512);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, told_mono_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, fault) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, text) == 56);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_efforts) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, gc_s) == 8);

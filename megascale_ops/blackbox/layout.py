@@ -140,7 +140,11 @@ STEPS = _ring("steps", 8192, 256, 80,
 COLLECTIVES = _ring("collectives", 28672, 1024, 104,
     "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
     "communicator:24", "function:32")  # fmt: skip
-# The page at 135168 is free: the progress of fused kernels is in files beside the box (``boards``).
+# What a rank's own checks have found, newest last: a record tells of one class of fault all that is so since then, one
+# without text that it is over. On a page that was free (the progress of fused kernels is in files beside the box,
+# ``boards``), so a reader or writer without it is of the same version.
+FINDINGS = _ring("findings", 135168, 8, 512,
+    "sequence:u64", "step:i64", "told_mono_s:f64", "fault:32", "text:456")  # fmt: skip
 # Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
 # so a reader that sees the step sees this as well.
 EFFORTS = _ring("efforts", 139264, 256, 40,
@@ -177,7 +181,7 @@ GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
     "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
 
 RINGS = (
-    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, EFFORTS),
+    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, FINDINGS, EFFORTS),
     *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
 )
 HOT_OFFSET = NOW.offset

@@ -29,6 +29,9 @@ from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manif
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.readers import Reading
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.trust import Trust, leave
+from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megascale_ops.checkpoint.ranks import Ranks
+    from megascale_ops.checkpoint.trust.check import Summary
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
@@ -76,10 +80,14 @@ class CheckpointManager:
             named again.
         allow_pickle: load a checkpoint of an older version, which is a pickle; None: as
             MEGASCALE_CHECKPOINT_ALLOW_PICKLE says (1: yes).
+        replicas: what ranks hold alike (data-parallel copies of weights and optimizer states) is compared at each save,
+            and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
+        replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
+        freshness: tell where no weight has changed since the save before though the optimizer has stepped.
 
     Raises:
-        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or the folder cannot
-            be written to.
+        UsageError: ``replicas`` is none of these, ``keep`` is less than 1, another number below 0, ``types`` has
+            something else, or the folder cannot be written to.
     """
 
     def __init__(
@@ -94,6 +102,9 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        replicas: Replicas = "check",
+        replicated: Iterable[str] = (),
+        freshness: bool = True,
     ) -> None:
         self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
         self.path = Path(path).absolute()
@@ -102,6 +113,7 @@ class CheckpointManager:
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
+        self._trust = Trust(replicas, replicated, freshness=freshness)
         storage.prepare_root(self.path)
 
     @classmethod
@@ -117,6 +129,9 @@ class CheckpointManager:
         types: Iterable[type] = (),
         pickled: Iterable[str] = (),
         allow_pickle: bool | None = None,
+        replicas: Replicas = "check",
+        replicated: Iterable[str] = (),
+        freshness: bool = True,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -129,7 +144,15 @@ class CheckpointManager:
             types=types,
             pickled=pickled,
             allow_pickle=allow_pickle,
+            replicas=replicas,
+            replicated=replicated,
+            freshness=freshness,
         )
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What the last save has found: replicas that differ, weights that do not move."""
+        return self._trust.alarms
 
     @property
     def keep(self) -> int:
@@ -184,6 +207,7 @@ class CheckpointManager:
             if chosen is None:
                 return -1
             self._read(chosen, state, ranks)
+        self._trust.restored()
         tell("restored", chosen.step)
         return chosen.step
 
@@ -212,13 +236,18 @@ class CheckpointManager:
                 storage.begin(self.path, step, number)
             return step, number
 
-        def write() -> list[FileEntry]:
+        def write() -> "tuple[list[FileEntry], Summary | None]":
             folder = storage.partial_folder(self.path, step, writer)
+            seen = self._trust.look(flat, state, ranks)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks)
+            return persist.digest_own(folder, ranks), seen
 
-        def seal(sealed: Manifest) -> None:
+        def seal(entries: Iterable[FileEntry], found: Findings | None) -> None:
             lock.confirm()
+            entries = (*entries, *leave(storage.partial_folder(self.path, step, writer), found))
+            files = tuple(sorted(entries, key=lambda entry: entry.name))
+            wall_s = time.time()
+            sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)
             storage.seal(self.path, sealed, writer)
 
         try:
@@ -226,15 +255,14 @@ class CheckpointManager:
             writer = prepared[0][1]
             _require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
-            files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
-            sealed = Manifest(
-                step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files, metric=metric
-            )
-            ranks.agree(doing, lambda: seal(sealed) if ranks.leads else None)
+            found = self._trust.conclude(step, [seen for _, seen in shares], ranks)
+            entries = [entry for own, _ in shares for entry in own]
+            ranks.agree(doing, lambda: seal(entries, found) if ranks.leads else None)
         except CheckpointError:
             if ranks.leads and lock.number:
                 storage.abandon(self.path, step, lock.number)
             raise
+        self._trust.sealed(step)
         if ranks.leads:
             self._delete_old(step, lock)
 

@@ -123,6 +123,13 @@ def _our_checkpoints(recording: Recording) -> None:
         sys.modules[module].observers.append(told)
 
     once_imported(module, listen)
+    alarms = "megascale_ops.checkpoint.trust.alarms"
+    found = guarded("the hook on what checkpoints find", recording.found)
+
+    def listen_to_alarms() -> None:
+        sys.modules[alarms].listeners.append(found)
+
+    once_imported(alarms, listen_to_alarms)
 
 
 def _collectives(recording: Recording) -> None:

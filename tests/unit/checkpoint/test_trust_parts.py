@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a state must be equal on all ranks is found by what the state's objects tell, and nothing is guessed."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from megascale_ops.checkpoint import contents
+from megascale_ops.checkpoint.trust.parts import Part, parts
+
+
+def described(state: dict[str, Any], *replicated: str) -> dict[str, Part]:
+    """What a save makes of a state, by key."""
+    flat = contents.take_apart({name: contents.capture(value) for name, value in state.items()})
+    return {part.key: part for part in parts(flat, state, replicated)}
+
+
+def kinds(state: dict[str, Any], *replicated: str) -> dict[str, str]:
+    """What each tensor is taken for."""
+    return {key: part.kind for key, part in described(state, *replicated).items() if "::" not in key}
+
+
+def model() -> nn.Sequential:
+    """A layer whose bias is frozen, and statistics."""
+    made = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    made[0].bias.requires_grad = False
+    return made
+
+
+def stepped(made: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer with moments."""
+    optimizer = torch.optim.Adam([parameter for parameter in made.parameters() if parameter.requires_grad])
+    made(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_parameters_and_moments_must_agree_and_buffers_need_not() -> None:
+    """Of a module and its optimizer; which parameters train is known."""
+    made = model()
+    found = described({"model": made, "optimizer": stepped(made)})
+
+    weights = {key: part.trains for key, part in found.items() if part.kind == "weight"}
+    assert weights == {"model.0.weight": True, "model.0.bias": False, "model.1.weight": True, "model.1.bias": True}
+    assert {key for key, part in found.items() if part.kind == "other" and "::" not in key} == {
+        *("model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked"),
+    }
+    assert {key.rpartition(".")[2] for key, part in found.items() if part.kind == "moment"} == {
+        *("step", "exp_avg", "exp_avg_sq"),
+    }
+    assert all(part.place == "" for part in found.values())
+
+
+def test_a_state_dict_is_known_by_where_its_tensors_lie() -> None:
+    """What ``state_dict`` gave shares its memory with the parameters of the optimizer beside it."""
+    made = model()
+    optimizer = stepped(made)
+
+    found = kinds({"model": made.state_dict(), "optimizer": optimizer.state_dict(), "taught by": optimizer})
+
+    assert found["model.0.weight"] == "weight"
+    assert found["model.0.bias"] == found["model.1.running_mean"] == "other"
+    assert found["optimizer.state.0.exp_avg"] == found["taught by.state.0.exp_avg"] == "moment"
+
+
+def test_what_nothing_tells_about_is_other_until_it_is_named() -> None:
+    """Tensors of the user's own; a name is of an entry, or of a place in it."""
+    state = {"average": {"w": torch.ones(2), "count": torch.ones(1)}, "generator": torch.get_rng_state()}
+
+    assert set(kinds(state).values()) == {"other"}
+    assert kinds(state, "average") == {"average.w": "named", "average.count": "named", "generator": "other"}
+    assert kinds(state, "average.w") == {"average.w": "named", "average.count": "other", "generator": "other"}
+    assert kinds(state, "aver") == kinds(state)
+
+
+def test_entries_whose_names_begin_alike_are_told_apart() -> None:
+    """``model`` and ``model.ema``: an entry may have a dot in its name."""
+    found = described({"model": {"w": torch.ones(1)}, "model.ema": {"w": torch.ones(1)}})
+
+    assert {key: part.entry for key, part in found.items() if "::" not in key} == {
+        "model.w": "model",
+        "model.ema.w": "model.ema",
+    }
