@@ -52,13 +52,15 @@ def digest(tensor: torch.Tensor) -> bytes:
 def block_sums(tensor: torch.Tensor) -> torch.Tensor:
     """The sums of a tensor, int64 of shape (2, blocks), on its device; 128 KiB of its elements for each block."""
     with torch.no_grad():
-        words = _words(tensor.detach().resolve_conj().resolve_neg())
-        whole = len(words) // WORDS
-        sums = torch.empty((2, -(-len(words) // WORDS)), dtype=torch.int64, device=words.device)
+        words, last = _words(tensor.detach().resolve_conj().resolve_neg())
+        whole = words.numel() // WORDS  # len() of a tensor is a function in Python
+        rest = words[whole * WORDS :] if last is None else torch.cat((words[whole * WORDS :], last))
+        count = rest.numel()
+        sums = torch.empty((2, whole + (count > 0)), dtype=torch.int64, device=words.device)
         if whole:
             _sum_rows(words[: whole * WORDS].view(whole, WORDS), sums[:, :whole])
-        if rest := len(words) - whole * WORDS:
-            _sum_rows(words[-rest:].view(1, rest), sums[:, whole:])
+        if count:
+            _sum_rows(rest.view(1, count), sums[:, whole:])
     return sums
 
 
@@ -75,27 +77,28 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's elements as int64; a view where its place in memory allows."""
+def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A tensor's elements as int64, a view where its place in memory allows; and a last word of a rest of bytes."""
     flat = _flat(tensor).view(torch.uint8)
-    whole = len(flat) - len(flat) % 8
+    size = flat.numel()
+    whole = size - size % 8
     aligned = flat if flat.storage_offset() % 8 == 0 and flat.data_ptr() % 8 == 0 else flat.clone()
     words = aligned[:whole].view(torch.int64)
-    if whole == len(flat):
-        return words
+    if whole == size:
+        return words, None
     last = torch.zeros(8, dtype=torch.uint8, device=flat.device)
-    last[: len(flat) - whole] = flat[whole:]
-    return torch.cat((words, last.view(torch.int64)))
+    last[: size - whole] = flat[whole:]
+    return words, last.view(torch.int64)
 
 
 def _sum_rows(rows: torch.Tensor, sums: torch.Tensor) -> None:
     """Sum up rows of words into ``sums``."""
-    low, high = (weights[: rows.shape[1]] for weights in _weights(rows.device))
+    low, high = _weights(rows.device, rows.shape[1])
     at_once = _CPU_ROWS if rows.device.type == "cpu" else _GPU_ROWS
     room = torch.empty_like(rows[:at_once])
-    for start in range(0, len(rows), at_once):
+    for start in range(0, rows.shape[0], at_once):
         part = rows[start : start + at_once]
-        upper = torch.bitwise_right_shift(part, 32, out=room[: len(part)])
+        upper = torch.bitwise_right_shift(part, 32, out=room[: part.shape[0]])
         if rows.device.type == "cpu":  # three times as fast as the products one by one; GPUs have none of integers
             torch.mv(part, low, out=sums[0, start : start + at_once])
             torch.mv(upper, high, out=sums[1, start : start + at_once])
@@ -104,8 +107,12 @@ def _sum_rows(rows: torch.Tensor, sums: torch.Tensor) -> None:
             torch.sum(upper.mul_(high), 1, out=sums[1, start : start + at_once])
 
 
-@lru_cache(maxsize=64)
-def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+@lru_cache(maxsize=1024)  # of small tensors a slice of the weights costs as much as the sums
+def _weights(device: torch.device, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first so many weights of either row."""
+    if count < WORDS:
+        low, high = _weights(device, WORDS)
+        return low[:count], high[:count]
     return tuple(torch.tensor(weights, dtype=torch.int64, device=device) for weights in _drawn())  # type: ignore[return-value]  # two
 
 

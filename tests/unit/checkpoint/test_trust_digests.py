@@ -138,3 +138,16 @@ def test_one_block_can_be_looked_at() -> None:
 
     assert torch.equal(elements_at(tensor, 1), raw(tensor)[BLOCK_BYTES : 2 * BLOCK_BYTES])
     assert torch.equal(elements_at(tensor.view(2, -1).t(), 0), raw(tensor.view(2, -1).t().contiguous())[:BLOCK_BYTES])
+
+
+def test_a_rest_of_bytes_makes_a_block_of_its_own_where_the_others_are_full() -> None:
+    """One byte more than a block: the sums are of two blocks, and a change of that byte is seen in the second."""
+    bytes_ = torch.zeros(BLOCK_BYTES + 1, dtype=torch.uint8)
+    before = block_sums(bytes_)
+    bytes_[-1] = 1
+
+    after = block_sums(bytes_)
+
+    assert before.shape == after.shape == (2, 2)
+    assert torch.equal(before[:, 0], after[:, 0])
+    assert not torch.equal(before[:, 1], after[:, 1])
