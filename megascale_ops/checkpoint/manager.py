@@ -238,7 +238,7 @@ class CheckpointManager:
 
         def write() -> "tuple[list[FileEntry], Summary | None]":
             folder = storage.partial_folder(self.path, step, writer)
-            seen = self._trust.look(flat, state, ranks)
+            seen = self._trust.look(self._trust.describe(flat, state, ranks))
             persist.write(folder, flat, ranks)
             return persist.digest_own(folder, ranks), seen
 

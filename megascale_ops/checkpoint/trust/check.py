@@ -5,11 +5,12 @@ Usually no rank sends more than it sends anyway: 40 bytes for each entry of the 
 what a save gathers. Only where they differ do the ranks in doubt send the digests of their tensors, then the sums of
 the blocks of those that differ, then one block: so a single flipped bit is told as that.
 
-    check = Check("check", watches_freshness=True)                 on each rank, as all that follows
-    look = check.look(parts, state, world_size=ranks.world_size)   parts may hold copies, also on another device
+    check = Check("check", watches_freshness=True)                       on each rank, as all that follows
+    described = check.describe(parts, state, world_size=ranks.world_size)   in the foreground: copies nothing
+    look = check.look(described, copies)                                 whenever, also in another thread
     summaries = ranks.gather(look.summary)
     found = check.conclude(step, summaries, look, ranks)
-    check.sealed(step, look)                                       once the checkpoint counts
+    check.sealed(step, look)                                             once the checkpoint counts
 """
 
 import hashlib
@@ -42,6 +43,15 @@ class Summary(NamedTuple):
     movements: tuple[freshness.Movement, ...]
     unchanged: tuple[str, ...]
     compared: int
+
+
+class Described(NamedTuple):
+    """What one rank is about to save: as it was when the save began."""
+
+    parts: Sequence[Part]
+    wanted: Sequence[Part]  # what is digested
+    optimizers: Mapping[str, tuple[freshness.Parameter, ...]]
+    compares: bool
 
 
 class Look(NamedTuple):
@@ -83,32 +93,51 @@ class Check:
         self._told_others = False
         self._steps = _Steps()
 
-    def look(self, parts: Sequence[Part], state: Mapping[str, Any], *, world_size: int) -> Look:
-        """Digest what this rank holds.
+    def describe(self, parts: Sequence[Part], state: Mapping[str, Any], *, world_size: int) -> Described:
+        """Choose what is digested, and ask optimizers for their learning rates; cheap.
 
         Args:
-            parts: what it holds, with tensors or copies of them.
-            state: as given to ``save``: its optimizers are asked for learning rates.
+            parts: what this rank holds.
+            state: as given to ``save``.
             world_size: how many ranks save together.
         """
         compares = self._replicas != "off" and world_size > 1
         moves = self._watches and any(is_optimizer(value) for value in state.values())
-        wanted = [part for part in parts if compares or (moves and part.kind in MUST_AGREE)]
-        found = dict(
-            zip((part.layout for part in wanted), digests.digests(part.tensor for part in wanted), strict=True)
-        )
-        fresh = self._fresh(wanted, state, found)
-        compared = [part for part in wanted if part.kind in MUST_AGREE] if compares else []
-        others = [part for part in wanted if part.kind not in MUST_AGREE] if compares and not self._told_others else []
+        wanted = [
+            part
+            for part in parts
+            if (part.kind in MUST_AGREE and (compares or moves)) or (compares and not self._told_others)
+        ]
+        optimizers = {
+            entry: _parameters(entry, value, parts, self._steps)
+            for entry, value in state.items()
+            if self._watches and is_optimizer(value)
+        }
+        return Described(parts, wanted, optimizers, compares)
+
+    def look(self, described: Described, copies: Mapping[str, torch.Tensor] | None = None) -> Look:
+        """Digest what this rank holds.
+
+        Args:
+            described: what that is.
+            copies: by key, what was copied of it meanwhile, on any device; None: the tensors themselves.
+        """
+        wanted = described.wanted
+        tensors = (part.tensor if copies is None else copies[part.key] for part in wanted)
+        found = dict(zip((part.layout for part in wanted), digests.digests(tensors), strict=True))
+        kept = {part.layout: found[part.layout] for part in wanted if part.kind in ("weight", "moment")}
+        fresh = freshness.Look(kept, {part.layout: part.key for part in wanted if part.trains}, described.optimizers)
+        compared = [part for part in wanted if part.kind in MUST_AGREE] if described.compares else []
         before = self._before.fresh if self._watches else None
         summary = Summary(
             _buckets(compared, found),
-            _buckets(others, found),
+            _buckets([part for part in wanted if part.kind not in MUST_AGREE], found),
             tuple(freshness.movements(before, fresh)),
             tuple(freshness.unchanged(before, fresh)),
             len(compared),
         )
-        return Look(parts, found, fresh, summary)
+        held = described.parts if copies is None else [part._replace(tensor=copies[part.key]) for part in wanted]
+        return Look(held, found, fresh, summary)
 
     def conclude(self, step: int, summaries: Sequence[Summary], look: Look, ranks: Ranks) -> Findings:
         """Hear of all ranks' summaries, ask on where they differ, and judge: the same on every rank.
@@ -163,16 +192,6 @@ class Check:
         changed = freshness.changed_among(still, self._before.fresh, look.fresh)
         return _Answer(_held(look, doubtful), _held(look, varied), tuple(sorted(changed)))
 
-    def _fresh(self, parts: Sequence[Part], state: Mapping[str, Any], found: Mapping[str, bytes]) -> freshness.Look:
-        kept = {part.layout: found[part.layout] for part in parts if part.kind in ("weight", "moment")}
-        trains = {part.layout: part.key for part in parts if part.trains}
-        optimizers: dict[str, tuple[freshness.Parameter, ...]] = {}
-        if self._watches:
-            for entry, value in state.items():
-                if is_optimizer(value):
-                    optimizers[entry] = _parameters(entry, value, parts, self._steps)
-        return freshness.Look(kept, trains, optimizers)
-
 
 class _Steps:
     """Counts the steps of optimizers that keep no state: the state of any other one tells that it has stepped."""
@@ -182,7 +201,8 @@ class _Steps:
 
     def of(self, optimizer: torch.optim.Optimizer) -> Mapping[int, int]:
         """Steps by number of the group since the optimizer was first seen: with gradients, and a rate above zero."""
-        if any(isinstance(value, torch.Tensor) for each in optimizer.state.values() for value in each.values()):
+        states = [each for each in optimizer.state.values() if isinstance(each, Mapping)]
+        if any(isinstance(value, torch.Tensor) for each in states for value in each.values()):
             return {}
         counts = self._counts.get(optimizer)
         if counts is None:
@@ -199,7 +219,11 @@ def _count(counts: dict[int, int], optimizer: torch.optim.Optimizer, *_: object)
 
 
 def _is_taught(group: Mapping[str, Any]) -> bool:
-    return float(group.get("lr", 1.0)) > 0.0
+    """Whether a group's learning rate is above zero; one of an optimizer's own kind tells nothing."""
+    try:
+        return float(group["lr"]) > 0.0
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _parameters(
@@ -217,7 +241,7 @@ def _parameters(
         at: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         for part in parts:
             if part.kind == "weight" and part.tensor.numel():
-                at[part.tensor.data_ptr(), part.tensor.numel() * part.tensor.element_size()].append(part.layout)
+                at[place_of(part.tensor)].append(part.layout)
         counts = steps.of(value)
         return tuple(
             freshness.Parameter(

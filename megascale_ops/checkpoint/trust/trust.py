@@ -4,9 +4,10 @@
 Importing this costs no torch; the first save that looks does.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from megascale_ops.checkpoint import storage
 from megascale_ops.checkpoint.manifest import FileEntry
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     import torch
 
     from megascale_ops.checkpoint.ranks import Ranks
-    from megascale_ops.checkpoint.trust.check import Check, Look, Summary
+    from megascale_ops.checkpoint.trust.check import Check, Described, Look, Summary
+
+T = TypeVar("T")
+
+_log = logging.getLogger("megascale_ops.checkpoint")
 
 
 class Trust:
@@ -43,8 +48,10 @@ class Trust:
         self._check: Check | None = None
         self._look: Look | None = None
 
-    def look(self, flat: "Mapping[str, torch.Tensor]", state: Mapping[str, Any], ranks: "Ranks") -> "Summary | None":
-        """Digest this rank's part of a state that is being saved; None where nothing is to be looked at."""
+    def describe(
+        self, flat: "Mapping[str, torch.Tensor]", state: Mapping[str, Any], ranks: "Ranks"
+    ) -> "Described | None":
+        """What this rank is about to save, copying nothing; None where nothing is to be looked at."""
         self._look = None
         if not self._freshness and (self._replicas == "off" or ranks.world_size == 1):
             return None
@@ -55,8 +62,28 @@ class Trust:
             return None  # nothing would tell that the weights should have moved
         if self._check is None:
             self._check = Check(self._replicas, watches_freshness=self._freshness)
-        self._look = self._check.look(parts(flat, state, self._replicated), state, world_size=ranks.world_size)
-        return self._look.summary
+        check, size = self._check, ranks.world_size
+        return self._tried(lambda: check.describe(parts(flat, state, self._replicated), state, world_size=size))
+
+    def look(
+        self, described: "Described | None", copies: "Mapping[str, torch.Tensor] | None" = None
+    ) -> "Summary | None":
+        """Digest what was described, or copies of it by key (of a DTensor its local part)."""
+        check = self._check
+        if described is None or check is None:
+            return None
+        self._look = self._tried(lambda: check.look(described, copies))
+        return self._look.summary if self._look is not None else None
+
+    def _tried(self, work: Callable[[], T]) -> T | None:
+        """Do work; a tensor or optimizer of an unknown kind must not cost a checkpoint, unless it is to be refused."""
+        try:
+            return work()
+        except Exception:  # that is what a user's own kinds may raise
+            if self._replicas == "refuse":
+                raise
+            _log.exception("what is saved could not be looked at, so nothing is compared; the checkpoint is saved")
+            return None
 
     def conclude(self, step: int, summaries: "Sequence[Summary | None]", ranks: "Ranks") -> Findings | None:
         """Judge what all ranks have seen, and tell of what is not well; every rank must call.

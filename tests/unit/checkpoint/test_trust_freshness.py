@@ -231,6 +231,32 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
     assert not (tmp_path / "step-00000002" / alarms.FILE_NAME).exists()
 
 
+class Odd(torch.optim.SGD):
+    """An optimizer whose learning rates are of its own kind, and which lists no parameters as others do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:  # noqa: ANN401  as torch's
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group["lr"] = "fast"
+
+
+def test_an_optimizer_of_an_unknown_kind_costs_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A rate that is no number tells nothing; what can't be looked at is logged, and saved."""
+    job = Job(tmp_path)
+    job.optimizer = Odd(job.model.parameters(), 0.1)
+    job.save()
+    job.step += 1
+    assert job.save() == []
+    del job.optimizer.param_groups[0]["params"]
+    job.step += 1
+    broken = {"state": {}, "param_groups": 5}
+
+    job.manager.save(job.step, {"model": job.model, "optimizer": broken})
+
+    assert "what is saved could not be looked at" in caplog.text
+    assert (tmp_path / "step-00000002" / "manifest.json").exists()
+
+
 def test_a_listener_that_fails_costs_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is removed, and that is told."""
 

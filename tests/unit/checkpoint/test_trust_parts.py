@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from megascale_ops.checkpoint import contents
+from megascale_ops.checkpoint.trust.check import Check
 from megascale_ops.checkpoint.trust.parts import Part, parts
 
 
@@ -82,3 +83,30 @@ def test_entries_whose_names_begin_alike_are_told_apart() -> None:
         "model.w": "model",
         "model.ema.w": "model.ema",
     }
+
+
+def test_copies_are_looked_at_as_what_they_were_copied_from() -> None:
+    """Described in the foreground, digested later from copies, when the state itself has moved on."""
+    made = model()
+    optimizer = stepped(made)
+    state = {"model": made, "optimizer": optimizer}
+
+    def flat() -> dict[str, torch.Tensor]:
+        return contents.take_apart({name: contents.capture(value) for name, value in state.items()})
+
+    check, live = Check("check", watches_freshness=True), Check("check", watches_freshness=True)
+    looks = []
+    for _ in range(2):
+        described = check.describe(parts(flat(), state), state, world_size=2)
+        copies = {key: tensor.detach().clone() for key, tensor in flat().items()}
+        plain = live.look(live.describe(parts(flat(), state), state, world_size=2))
+        made(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        look = check.look(described, copies)
+        looks.append((look.summary, plain.summary))
+        check.sealed(1, look)
+        live.sealed(1, plain)
+
+    assert all(of_copies == of_itself for of_copies, of_itself in looks)
+    (movement,) = looks[1][0].movements
+    assert (movement.should_change, movement.have_changed) == (True, True)
