@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a state must be equal on all ranks is found by what the state's objects tell, and nothing is guessed."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from megascale_ops.checkpoint import contents
 from megascale_ops.checkpoint.trust.check import Check
-from megascale_ops.checkpoint.trust.parts import Part, parts
+from megascale_ops.checkpoint.trust.parts import Part, local, parts
 
 
 def described(state: dict[str, Any], *replicated: str) -> dict[str, Part]:
@@ -110,3 +110,61 @@ def test_copies_are_looked_at_as_what_they_were_copied_from() -> None:
     assert all(of_copies == of_itself for of_copies, of_itself in looks)
     (movement,) = looks[1][0].movements
     assert (movement.should_change, movement.have_changed) == (True, True)
+
+
+class Placed:
+    """How a tensor is cut along one dimension of a mesh, as torch's placements tell it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def is_partial(self) -> bool:
+        """Whether it waits to be summed up."""
+        return self.kind == "P"
+
+    def is_replicate(self) -> bool:
+        """Whether it is whole on each rank."""
+        return self.kind == "R"
+
+    def __repr__(self) -> str:
+        return self.kind
+
+
+class Mesh:
+    """A mesh of two by two, and where this rank is in it; nowhere for None."""
+
+    def __init__(self, at: list[int] | None) -> None:
+        self._at = at
+
+    def get_coordinate(self) -> list[int] | None:
+        """This rank's coordinates."""
+        return self._at
+
+    def size(self, dim: int) -> int:
+        """Ranks along a dimension."""
+        return 2 + dim * 0
+
+
+class Distributed:
+    """A tensor over a mesh."""
+
+    def __init__(self, kinds: str, at: list[int] | None) -> None:
+        self.placements, self.device_mesh = [Placed(kind) for kind in kinds], Mesh(at)
+
+    def to_local(self) -> torch.Tensor:
+        """This rank's part."""
+        return torch.ones(2)
+
+
+def test_replicas_are_the_ranks_along_dimensions_that_replicate() -> None:
+    """Their places are equal; those of other shards are not. What is summed up later is compared with nothing."""
+    places = {
+        (kinds, *at): held[0] if (held := local(cast("torch.Tensor", Distributed(kinds, at)))) is not None else None
+        for kinds in ("RS", "RR", "PS")
+        for at in ([0, 0], [1, 0], [0, 1])
+    }
+
+    assert places["RS", 0, 0] == places["RS", 1, 0] != places["RS", 0, 1]
+    assert places["RR", 0, 0] == places["RR", 1, 0] == places["RR", 0, 1] != ""
+    assert {places["PS", *at] for at in ((0, 0), (1, 0), (0, 1))} == {None}
+    assert local(cast("torch.Tensor", Distributed("RS", None))) is None
