@@ -189,8 +189,8 @@ struct megascale_box_collectives {
     char function[32];
 };
 
-#define MEGASCALE_BOX_FINDINGS_OFFSET 135168u
-#define MEGASCALE_BOX_FINDINGS_SLOTS 8u
+#define MEGASCALE_BOX_FINDINGS_OFFSET 135424u
+#define MEGASCALE_BOX_FINDINGS_SLOTS 7u
 struct megascale_box_findings {
     uint64_t sequence;
     int64_t step;

@@ -141,9 +141,9 @@ COLLECTIVES = _ring("collectives", 28672, 1024, 104,
     "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
     "communicator:24", "function:32")  # fmt: skip
 # What a rank's own checks have found, newest last: a record tells of one class of fault all that is so since then, one
-# without text that it is over. On a page that was free (the progress of fused kernels is in files beside the box,
-# ``boards``), so a reader or writer without it is of the same version.
-FINDINGS = _ring("findings", 135168, 8, 512,
+# without text that it is over. Behind the first 256 bytes of a page that was free (the progress of fused kernels is in
+# files beside the box, ``boards``), so a reader or writer without it is of the same version.
+FINDINGS = _ring("findings", 135424, 7, 512,
     "sequence:u64", "step:i64", "told_mono_s:f64", "fault:32", "text:456")  # fmt: skip
 # Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
 # so a reader that sees the step sees this as well.

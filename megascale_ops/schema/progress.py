@@ -36,7 +36,7 @@ from megascale_ops.schema.ranges import (
 MOST_WORK = 32
 # 64: one for each pattern of the table, with room.
 MOST_LAST_WORDS = 64
-# 8: a black box keeps so many.
+# 8: a black box keeps seven.
 MOST_RANK_FINDINGS = 8
 # The phases that the recorder finds by itself; a script may declare others by any name up to 31 bytes.
 PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
