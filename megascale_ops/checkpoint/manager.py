@@ -29,6 +29,7 @@ from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manif
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.readers import Reading
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.trust import Trust, leave
 from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
@@ -294,6 +295,8 @@ class CheckpointManager:
         assert sealed is not None, "a checkpoint without a manifest does not verify"
         if ranks.leads and sealed.version <= manifest.LAST_PICKLED and self._allowed.old_pickles:
             _log.warning("unpickling %s, which an older version wrote: that runs what its writer wanted", folder)
+        if ranks.leads:
+            alarms.remind(folder)
         doing = f"restoring step {chosen.step} from {folder}"
         ranks.agree(doing, lambda: persist.read_into(folder, sealed, state, self._allowed))
         ranks.agree(doing, lambda: latest.require_unchanged(folder, chosen) if ranks.leads else None)

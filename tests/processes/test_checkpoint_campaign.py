@@ -25,7 +25,7 @@ def play(kills: int, damages: int, script: Path = SCRIPT) -> subprocess.Complete
         text=True,
         timeout=590,
         check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"},
     )
 
 

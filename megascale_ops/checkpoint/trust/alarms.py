@@ -58,6 +58,15 @@ def read(folder: Path) -> Findings | None:
         return None
 
 
+def remind(folder: Path) -> None:
+    """Log what the save of a checkpoint that is restored now had found of it."""
+    found = read(folder)
+    if found is None:
+        return
+    for alarm in found.alarms:
+        _log.warning("what is restored was told of when it was saved, at step %d: %s", found.step, alarm.text)
+
+
 def encode(findings: Findings) -> bytes:
     """The bytes of ``trust.json``."""
     return msgspec.json.format(msgspec.json.encode(findings), indent=2) + b"\n"

@@ -63,7 +63,7 @@ class Job:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_weights_that_stand_still_are_told(tmp_path: Path, kind: str) -> None:
+def test_weights_that_stand_still_are_told(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """At the save that finds it, not at those before nor after; an optimizer without any state counts its steps."""
     job = Job(tmp_path, kind)
     job.train()
@@ -77,6 +77,8 @@ def test_weights_that_stand_still_are_told(tmp_path: Path, kind: str) -> None:
 
     assert "'optimizer' has changed by a bit between steps 2 and 3" in alarm.text
     assert job.found().alarms == (alarm,)
+    CheckpointManager(tmp_path).restore({"model": job.model})
+    assert "what is restored was told of when it was saved, at step 3: no parameter" in caplog.text
     job.train()
     assert job.save() == []
 

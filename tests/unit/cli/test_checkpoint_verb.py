@@ -121,6 +121,7 @@ def test_verify_tells_what_a_save_has_found(tmp_path: Path, capsys: pytest.Captu
         "  when it was saved: rank 3 holds other values",
         "  2 parameters that train have not changed since step 30: model.a, model.b",
     ]
+    assert "sealed; told at its save: silent corruption" in " ".join(said(capsys, "ls", tmp_path)[1].split())
     (one,) = told["checkpoints"]
     assert (one["alarms"][0]["ranks"], one["unchanged"], one["since"]) == ([3], ["model.a", "model.b"], 30)
 
