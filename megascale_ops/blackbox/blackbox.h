@@ -174,6 +174,16 @@ struct megascale_box_saves {
     uint64_t failed;
 };
 
+#define MEGASCALE_BOX_FINDINGS_OFFSET 5632u
+#define MEGASCALE_BOX_FINDINGS_SLOTS 5u
+struct megascale_box_findings {
+    uint64_t sequence;
+    int64_t step;
+    double told_mono_s;
+    char fault[32];
+    char text[456];
+};
+
 #define MEGASCALE_BOX_STEPS_OFFSET 8192u
 #define MEGASCALE_BOX_STEPS_SLOTS 256u
 struct megascale_box_steps {
@@ -393,6 +403,12 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sealed_step) == 32);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sealed_wall_s) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, in_flight) == 48);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, failed) == 56);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_findings) == 512);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, told_mono_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, fault) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, text) == 56);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_steps) == 80);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, step) == 8);

@@ -19,6 +19,7 @@ from megascale_ops.blackbox.layout import (
     COLLECTIVES,
     ERROR,
     FILE_BYTES,
+    FINDINGS,
     FLAG_ABSOLUTE,
     GPU_STEPS,
     HOT_BYTES,
@@ -52,7 +53,7 @@ from megascale_ops.blackbox.steps import Steps, gpu_steps
 from megascale_ops.blackbox.trails import trail_of
 from megascale_ops.blackbox.values import finite, name_of, text
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import CollectivePosition, Progress, RankError, Trail
+from megascale_ops.schema.progress import CollectivePosition, Progress, RankError, RankFinding, Trail
 
 # A pulse that something else has written over must still fit into a message.
 _MOST_WANDERED = 1 << 31
@@ -88,6 +89,8 @@ class BoxReader:
         self._beat: Slot | None = None
         self._kept: dict[str, tuple[bytes, Slot | None]] = {}
         self._steps = Steps(self._read)
+        self._findings_raw = b""
+        self._findings: tuple[RankFinding, ...] = ()
 
     def identity(self) -> BoxIdentity:
         """Return whose box it is, with the worker server's path and the place in the mesh as they are now."""
@@ -145,6 +148,21 @@ class BoxReader:
         if told != TOLD_ERROR:  # from an older writer, whose message may reach into this field
             return RankError(type=text(kind), message=text(message), where=text(where), step=step)
         return RankError(text(kind), text(message), text(where), step, text(thread), finite(raised_s))
+
+    def findings(self) -> tuple[RankFinding, ...]:
+        """Return what the rank's own checks have found and has not ended since, by class of fault."""
+        raw = self._read(FINDINGS.offset, FINDINGS.size)
+        if raw != self._findings_raw:
+            newest = {slot.fields[2]: slot.fields for slot in whole_slots(FINDINGS, self._read)}
+            self._findings_raw, self._findings = (
+                raw,
+                tuple(
+                    RankFinding(name_of(fault), step, text(words), finite(told_s))
+                    for fault, (step, told_s, _, words) in sorted(newest.items())
+                    if text(words)
+                ),
+            )
+        return self._findings
 
     def steps(self, last: int = STEPS.slots) -> list[StepRecord]:
         """Return up to ``last`` finished steps, oldest first."""

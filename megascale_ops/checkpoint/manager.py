@@ -13,7 +13,6 @@ together, each a share of its files; if anything is wrong they all fall back to 
 """
 
 import logging
-import math
 import os
 import time
 import uuid
@@ -30,11 +29,17 @@ from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.background import unfinished
 from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
+from megascale_ops.checkpoint.metric import measured
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers import identity
 from megascale_ops.checkpoint.tiers.filesystems import is_url
 from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
+from megascale_ops.checkpoint.trust import alarms
+from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.trust import Trust, leave
+from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
+from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from megascale_ops.checkpoint.ranks import Ranks
     from megascale_ops.checkpoint.tiers.local_store import LocalStore
     from megascale_ops.checkpoint.tiers.remote import RemoteStore
+    from megascale_ops.checkpoint.trust.check import Summary
 
 Mode = Literal["sync", "async", "overlapped"]
 
@@ -93,9 +99,13 @@ class CheckpointManager:
             the same, and what only an optimizer in the state overwrites may still be copied from the GPU; its next step
             waits. A save to the local tier is whole when ``save`` returns, in every mode.
         deadline_s: a save in the background is given up when nothing was written for so long.
+        replicas: what ranks hold alike (data-parallel copies of weights and optimizer states) is compared at each save,
+            and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
+        replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
+        freshness: tell where no weight has changed since the save before though the optimizer has stepped.
 
     Raises:
-        UsageError: ``mode`` is another word or not ``sync`` for a URL, ``keep`` is less than 1, another number below 0,
+        UsageError: ``mode`` or ``replicas`` is another word, ``mode`` is not ``sync`` for a URL, ``keep`` is less than 1, another number below 0,
             ``types`` has something else, or a folder cannot be written to.
     """
 
@@ -115,6 +125,9 @@ class CheckpointManager:
         shared_every: int = 1,
         mode: Mode = "sync",
         deadline_s: float = 600.0,
+        replicas: Replicas = "check",
+        replicated: Iterable[str] = (),
+        freshness: bool = True,
     ) -> None:
         if mode not in get_args(Mode):
             raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
@@ -129,15 +142,20 @@ class CheckpointManager:
         self._deadline_s = deadline_s
         self._log_of_saves = SaveLog()
         self._background: BackgroundSaver | None = None
+        self._trust = Trust(replicas, replicated, freshness=freshness)
+        self._unsettled: Watch | None = None  # of a save in the background, until it is known whether it counts
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
         if is_url(path) and mode != "sync":
             raise UsageError(
-                f"mode={mode!r} writes to a folder and {path} is a URL: give a folder that all nodes see, or leave mode out"
+                f"mode={mode!r} writes to a folder, and {path} is a URL: give a folder that all nodes see, "
+                "or leave mode out"
             )
         if is_url(path):
-            self._remote = _remote_store(self._said)
+            from megascale_ops.checkpoint.tiers.remote import RemoteStore  # costs torch and fsspec
+
+            self._remote = RemoteStore(self._said)
         else:
             storage.prepare_root(self.path)
         if shared_every < 1:
@@ -165,6 +183,9 @@ class CheckpointManager:
         shared_every: int = 1,
         mode: Mode = "sync",
         deadline_s: float = 600.0,
+        replicas: Replicas = "check",
+        replicated: Iterable[str] = (),
+        freshness: bool = True,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -181,7 +202,15 @@ class CheckpointManager:
             shared_every=shared_every,
             mode=mode,
             deadline_s=deadline_s,
+            replicas=replicas,
+            replicated=replicated,
+            freshness=freshness,
         )
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What the last save has found: replicas that differ, weights that do not move."""
+        return self._trust.alarms
 
     @property
     def keep(self) -> int:
@@ -223,12 +252,19 @@ class CheckpointManager:
         began_s = time.monotonic()
         try:
             ranks = self._ranks()
+            watch = Watch(self._trust, step, state, ranks)
+            counts = False
             if to_local:
-                self._local().save(step, state, self._allowed, ranks)
+                counts = self._local().save(step, state, self._allowed, ranks, watch)
                 self._last_local = step
             if to_shared:
-                self._save_shared(step, state, ranks, _measured(step, metric))
+                self._save_shared(watch, measured(step, metric))
                 self._last_shared = step
+            if counts or self._mode == "sync":
+                watch.sealed()
+                self._unsettled = None
+            elif to_shared:
+                self._unsettled = watch.without_tensors()
         except CheckpointError:
             self._log_of_saves.fail()
             raise
@@ -258,7 +294,7 @@ class CheckpointManager:
 
         ranks = self._ranks()
         if self._background is not None:
-            self._background.settle(ranks)
+            self._settle(self._background, ranks)
         if ranks.leads:
             self._look_for_writers(ranks)
         self.skipped = []
@@ -271,6 +307,8 @@ class CheckpointManager:
         if chosen is None:
             return -1
         self._last_local, self._last_shared = chosen.step, search.newest_shared
+        self._trust.restored()
+        self._unsettled = None
         tell("restored", chosen.step)
         return chosen.step
 
@@ -302,7 +340,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: the last save in the background failed, or was given up.
         """
-        background, self._background = self._background, None
+        background, self._background, self._unsettled = self._background, None, None
         is_well = False
         try:
             if background is not None:
@@ -332,17 +370,18 @@ class CheckpointManager:
 
         return Ranks(self._process_group)
 
-    def _save_shared(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+    def _save_shared(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
         if self._remote is None:
-            (self._save if self._mode == "sync" else self._save_behind)(step, state, ranks, metric)
+            (self._save if self._mode == "sync" else self._save_behind)(watch, metric)
             return
         damaged = [report.path for report in self.skipped]
-        self._remote.save(step, state, self._allowed, ranks, metric=metric, rule=self.rule, damaged=damaged)
+        self._remote.save(watch, self._allowed, metric=metric, rule=self.rule, damaged=damaged)
 
-    def _save(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+    def _save(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
         from megascale_ops.checkpoint import contents, persist
         from megascale_ops.checkpoint.ranks import require_one_step
 
+        step, state, ranks = watch.step, watch.state, watch.ranks
         doing = f"saving step {step} to {self.path}"
         lock = writer_lock.lock_of(self.path)
         flat: dict[str, torch.Tensor] = {}
@@ -356,13 +395,18 @@ class CheckpointManager:
                 storage.begin(self.path, step, number)
             return step, number
 
-        def write() -> list[FileEntry]:
+        def write() -> "tuple[list[FileEntry], Summary | None]":
             folder = storage.partial_folder(self.path, step, writer)
+            seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks)
+            return persist.digest_own(folder, ranks), seen
 
-        def seal(sealed: Manifest) -> None:
+        def seal(entries: Iterable[FileEntry], found: Findings | None) -> None:
             lock.confirm()
+            entries = (*entries, *leave(storage.partial_folder(self.path, step, writer), found))
+            files = tuple(sorted(entries, key=lambda entry: entry.name))
+            wall_s = time.time()
+            sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)
             storage.seal(self.path, sealed, writer)
 
         try:
@@ -370,11 +414,9 @@ class CheckpointManager:
             writer = prepared[0][1]
             require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
-            files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
-            sealed = Manifest(
-                step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files, metric=metric
-            )
-            ranks.agree(doing, lambda: seal(sealed) if ranks.leads else None)
+            found = watch.conclude([seen for _, seen in shares])
+            entries = [entry for own, _ in shares for entry in own]
+            ranks.agree(doing, lambda: seal(entries, found) if ranks.leads else None)
         except CheckpointError:
             if ranks.leads and lock.number:
                 storage.abandon(self.path, step, lock.number)
@@ -382,12 +424,13 @@ class CheckpointManager:
         if ranks.leads:
             deletion.after_save(self.path, self.rule, step, self._damaged(), lock.confirm)
 
-    def _save_behind(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+    def _save_behind(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
         """Copy the state and let the writer processes do what ``_save`` does."""
         from megascale_ops.checkpoint import contents
         from megascale_ops.checkpoint.background.saver import BackgroundSaver, Save
         from megascale_ops.checkpoint.ranks import require_one_step
 
+        step, state, ranks = watch.step, watch.state, watch.ranks
         if self._background is None:
             self._background = BackgroundSaver(
                 self.path,
@@ -397,7 +440,7 @@ class CheckpointManager:
                 log=self._log_of_saves,
             )
         saver, doing = self._background, f"saving step {step} to {self.path}"
-        saver.settle(ranks)
+        self._settle(saver, ranks)
         lock = writer_lock.lock_of(self.path)
         flat: dict[str, torch.Tensor] = {}
 
@@ -416,9 +459,23 @@ class CheckpointManager:
         require_one_step(doing, [each[0] for each in prepared])
         outlines = [each[3] for each in prepared]
         staged: list[Staged] = []
-        ranks.agree(doing, lambda: staged.append(saver.stage(flat, ranks, outlines)))
+
+        def stage() -> "Summary | None":
+            seen = watch.look(flat)  # while the GPU copies what was started
+            staged.append(saver.stage(flat, ranks, outlines))
+            return seen
+
+        found = watch.conclude(ranks.agree(doing, stage))
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
-        saver.launch(Save(prepared[0][2], prepared[0][1], sealed), staged[0], ranks, self._damaged())
+        said = b"" if found is None or not ranks.leads else alarms.encode(found)
+        saver.launch(Save(prepared[0][2], prepared[0][1], sealed, said), staged[0], ranks, self._damaged())
+
+    def _settle(self, saver: "BackgroundSaver", ranks: "Ranks") -> None:
+        """End the save in flight, on all ranks; what it has looked at is what the next one is held against."""
+        saver.settle(ranks)
+        watch, self._unsettled = self._unsettled, None
+        if watch is not None and not saver.failure:
+            watch.sealed()
 
     def _is_in_flight(self) -> bool:
         return self._background is not None and self._background.is_in_flight
@@ -439,21 +496,3 @@ class CheckpointManager:
             return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":
             _log.warning("this process can restore from %s and will not be able to save: %s", self._said, answer.reason)
-
-
-def _remote_store(url: str) -> "RemoteStore":
-    """Checkpoints below a URL; importing what is behind it costs torch and fsspec."""
-    from megascale_ops.checkpoint.tiers.remote import RemoteStore
-
-    return RemoteStore(url)
-
-
-def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
-    """What a manifest says of a metric."""
-    if metric is None:
-        return msgspec.UNSET
-    number = float(metric)
-    if not math.isfinite(number):
-        _log.warning("the metric of step %d is %s, so the checkpoint is saved without", step, number)
-        return msgspec.UNSET
-    return number

@@ -25,6 +25,8 @@ class Progress(NamedTuple):
 
 
 ProgressObserver = Callable[[Progress], None]
+
+
 class Saves(msgspec.Struct, frozen=True):
     """What this process knows of its saves; the newest save is not over as long as one is in flight."""
 
@@ -62,6 +64,11 @@ def tell(event: Event, step: int) -> None:
 def tell_saves(saves: Saves) -> None:
     """The same for what is known of the saves."""
     _call(saves_observers, f"the save of step {saves.step}", saves)
+
+
+def tell_progress(progress: Progress) -> None:
+    """The same for how far a restore has come."""
+    _call(progress_observers, f"the restore of step {progress.step}", progress)
 
 
 def _call(listening: list[Any], at: str, *told: object) -> None:

@@ -130,6 +130,13 @@ def _our_checkpoints(recording: Recording) -> None:
         sys.modules[module].saves_observers.append(known)
 
     once_imported(module, listen)
+    alarms = "megascale_ops.checkpoint.trust.alarms"
+    found = guarded("the hook on what checkpoints find", recording.found)
+
+    def listen_to_alarms() -> None:
+        sys.modules[alarms].listeners.append(found)
+
+    once_imported(alarms, listen_to_alarms)
 
 
 def _collectives(recording: Recording) -> None:

@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         sealed: the manifest but for its files and its time.
         rule: what stays when this one is sealed.
         damaged: paths of checkpoints that are known not to verify.
+        found: ``trust.json``; of the leading rank only, where the save has looked.
     """
 
     token: str
@@ -54,6 +55,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     sealed: Manifest
     rule: Rule
     damaged: tuple[str, ...] = ()
+    found: bytes = b""
 
     @property
     def leads(self) -> bool:

@@ -53,6 +53,7 @@ class Save(NamedTuple):
     token: str
     writer: int
     sealed: Manifest  # but for its files and its time
+    found: bytes = b""  # of the leading rank: the file of what was found of the state; empty: none
 
 
 class _Part(NamedTuple):
@@ -171,6 +172,7 @@ class BackgroundSaver:
             buffer_bytes=staged.size_bytes,
             files=staged.images,
             plan=staged.plan,
+            found=save.found,
             sealed=save.sealed,
             rule=self._rule,
             damaged=tuple(sorted(damaged)),

@@ -21,6 +21,7 @@ from megascale_ops.checkpoint.background.shares import Begun, Share
 from megascale_ops.checkpoint.background.written_file import write_file
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import EchoError
+from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.errors import CheckpointError
 
 # 600 s without a new byte in the folder: slower storage is broken storage.
@@ -91,6 +92,9 @@ class SharedSave:
             if job.plan:
                 path = self._folder / plan.FILE_NAME
                 entries.append(write_file(path, memoryview(job.plan), pool, self._hear))
+            if job.found:
+                path = self._folder / alarms.FILE_NAME
+                entries.append(write_file(path, memoryview(job.found), pool, self._hear))
         self._own = tuple(entries)
         shares.tell(self._folder, Share(job.token, job.rank, self._own))
         return sum(entry.size_bytes for entry in entries)

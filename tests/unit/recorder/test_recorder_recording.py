@@ -11,6 +11,7 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.checkpoint.trust.verdicts import Alarm
 from megascale_ops.recorder.recording.recording import Recording
 
 
@@ -302,3 +303,24 @@ def test_a_child_writes_nothing(box: tuple[Recording, BoxReader]) -> None:
     recording.checkpoint("restored", 3)
 
     assert reader.raw() == before
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, ["stale_weights"]), (1, ["silent_corruption"]), (2, [])])
+def test_what_a_checkpoint_finds_is_told_by_whom_it_is_about(tmp_path: Path, rank: int, said: list[str]) -> None:
+    """Of the whole job by rank 0, from whichever thread saves; what is over is over in the box as well."""
+    identity = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=3, pid=1, start_ticks=1, round=1)
+    recording, alarms = (
+        Recording(BoxWriter.create(tmp_path, identity), rank),
+        [
+            Alarm("silent_corruption", (1,), "rank 1 differs"),
+            Alarm("stale_weights", (), "nothing moves"),
+        ],
+    )
+    reader = BoxReader(tmp_path / "0.box")
+
+    in_thread(lambda: recording.found(7, alarms))
+    assert [one.fault for one in reader.findings()] == said
+    recording.found(8, alarms)
+    assert {one.step for one in reader.findings()} <= {7}
+    recording.found(9, [])
+    assert reader.findings() == ()
