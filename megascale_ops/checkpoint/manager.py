@@ -105,8 +105,8 @@ class CheckpointManager:
         freshness: tell where no weight has changed since the save before though the optimizer has stepped.
 
     Raises:
-        UsageError: ``mode`` or ``replicas`` is another word, ``mode`` is not ``sync`` for a URL, ``keep`` is less than 1, another number below 0,
-            ``types`` has something else, or a folder cannot be written to.
+        UsageError: ``mode`` or ``replicas`` is another word, ``mode`` is not ``sync`` for a URL, ``keep`` is less than
+            1, another number below 0, ``types`` has something else, or a folder cannot be written to.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class CheckpointManager:
                 "or leave mode out"
             )
         if is_url(path):
-            from megascale_ops.checkpoint.tiers.remote import RemoteStore  # costs torch and fsspec
+            from megascale_ops.checkpoint.tiers import remote  # costs torch and fsspec
 
-            self._remote = RemoteStore(self._said)
+            self._remote = remote.RemoteStore(self._said)
         else:
             storage.prepare_root(self.path)
         if shared_every < 1:

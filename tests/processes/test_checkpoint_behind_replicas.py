@@ -75,8 +75,6 @@ def test_a_save_that_is_refused_leaves_nothing_in_any_tier(ranks: list[dict[str,
         assert "saving step 4 is refused" in rank["refused"]["errors"]["4"]
         assert (rank["refused"]["restored"], rank["refused"]["is right"]) == (6, True)
 
-    assert not [path for path in (folder / "refused").rglob("step-00000004*")]
-    assert [path.name for path in (folder / "refused" / "shared").glob("step-*")] == [
-        "step-00000001",
-        "step-00000006",
-    ] or [path.name for path in (folder / "refused" / "shared").glob("step-*")] == ["step-00000006", "step-00000001"]
+    assert not list((folder / "refused").rglob("step-00000004*"))
+    # 6 is on the node only
+    assert {path.name for path in (folder / "refused" / "shared").glob("step-*")} == {"step-00000001", "step-00000005"}

@@ -157,22 +157,16 @@ class RemoteStore:
             passing.append(Path(tempfile.mkdtemp(prefix="megascale-checkpoint-")))
             return step, f"{storage.final_folder(Path(), step).name}/{uuid.uuid4().hex}"
 
-        def upload(entries: Sequence[FileEntry]) -> None:
-            for entry in entries:
-                local = passing[0] / entry.name
-                self.store.upload(str(local), f"{folder}/{entry.name}", entry.size_bytes)
-                local.unlink()
-
         def write() -> tuple[list[FileEntry], Summary | None]:
             seen = watch.look(flat)
             persist.write(passing[0], flat, ranks)
             entries = persist.digest_own(passing[0], ranks)
-            upload(entries)
+            self._upload(passing[0], folder, entries)
             return entries, seen
 
         def seal(entries: list[FileEntry], found: Findings | None) -> None:
             more = leave(passing[0], found)
-            upload(more)
+            self._upload(passing[0], folder, more)
             files = tuple(sorted((*entries, *more), key=lambda entry: entry.name))
             self.lock.confirm()
             sealed = msgspec.structs.replace(persist.sealed_of(step, ranks.world_size, files), metric=metric)
@@ -187,15 +181,26 @@ class RemoteStore:
             written = [entry for own, _ in shares for entry in own]
             ranks.lead(doing, lambda: seal(written, found))
         except CheckpointError:
-            if ranks.leads and folder:
-                with suppress(OSError):
-                    self.store.delete(folder)
+            self._abandon(folder if ranks.leads else "")
             raise
         finally:
             for each in passing:
                 shutil.rmtree(each, ignore_errors=True)
         if ranks.leads:
             self._delete_old(step, folder, rule, frozenset(damaged))
+
+    def _upload(self, passing: Path, folder: str, entries: Sequence[FileEntry]) -> None:
+        """Upload files; each is removed at once."""
+        for entry in entries:
+            local = passing / entry.name
+            self.store.upload(str(local), f"{folder}/{entry.name}", entry.size_bytes)
+            local.unlink()
+
+    def _abandon(self, folder: str) -> None:
+        """Delete what a save that failed has left; the next one does it otherwise."""
+        if folder:
+            with suppress(OSError):
+                self.store.delete(folder)
 
     def _delete_old(self, step: int, newest: str, rule: Rule, damaged: frozenset[str]) -> None:
         try:
