@@ -161,6 +161,29 @@ struct megascale_box_server {
     char padding[8];
 };
 
+#define MEGASCALE_BOX_SAVES_OFFSET 5440u
+#define MEGASCALE_BOX_SAVES_SLOTS 3u
+struct megascale_box_saves {
+    uint64_t sequence;
+    int64_t step;
+    double stall_s;
+    double write_s;
+    int64_t sealed_step;
+    double sealed_wall_s;
+    uint64_t in_flight;
+    uint64_t failed;
+};
+
+#define MEGASCALE_BOX_FINDINGS_OFFSET 5632u
+#define MEGASCALE_BOX_FINDINGS_SLOTS 5u
+struct megascale_box_findings {
+    uint64_t sequence;
+    int64_t step;
+    double told_mono_s;
+    char fault[32];
+    char text[456];
+};
+
 #define MEGASCALE_BOX_STEPS_OFFSET 8192u
 #define MEGASCALE_BOX_STEPS_SLOTS 256u
 struct megascale_box_steps {
@@ -371,6 +394,21 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, wandered) == 24);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_server) == 128);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_server, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_server, worker_server_path) == 8);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_saves) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, stall_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, write_s) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sealed_step) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, sealed_wall_s) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, in_flight) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_saves, failed) == 56);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_findings) == 512);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, told_mono_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, fault) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_findings, text) == 56);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_steps) == 80);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, step) == 8);

@@ -135,6 +135,16 @@ PULSE = _ring("pulse", 5120, 1, 64,
     "state:u64", "moved_mono_s:f64", "wandered_mono_s:f64", "wandered:u64")  # fmt: skip
 SERVER = _ring("server", 5184, 2, 128,
     "sequence:u64", "worker_server_path:112")  # fmt: skip
+# What the rank knows of its checkpoints. It stands in the rest of that page, which was zeros in every box of version 3:
+# that is "never written", and no byte moved. Not looked at ten times a second, so not among HOT_BYTES.
+SAVES = _ring("saves", 5440, 3, 64,
+    "sequence:u64", "step:i64", "stall_s:f64", "write_s:f64", "sealed_step:i64", "sealed_wall_s:f64", "in_flight:u64",
+    "failed:u64")  # fmt: skip
+# What a rank's own checks have found, newest last: a record tells of one class of fault all that is so since then, one
+# without text that it is over. With each change all that stands is written again, three records at most, so that five
+# slots never lose one. Behind "saves", in the same way, to the end of that page.
+FINDINGS = _ring("findings", 5632, 5, 512,
+    "sequence:u64", "step:i64", "told_mono_s:f64", "fault:32", "text:456")  # fmt: skip
 STEPS = _ring("steps", 8192, 256, 80,
     "sequence:u64", "step:i64", "ended_mono_s:f64", "wall_s:f64", "data_s:f64", "forward_s:f64", "backward_s:f64",
     "optimizer_s:f64", "checkpoint_s:f64", "waiting_s:f64")  # fmt: skip
@@ -185,7 +195,7 @@ GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
     "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
 
 RINGS = (
-    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, PASSAGES, PHASES, EFFORTS),
+    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, SAVES, FINDINGS, STEPS, COLLECTIVES, PASSAGES, PHASES, EFFORTS),
     *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
 )
 HOT_OFFSET = NOW.offset

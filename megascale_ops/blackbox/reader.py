@@ -19,6 +19,7 @@ from megascale_ops.blackbox.layout import (
     COLLECTIVES,
     ERROR,
     FILE_BYTES,
+    FINDINGS,
     FLAG_ABSOLUTE,
     GPU_STEPS,
     HOT_BYTES,
@@ -29,6 +30,7 @@ from megascale_ops.blackbox.layout import (
     PASSAGES,
     PHASES,
     PULSE,
+    SAVES,
     SERVER,
     STATES,
     STEPS,
@@ -43,6 +45,7 @@ from megascale_ops.blackbox.records import (
     GpuStepRecord,
     NcclRecord,
     ProfilerState,
+    SavesRecord,
     StepRecord,
 )
 from megascale_ops.blackbox.slots import LOOKS, Slot, newest, since, whole_in, whole_slots
@@ -50,7 +53,7 @@ from megascale_ops.blackbox.steps import Steps, gpu_steps
 from megascale_ops.blackbox.trails import trail_of
 from megascale_ops.blackbox.values import finite, name_of, text
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import CollectivePosition, Progress, RankError, Trail
+from megascale_ops.schema.progress import CollectivePosition, Progress, RankError, RankFinding, Trail
 
 # A pulse that something else has written over must still fit into a message.
 _MOST_WANDERED = 1 << 31
@@ -86,6 +89,8 @@ class BoxReader:
         self._beat: Slot | None = None
         self._kept: dict[str, tuple[bytes, Slot | None]] = {}
         self._steps = Steps(self._read)
+        self._findings_raw = b""
+        self._findings: tuple[RankFinding, ...] = ()
 
     def identity(self) -> BoxIdentity:
         """Return whose box it is, with the worker server's path and the place in the mesh as they are now."""
@@ -144,6 +149,21 @@ class BoxReader:
             return RankError(type=text(kind), message=text(message), where=text(where), step=step)
         return RankError(text(kind), text(message), text(where), step, text(thread), finite(raised_s))
 
+    def findings(self) -> tuple[RankFinding, ...]:
+        """Return what the rank's own checks have found and has not ended since, by class of fault."""
+        raw = self._read(FINDINGS.offset, FINDINGS.size)
+        if raw != self._findings_raw:
+            newest = {slot.fields[2]: slot.fields for slot in whole_slots(FINDINGS, self._read)}
+            self._findings_raw, self._findings = (
+                raw,
+                tuple(
+                    RankFinding(name_of(fault), step, text(words), finite(told_s))
+                    for fault, (step, told_s, _, words) in sorted(newest.items())
+                    if text(words)
+                ),
+            )
+        return self._findings
+
     def steps(self, last: int = STEPS.slots) -> list[StepRecord]:
         """Return up to ``last`` finished steps, oldest first."""
         return self._steps.all(last)
@@ -165,6 +185,15 @@ class BoxReader:
     def gpu_steps(self, last: int = GPU_STEPS.slots) -> list[GpuStepRecord]:
         """Return what the GPU needed for up to ``last`` steps, oldest first; none without a GPU."""
         return gpu_steps(self._read, last)
+
+    def saves(self) -> SavesRecord | None:
+        """Return what the rank knows of its checkpoints; None before the first one that it saves with us."""
+        slot = self._newest_of(SAVES)
+        if slot is None:
+            return None
+        step, stall_s, write_s, sealed_step, sealed_wall_s, in_flight, failed = slot.fields
+        times = (finite(stall_s), finite(write_s), finite(sealed_wall_s))
+        return SavesRecord(step, *times[:2], sealed_step, times[2], in_flight, failed)
 
     def collectives(self, last: int = COLLECTIVES.slots) -> list[CollectiveRecord]:
         """Return up to ``last`` collectives, oldest first."""

@@ -173,6 +173,18 @@ class ProfilerState(msgspec.Struct, frozen=True):
     timed_one_in: int = 0  # of how many collectives one has channels now; 0 and 1: all, where there are any
 
 
+class SavesRecord(msgspec.Struct, frozen=True):
+    """What the rank knows of its checkpoints; the newest save is not over as long as one is in flight."""
+
+    step: int  # of the newest save that began
+    stall_s: float  # how long the training stood still for it
+    write_s: float  # from there to its seal, of the newest sealed one; 0: not saved in the background
+    sealed_step: int  # -1: none
+    sealed_wall_s: float  # 0: none
+    in_flight: int
+    failed: int
+
+
 class CollectiveRun(msgspec.Struct, frozen=True):
     """Collectives that follow each other; ``next_number`` is where to go on, ``lost`` were driven out unread."""
 

@@ -25,6 +25,7 @@ from megascale_ops.blackbox.layout import (
     EFFORTS,
     ERROR,
     FILE_BYTES,
+    FINDINGS,
     FLAG_ABSOLUTE,
     GPU_PHASES,
     GPU_STEPS,
@@ -38,6 +39,7 @@ from megascale_ops.blackbox.layout import (
     PASSAGES,
     PHASES,
     PULSE,
+    SAVES,
     SERVER,
     STATES,
     STEPS,
@@ -50,10 +52,11 @@ from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
+    SavesRecord,
     StepRecord,
 )
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import RankError
+from megascale_ops.schema.progress import RankError, RankFinding
 from megascale_ops.schema.version import BOX_VERSION
 
 _STATE_WORD = (PULSE.offset + PULSE.field("state").offset) // 8
@@ -98,6 +101,8 @@ class BoxWriter:
         self._error_count = 0
         self._server_count = 0
         self._mesh_count = 0
+        self._saves_count = 0
+        self._findings_count = 0
         self._gpu_steps_count = 0
         self._gpu_phases_count = 0
         self.passages = 0  # the newest passage's number: phases and steps that were begun
@@ -301,6 +306,13 @@ class BoxWriter:
             self._write_rare(ERROR, self._error_count, fields)
             self._error_count += 1
 
+    def add_finding(self, finding: RankFinding) -> None:
+        """Record what a check of the rank's own has found, or without text that it is over; rare, from any thread."""
+        with self._rare:
+            fields = (finding.step, finding.told_mono_s, _text(finding.fault, 31), _text(finding.text, 455))
+            self._write_rare(FINDINGS, self._findings_count, fields)
+            self._findings_count += 1
+
     def set_worker_server(self, path: str) -> None:
         """Record the address of this rank's torch worker server (a unix socket; "" for none)."""
         with self._rare:
@@ -312,6 +324,12 @@ class BoxWriter:
         with self._rare:
             self._write_rare(MESH, self._mesh_count, (mesh.tp, mesh.pp, mesh.dp, mesh.ep))
             self._mesh_count += 1
+
+    def set_saves(self, record: SavesRecord) -> None:
+        """Record what this rank knows of its checkpoints; from any thread."""
+        with self._rare:
+            self._write_rare(SAVES, self._saves_count, msgspec.structs.astuple(record))
+            self._saves_count += 1
 
     def add_gpu_step(self, record: GpuStepRecord) -> None:
         """Write what the GPU needed for a step that was finished a while ago; once a step, from the training thread.

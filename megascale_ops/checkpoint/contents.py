@@ -141,6 +141,18 @@ def take_apart(captured: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) ->
     Raises:
         CheckpointError: something in it can't be stored; it names the place and what to do.
     """
+    flat, structures = separate(captured, allowed)
+    return flat | encode(structures, allowed)
+
+
+def separate(
+    captured: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The first half of ``take_apart``: tensors by key, and the structure of each entry, not yet encoded.
+
+    Raises:
+        CheckpointError: a tensor can't be stored.
+    """
     flat: dict[str, Any] = {structure_key(name): None for name in captured}
 
     def store(path: Path, value: Any) -> Slot | Pickled:  # noqa: ANN401  same
@@ -156,10 +168,20 @@ def take_apart(captured: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) ->
     def wanted(path: Path, value: object) -> bool:
         return isinstance(value, torch.Tensor) or (bool(allowed.pickled) and dotted(path) in allowed.pickled)
 
-    for name, value in captured.items():
-        structure = replace(value, wanted, store, (name,), allowed)
-        flat[structure_key(name)] = as_bytes(values.encode(structure, allowed, (name,)))
-    return flat
+    structures = {name: replace(value, wanted, store, (name,), allowed) for name, value in captured.items()}
+    return {key: value for key, value in flat.items() if value is not None}, structures
+
+
+def encode(structures: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> dict[str, torch.Tensor]:
+    """The second half: the structures as tensors of bytes.
+
+    Raises:
+        CheckpointError: something in one can't be stored.
+    """
+    return {
+        structure_key(name): as_bytes(values.encode(structure, allowed, (name,)))
+        for name, structure in structures.items()
+    }
 
 
 def as_bytes(raw: bytes) -> torch.Tensor:

@@ -50,6 +50,8 @@ _ALIGNED_BYTES = 64
 _FULL_BYTES = 1 << 30
 # Below 1 MB a file of its own costs more than reading a tensor that is not needed.
 _SMALL_BYTES = 1 << 20
+# How files of tensors end.
+TENSORS = ".tensors"
 
 
 class Place(NamedTuple):
@@ -69,9 +71,9 @@ class Writer(StorageWriter):
     Fails in one sentence: pickled from rank to rank, failures lose what they were raised from.
     """
 
-    def __init__(self, folder: Path, rank: int, entries: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path | None, rank: int, entries: Iterable[str] = ()) -> None:
         super().__init__()
-        self._folder = folder
+        self._folder = folder or Path()  # None: a subclass stores elsewhere
         self._rank = rank
         self._entries = sorted(entries, key=len, reverse=True)
 
@@ -119,9 +121,12 @@ class Writer(StorageWriter):
                 chunks.append(plan.Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *lies))
             tensors[key] = plan.Tensor(str(described.properties.dtype), tuple(described.size), tuple(chunks))
         try:
-            write_whole(self._folder / plan.FILE_NAME, plan.encode(plan.Plan(tuple(files), tensors)), durably=True)
+            self._store_plan(plan.Plan(tuple(files), tensors))
         except OSError as exc:
             raise CheckpointError(cause_of(exc)) from exc
+
+    def _store_plan(self, made: plan.Plan) -> None:
+        write_whole(self._folder / plan.FILE_NAME, plan.encode(made), durably=True)
 
     def _by_file(self, items: Iterable[WriteItem]) -> list[tuple[str, list[WriteItem]]]:
         tensors: list[WriteItem] = []
@@ -131,7 +136,7 @@ class Writer(StorageWriter):
             key = item.index.fqn
             kind = structures if key.endswith(contents.STRUCTURE) else tensors
             (pickles if key.endswith(contents.PICKLED) else kind).append(item)
-        files = [(f"__{self._rank}_{number}.tensors", share) for number, share in enumerate(self._shares(tensors))]
+        files = [(f"__{self._rank}_{number}{TENSORS}", share) for number, share in enumerate(self._shares(tensors))]
         files += [(f"__{self._rank}_0.msgpack", structures)] if structures else []
         files += [(f"__{self._rank}_{number}.pickle", [item]) for number, item in enumerate(pickles)]
         return files
@@ -159,7 +164,7 @@ class Writer(StorageWriter):
 
     def _write(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         results: list[WriteResult] = []
-        aligned = _ALIGNED_BYTES if name.endswith(".tensors") else 1
+        aligned = alignment_of(name)
         with (self._folder / name).open("wb", buffering=0) as file:
             at = 0
             for item in items:
@@ -178,6 +183,11 @@ class Writer(StorageWriter):
 def _size_of(item: WriteItem) -> int:
     assert item.tensor_data is not None, f"{item.index.fqn}: contents gives nothing but tensors"
     return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+
+
+def alignment_of(name: str) -> int:
+    """At which multiples of bytes the parts of a file begin."""
+    return _ALIGNED_BYTES if name.endswith(TENSORS) else 1
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -5,6 +5,7 @@ Nothing is deleted under a reader that came at the last moment: the folder is mo
 and it is moved back where one has come. A reader that found it gone looks for another one.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from megascale_ops.checkpoint import latest, readers, retention, storage
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.manifest import Fault, FileSeen, Manifest
 from megascale_ops.checkpoint.retention import Decision, Rule, Standing
+from megascale_ops.errors import CheckpointError
+
+_log = logging.getLogger("megascale_ops.checkpoint")
 
 
 class Glance(msgspec.Struct, frozen=True):
@@ -108,6 +112,26 @@ def carry_out(
         if delete_unread(root, Path(one.path)):
             deleted.append(one)
     return deleted
+
+
+def after_save(root: Path, rule: Rule, step: int, damaged: Collection[str], confirm: Callable[[], object]) -> None:
+    """Delete what has no reason to stay beside the checkpoint that was just sealed; never raises.
+
+    Args:
+        root: the folder.
+        rule: what its owner wants.
+        step: of the new checkpoint.
+        damaged: paths that are known not to verify.
+        confirm: raises CheckpointError when another job holds the folder now.
+    """
+    others = frozenset(damaged) - {str(storage.final_folder(root, step))}
+    try:
+        confirm()
+        carry_out(root, plan(root, rule, newest_step=step, damaged=others, by_metric=rule.keep_best > 0))
+    except CheckpointError:
+        return  # they are another job's now; the next save will report it
+    except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
+        _log.warning("an old checkpoint in %s could not be deleted: %s", root, storage.describe(exc))
 
 
 def delete_unread(root: Path, folder: Path) -> bool:

@@ -13,34 +13,47 @@ together, each a share of its files; if anything is wrong they all fall back to 
 """
 
 import logging
-import math
 import os
 import time
+import uuid
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
 from megascale_ops.checkpoint import deletion, manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
+from megascale_ops.checkpoint.background import unfinished
+from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
+from megascale_ops.checkpoint.metric import measured
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers import identity
 from megascale_ops.checkpoint.tiers.filesystems import is_url
 from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
+from megascale_ops.checkpoint.trust import alarms
+from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.trust import Trust, leave
+from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
+from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from megascale_ops.checkpoint.background.saver import BackgroundSaver
+    from megascale_ops.checkpoint.background.staging import Outline, Staged
     from megascale_ops.checkpoint.ranks import Ranks
     from megascale_ops.checkpoint.tiers.local_store import LocalStore
     from megascale_ops.checkpoint.tiers.remote import RemoteStore
+    from megascale_ops.checkpoint.trust.check import Summary
+
+Mode = Literal["sync", "async", "overlapped"]
 
 # The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
 _DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
@@ -81,10 +94,19 @@ class CheckpointManager:
         local: a folder that each node has for itself (``/dev/shm/checkpoints``), or a ``LocalTier``: saves go there
             first, with a copy on another node, and a restart takes the newest that is whole anywhere.
         shared_every: a save goes to ``path`` every so many steps, by multiples; 1: every one. The first always does.
+        mode: when ``save`` returns. ``sync``: the checkpoint is whole and on disk. ``async``: the state is copied to
+            host memory, of which it takes as much again; a process of its own writes it to ``path``. ``overlapped``:
+            the same, and what only an optimizer in the state overwrites may still be copied from the GPU; its next step
+            waits. A save to the local tier is whole when ``save`` returns, in every mode.
+        deadline_s: a save in the background is given up when nothing was written for so long.
+        replicas: what ranks hold alike (data-parallel copies of weights and optimizer states) is compared at each save,
+            and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
+        replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
+        freshness: tell where no weight has changed since the save before though the optimizer has stepped.
 
     Raises:
-        UsageError: ``keep`` is less than 1, another number below 0, ``types`` has something else, or a folder cannot
-            be written to.
+        UsageError: ``mode`` or ``replicas`` is another word, ``mode`` is not ``sync`` for a URL, ``keep`` is less than
+            1, another number below 0, ``types`` has something else, or a folder cannot be written to.
     """
 
     def __init__(
@@ -101,7 +123,14 @@ class CheckpointManager:
         allow_pickle: bool | None = None,
         local: str | Path | LocalTier | None = None,
         shared_every: int = 1,
+        mode: Mode = "sync",
+        deadline_s: float = 600.0,
+        replicas: Replicas = "check",
+        replicated: Iterable[str] = (),
+        freshness: bool = True,
     ) -> None:
+        if mode not in get_args(Mode):
+            raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
         self.rule = Rule(keep, keep_every, keep_best, higher_is_better).checked()
         # Of a URL this is a name only; what is done with it is done by the remote store.
         self.path = Path(path) if is_url(path) else Path(path).absolute()
@@ -109,11 +138,24 @@ class CheckpointManager:
         self._remote: RemoteStore | None = None
         self.skipped: list[CheckpointReport] = []
         self._process_group = process_group
+        self._mode: Mode = mode
+        self._deadline_s = deadline_s
+        self._log_of_saves = SaveLog()
+        self._background: BackgroundSaver | None = None
+        self._trust = Trust(replicas, replicated, freshness=freshness)
+        self._unsettled: Watch | None = None  # of a save in the background, until it is known whether it counts
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
+        if is_url(path) and mode != "sync":
+            raise UsageError(
+                f"mode={mode!r} writes to a folder, and {path} is a URL: give a folder that all nodes see, "
+                "or leave mode out"
+            )
         if is_url(path):
-            self._remote = _remote_store(self._said)
+            from megascale_ops.checkpoint.tiers import remote  # costs torch and fsspec
+
+            self._remote = remote.RemoteStore(self._said)
         else:
             storage.prepare_root(self.path)
         if shared_every < 1:
@@ -139,6 +181,11 @@ class CheckpointManager:
         allow_pickle: bool | None = None,
         local: str | Path | LocalTier | None = None,
         shared_every: int = 1,
+        mode: Mode = "sync",
+        deadline_s: float = 600.0,
+        replicas: Replicas = "check",
+        replicated: Iterable[str] = (),
+        freshness: bool = True,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -153,7 +200,17 @@ class CheckpointManager:
             allow_pickle=allow_pickle,
             local=local,
             shared_every=shared_every,
+            mode=mode,
+            deadline_s=deadline_s,
+            replicas=replicas,
+            replicated=replicated,
+            freshness=freshness,
         )
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What the last save has found: replicas that differ, weights that do not move."""
+        return self._trust.alarms
 
     @property
     def keep(self) -> int:
@@ -161,7 +218,10 @@ class CheckpointManager:
         return self.rule.keep
 
     def save(self, step: int, state: dict[str, Any], *, metric: float | None = None, everywhere: bool = False) -> None:
-        """Save a state; when this returns, the checkpoint is whole and on disk.
+        """Save a state; when this returns, the checkpoint is whole and on disk, or as ``mode`` says.
+
+        In the background one save is in flight: a second one waits for it. How it went is logged; a failure leaves the
+        training alone, is raised by ``wait`` and ``close``, and the next save to ``path`` tries again.
 
         With a local tier or ``shared_every`` it goes where it is due, which may be nowhere. Where the local tier fails
         a warning says so and training goes on.
@@ -188,16 +248,31 @@ class CheckpointManager:
         if not (to_shared or to_local):
             return
         tell("save_begin", step)
+        self._log_of_saves.begin(step)
+        began_s = time.monotonic()
         try:
             ranks = self._ranks()
+            watch = Watch(self._trust, step, state, ranks)
+            counts = False
             if to_local:
-                self._local().save(step, state, self._allowed, ranks)
+                counts = self._local().save(step, state, self._allowed, ranks, watch)
                 self._last_local = step
             if to_shared:
-                self._save_shared(step, state, ranks, _measured(step, metric))
+                self._save_shared(watch, measured(step, metric))
                 self._last_shared = step
+            if counts or self._mode == "sync":
+                watch.sealed()
+                self._unsettled = None
+            elif to_shared:
+                self._unsettled = watch.without_tensors()
+        except CheckpointError:
+            self._log_of_saves.fail()
+            raise
         finally:
+            self._log_of_saves.stall(time.monotonic() - began_s, self._is_in_flight)
             tell("save_end", step)
+        if self._mode == "sync" and to_shared:
+            self._log_of_saves.seal(step, 0.0)
 
     def restore(self, state: dict[str, Any]) -> int:
         """Load the newest checkpoint that verifies into a state, in place.
@@ -218,6 +293,8 @@ class CheckpointManager:
         from megascale_ops.checkpoint.tiers.newest import Search
 
         ranks = self._ranks()
+        if self._background is not None:
+            self._settle(self._background, ranks)
         if ranks.leads:
             self._look_for_writers(ranks)
         self.skipped = []
@@ -230,20 +307,49 @@ class CheckpointManager:
         if chosen is None:
             return -1
         self._last_local, self._last_shared = chosen.step, search.newest_shared
+        self._trust.restored()
+        self._unsettled = None
         tell("restored", chosen.step)
         return chosen.step
 
-    def close(self, *, clear_local: bool = False) -> None:
-        """Give the folder back to other jobs before this process ends. A later save takes it again if it can.
+    def wait_copied(self) -> None:
+        """Let nothing that follows on the GPU overwrite what is still copied; for writes that no optimizer makes."""
+        if self._background is not None:
+            self._background.wait_copied()
 
-        A copy that is on its way to a buddy node has ten seconds to arrive.
+    def wait(self, deadline_s: float = 600.0) -> None:
+        """Wait until the save in flight is sealed; each rank for itself.
+
+        Raises:
+            CheckpointError: the last save failed, or it is not sealed by then; it goes on.
+        """
+        if self._background is not None:
+            self._background.wait(deadline_s)
+
+    def close(self, deadline_s: float | None = None, *, clear_local: bool = False) -> None:
+        """Wait for the save in flight, and give the folder back to other jobs before this process ends.
+
+        A later save takes it again if it can. Without this call the end of the interpreter does the same. A copy that
+        is on its way to a buddy node has ten seconds to arrive.
 
         Args:
-            clear_local: delete what this job has on this node; for the end of a job, not for a restart.
+            deadline_s: after so many seconds the save in flight is given up; None: when nothing is written any more.
+            clear_local: delete what this job has on this node; for the end of a job, not for a restart. Where the save
+                in flight fails it stays: it may be the newest.
+
+        Raises:
+            CheckpointError: the last save in the background failed, or was given up.
         """
-        self._lock().release()
-        if self._local_store is not None:
-            self._local_store.close(clear=clear_local)
+        background, self._background, self._unsettled = self._background, None, None
+        is_well = False
+        try:
+            if background is not None:
+                background.close(deadline_s)
+            is_well = True
+        finally:
+            self._lock().release()
+            if self._local_store is not None:
+                self._local_store.close(clear=clear_local and is_well)
 
     def _lock(self) -> writer_lock.WriterLock:
         return writer_lock.lock_of(self.path) if self._remote is None else self._remote.lock
@@ -264,17 +370,18 @@ class CheckpointManager:
 
         return Ranks(self._process_group)
 
-    def _save_shared(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+    def _save_shared(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
         if self._remote is None:
-            self._save(step, state, ranks, metric)
+            (self._save if self._mode == "sync" else self._save_behind)(watch, metric)
             return
         damaged = [report.path for report in self.skipped]
-        self._remote.save(step, state, self._allowed, ranks, metric=metric, rule=self.rule, damaged=damaged)
+        self._remote.save(watch, self._allowed, metric=metric, rule=self.rule, damaged=damaged)
 
-    def _save(self, step: int, state: dict[str, Any], ranks: "Ranks", metric: float | msgspec.UnsetType) -> None:
+    def _save(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
         from megascale_ops.checkpoint import contents, persist
         from megascale_ops.checkpoint.ranks import require_one_step
 
+        step, state, ranks = watch.step, watch.state, watch.ranks
         doing = f"saving step {step} to {self.path}"
         lock = writer_lock.lock_of(self.path)
         flat: dict[str, torch.Tensor] = {}
@@ -288,13 +395,18 @@ class CheckpointManager:
                 storage.begin(self.path, step, number)
             return step, number
 
-        def write() -> list[FileEntry]:
+        def write() -> "tuple[list[FileEntry], Summary | None]":
             folder = storage.partial_folder(self.path, step, writer)
+            seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks)
+            return persist.digest_own(folder, ranks), seen
 
-        def seal(sealed: Manifest) -> None:
+        def seal(entries: Iterable[FileEntry], found: Findings | None) -> None:
             lock.confirm()
+            entries = (*entries, *leave(storage.partial_folder(self.path, step, writer), found))
+            files = tuple(sorted(entries, key=lambda entry: entry.name))
+            wall_s = time.time()
+            sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)
             storage.seal(self.path, sealed, writer)
 
         try:
@@ -302,53 +414,85 @@ class CheckpointManager:
             writer = prepared[0][1]
             require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
-            files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
-            sealed = Manifest(
-                step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files, metric=metric
-            )
-            ranks.agree(doing, lambda: seal(sealed) if ranks.leads else None)
+            found = watch.conclude([seen for _, seen in shares])
+            entries = [entry for own, _ in shares for entry in own]
+            ranks.agree(doing, lambda: seal(entries, found) if ranks.leads else None)
         except CheckpointError:
             if ranks.leads and lock.number:
                 storage.abandon(self.path, step, lock.number)
             raise
         if ranks.leads:
-            self._delete_old(step, lock)
+            deletion.after_save(self.path, self.rule, step, self._damaged(), lock.confirm)
 
-    def _delete_old(self, step: int, lock: writer_lock.WriterLock) -> None:
-        damaged = {report.path for report in self.skipped} - {str(storage.final_folder(self.path, step))}
-        try:
-            lock.confirm()
-            by_metric = self.rule.keep_best > 0
-            decided = deletion.plan(self.path, self.rule, newest_step=step, damaged=damaged, by_metric=by_metric)
-            deletion.carry_out(self.path, decided)
-        except CheckpointError:
-            return  # they are another job's now; the next save will report it
-        except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
-            _log.warning("an old checkpoint in %s could not be deleted: %s", self.path, storage.describe(exc))
+    def _save_behind(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
+        """Copy the state and let the writer processes do what ``_save`` does."""
+        from megascale_ops.checkpoint import contents
+        from megascale_ops.checkpoint.background.saver import BackgroundSaver, Save
+        from megascale_ops.checkpoint.ranks import require_one_step
+
+        step, state, ranks = watch.step, watch.state, watch.ranks
+        if self._background is None:
+            self._background = BackgroundSaver(
+                self.path,
+                self.rule,
+                overlapped=self._mode == "overlapped",
+                deadline_s=self._deadline_s,
+                log=self._log_of_saves,
+            )
+        saver, doing = self._background, f"saving step {step} to {self.path}"
+        self._settle(saver, ranks)
+        lock = writer_lock.lock_of(self.path)
+        flat: dict[str, torch.Tensor] = {}
+
+        def prepare() -> "tuple[int, int, str, Outline | None]":
+            captured = {name: contents.capture(value) for name, value in state.items()}
+            tensors, structures = contents.separate(captured, self._allowed)
+            saver.start(state, tensors)
+            flat.update(tensors | contents.encode(structures, self._allowed))
+            # Once held it is asked for again only after a failure: no look at the folder stops the training.
+            number = lock.number if lock.number and not saver.failure else 0
+            if ranks.leads and not number:
+                number = lock.hold(ranks.rank, ranks.world_size)
+            return step, number, uuid.uuid4().hex, saver.outline(flat, ranks)
+
+        prepared = ranks.agree(doing, prepare)
+        require_one_step(doing, [each[0] for each in prepared])
+        outlines = [each[3] for each in prepared]
+        staged: list[Staged] = []
+
+        def stage() -> "Summary | None":
+            seen = watch.look(flat)  # while the GPU copies what was started
+            staged.append(saver.stage(flat, ranks, outlines))
+            return seen
+
+        found = watch.conclude(ranks.agree(doing, stage))
+        sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
+        said = b"" if found is None or not ranks.leads else alarms.encode(found)
+        saver.launch(Save(prepared[0][2], prepared[0][1], sealed, said), staged[0], ranks, self._damaged())
+
+    def _settle(self, saver: "BackgroundSaver", ranks: "Ranks") -> None:
+        """End the save in flight, on all ranks; what it has looked at is what the next one is held against."""
+        saver.settle(ranks)
+        watch, self._unsettled = self._unsettled, None
+        if watch is not None and not saver.failure:
+            watch.sealed()
+
+    def _is_in_flight(self) -> bool:
+        return self._background is not None and self._background.is_in_flight
+
+    def _damaged(self) -> frozenset[str]:
+        return frozenset(report.path for report in self.skipped)
 
     def _look_for_writers(self, ranks: "Ranks") -> None:
-        """Warn early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
+        """Wait for what former processes of this job still write; warn early that a later save will be refused.
+
+        No error: an evaluation restores beside a job that trains.
+        """
         try:
             answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
+            if answer.verb == "take" and self._remote is None:
+                unfinished.await_unfinished(self.path)
         except OSError:
             return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":
             _log.warning("this process can restore from %s and will not be able to save: %s", self._said, answer.reason)
-
-
-def _remote_store(url: str) -> "RemoteStore":
-    """Checkpoints below a URL; importing what is behind it costs torch and fsspec."""
-    from megascale_ops.checkpoint.tiers.remote import RemoteStore
-
-    return RemoteStore(url)
-
-
-def _measured(step: int, metric: float | None) -> float | msgspec.UnsetType:
-    """What a manifest says of a metric."""
-    if metric is None:
-        return msgspec.UNSET
-    number = float(metric)
-    if not math.isfinite(number):
-        _log.warning("the metric of step %d is %s, so the checkpoint is saved without", step, number)
-        return msgspec.UNSET
-    return number

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call the listeners when a checkpoint begins, ends or was loaded.
+"""Call the listeners when a checkpoint begins, ends or was loaded, and when what is known of the saves changes.
 
-The recorder listens here to mark the phase "checkpoint" and, after a restore, to know the absolute step. This room
-stands below the recorder and must not import it; so it keeps a list of callables and knows nothing about them.
+The recorder listens here to mark the phase "checkpoint", to know the absolute step after a restore, and to show what
+the saves cost. This room stands below the recorder and must not import it; so it keeps lists of callables and knows
+nothing about them.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-Event = Literal["save_begin", "save_end", "restored"]
+import msgspec
+
+Event = Literal["save_begin", "save_end", "restored", "sealed", "save_failed"]
 Observer = Callable[[Event, int], None]
 
 
@@ -23,8 +26,29 @@ class Progress(NamedTuple):
 
 ProgressObserver = Callable[[Progress], None]
 
+
+class Saves(msgspec.Struct, frozen=True):
+    """What this process knows of its saves; the newest save is not over as long as one is in flight."""
+
+    step: int = -1  # of the newest save that began
+    stall_s: float = 0.0  # how long the training stood still for the newest one
+    write_s: float = (
+        0.0  # from there until the newest sealed one was sealed; 0 where nothing is saved in the background
+    )
+    sealed_step: int = -1
+    sealed_wall_s: float = 0.0
+    in_flight: int = 0
+    failed: int = 0
+
+
+SavesObserver = Callable[[Saves], None]
+
 observers: list[Observer] = []
-"""Called with the event and the step, in the thread that saves or restores. Append to listen."""
+"""Called with the event and the step: the first three in the thread that saves or restores; "sealed" and "save_failed",
+which only saves in the background have, in any thread. Append to listen."""
+
+saves_observers: list[SavesObserver] = []
+"""Called in any thread, one call at a time, with what is now known. Append to listen."""
 
 progress_observers: list[ProgressObserver] = []
 """Called while a restore reads, at most ten times a second and at its end. Append to listen."""
@@ -34,19 +58,23 @@ _log = logging.getLogger("megascale_ops.checkpoint")
 
 def tell(event: Event, step: int) -> None:
     """Call every observer. One that raises is removed and said so once: it must never cost a checkpoint."""
-    for observer in list(observers):
-        try:
-            observer(event, step)
-        except Exception:  # noqa: BLE001  a listener's mistake must not lose the user's checkpoint
-            _log.exception("a checkpoint observer failed at %s of step %d and is not called again", event, step)
-            observers.remove(observer)
+    _call(observers, f"{event} of step {step}", event, step)
+
+
+def tell_saves(saves: Saves) -> None:
+    """The same for what is known of the saves."""
+    _call(saves_observers, f"the save of step {saves.step}", saves)
 
 
 def tell_progress(progress: Progress) -> None:
-    """Call every observer of progress; one that raises is treated alike."""
-    for observer in list(progress_observers):
+    """The same for how far a restore has come."""
+    _call(progress_observers, f"the restore of step {progress.step}", progress)
+
+
+def _call(listening: list[Any], at: str, *told: object) -> None:
+    for observer in list(listening):
         try:
-            observer(progress)
-        except Exception:  # noqa: BLE001  same
-            _log.exception("an observer of a restore's progress failed and is not called again")
-            progress_observers.remove(observer)
+            observer(*told)
+        except Exception:  # noqa: BLE001  a listener's mistake must not lose the user's checkpoint
+            _log.exception("a checkpoint observer failed at %s and is not called again", at)
+            listening.remove(observer)

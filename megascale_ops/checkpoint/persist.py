@@ -60,11 +60,16 @@ def write(folder: Path, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
     Raises:
         CheckpointError: on every rank, when any rank could not write; on that rank with the cause.
     """
+    write_through(Writer(folder, ranks.rank, contents.names_in(flat)), flat, ranks)
+
+
+def write_through(writer: Writer, flat: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
+    """Let DCP plan, and ``writer`` take this rank's share; else as ``write``."""
     try:
         with quietly():
             state_dict_saver.save(
                 dict(flat),
-                storage_writer=Writer(folder, ranks.rank, contents.names_in(flat)),
+                storage_writer=writer,
                 planner=DefaultSavePlanner(flatten_state_dict=False),
                 process_group=ranks.process_group if ranks.distributed else None,
                 no_dist=not ranks.distributed,

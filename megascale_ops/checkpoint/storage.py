@@ -48,6 +48,12 @@ def step_of(folder: Path) -> int:
     return int(match.group(1)) if match else -1
 
 
+def is_partial(folder: Path) -> bool:
+    """Whether a folder is of a save that is not sealed."""
+    match = _LEFTOVER.fullmatch(folder.name)
+    return match is not None and match.group(3) == "partial"
+
+
 def describe(error: OSError) -> str:
     """The system's words for an error: ``No space left on device``."""
     return error.strerror or str(error) or type(error).__name__

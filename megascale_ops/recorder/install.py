@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
+from megascale_ops.blackbox.records import SavesRecord
 from megascale_ops.recorder.frameworks import table
 from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
 from megascale_ops.recorder.recording.api import recorder
@@ -119,10 +120,23 @@ def _our_checkpoints(recording: Recording) -> None:
     module = "megascale_ops.checkpoint.notify"
     told = guarded("the hook on checkpoints", recording.checkpoint)
 
+    def take(saves: Any) -> None:  # noqa: ANN401  a struct of a room that must not be imported for it
+        recording.saves(SavesRecord(*(getattr(saves, name) for name in SavesRecord.__struct_fields__)))
+
+    known = guarded("the hook on saves", take)
+
     def listen() -> None:
         sys.modules[module].observers.append(told)
+        sys.modules[module].saves_observers.append(known)
 
     once_imported(module, listen)
+    alarms = "megascale_ops.checkpoint.trust.alarms"
+    found = guarded("the hook on what checkpoints find", recording.found)
+
+    def listen_to_alarms() -> None:
+        sys.modules[alarms].listeners.append(found)
+
+    once_imported(alarms, listen_to_alarms)
 
 
 def _collectives(recording: Recording) -> None:

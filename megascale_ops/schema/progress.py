@@ -38,6 +38,8 @@ from megascale_ops.schema.ranges import (
 MOST_WORK = 32
 # 64: one for each pattern of the table, with room.
 MOST_LAST_WORDS = 64
+# 8: a black box keeps seven.
+MOST_RANK_FINDINGS = 8
 # The phases that the recorder finds by itself; a script may declare others by any name up to 31 bytes.
 PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
 
@@ -143,6 +145,15 @@ class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     raised_mono_s: Seconds = 0.0  # when; 0 where that is not known
 
 
+class RankFinding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a check of a rank's own has found: a class of fault, and a sentence; without text it is over."""
+
+    fault: Word
+    step: Step = -1
+    text: Text = ""
+    told_mono_s: Seconds = 0.0
+
+
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All that an agent knows of one rank."""
 
@@ -166,3 +177,5 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     gpu: Word = ""  # UUID of the GPU that its process computes on, by NVML; "" where that is not known
     # The rank for whose tile its overlapped kernels wait, looked for once it is quiet; -1: none.
     tile_peer: RankOrNone = -1
+    # What its own checks have found and is not over.
+    findings: Annotated[tuple[RankFinding, ...], Meta(max_length=MOST_RANK_FINDINGS)] = ()

@@ -23,7 +23,16 @@ LIGHT_FOLDERS = {
 FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "random", "logging", "torch"}
 PURE = {
     "megascale_ops": ("distribution", "exposition", "ledger"),
-    "megascale_ops/diagnosis": ("watchdog", "rank_view", "hardware", "exits", "hangs", "skew", "stragglers"),
+    "megascale_ops/diagnosis": (
+        "watchdog",
+        "rank_view",
+        "hardware",
+        "own_checks",
+        "exits",
+        "hangs",
+        "skew",
+        "stragglers",
+    ),
     "megascale_ops/diagnosis/statistics": ("accumulated_cost", "cooperative", "false_alarms", "noise", "sampling"),
     "megascale_ops/controller/cluster": ("registry", "node_clocks"),
     "megascale_ops/controller/record": ("state_machine",),
@@ -44,8 +53,10 @@ PURE = {
     "megascale_ops/runner": ("plan", "meeting", "exits"),
     "megascale_ops/trace": ("arrows", "choosing", "clocks", "matching", "rank_plan", "scene", "timeline"),
     "megascale_ops/checkpoint": ("interval", "manifest", "retention", "writers"),
+    "megascale_ops/checkpoint/background": ("flight",),
     "megascale_ops/checkpoint/loading": ("progress", "ranges", "schedule"),
     "megascale_ops/checkpoint/tiers": ("nodes", "sets", "settings"),
+    "megascale_ops/checkpoint/trust": ("freshness", "verdicts"),
     "megascale_ops/schema": tuple(path.stem for path in (ROOT / "megascale_ops" / "schema").glob("*.py")),
 }
 

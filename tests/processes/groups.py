@@ -18,9 +18,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 GROUPS: Mapping[str, str] = {
     "tests/processes/test_chaos.py": "chaos",
+    "tests/processes/test_checkpoint_behind.py": "saves in the background",
     "tests/processes/test_checkpoint_examples.py": "examples",
     "tests/processes/test_checkpoint_loading.py": "ranks that load",
     "tests/processes/test_checkpoint_ranks.py": "ranks that save",
+    "tests/processes/test_checkpoint_replicas.py": "replicas",
     "tests/processes/test_checkpoint_tiers.py": "ranks that are nodes",
     "tests/processes/test_dashboards.py": "dashboards",
     "tests/processes/test_dashboard_schema.py": "grafana schema",
@@ -40,6 +42,7 @@ FIRST = tuple(
         "report", "stragglers", "negative_controls", "partitions", "ski_rental", "legitimate_waits", "silent_endings",
         "installed", "own_parts", "wrapped_launchers", "eviction", "debugger_session", "frameworks", "next_steps",
         "run_has_agent", "profile", "cli_programs", "launches", "nodes", "recovery", "own_faults",
+        "checkpoint_adapters", "checkpoint_campaign", "checkpoint_replicas",
     )
 )  # fmt: skip
 

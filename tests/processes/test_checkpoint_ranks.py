@@ -10,8 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import pytest
 
 from megascale_ops.checkpoint import newest
 from megascale_ops.checkpoint.storage import candidates
+from tests.processes.small_disk import small_disk
 
 pytestmark = pytest.mark.processes
 
@@ -66,19 +66,6 @@ def play(
     return Played([list(reports) for reports in zip(*by_rank, strict=True)], [stderr for _, stderr in outputs])
 
 
-@contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """Let a folder be a file system of one megabyte; false where we may not mount one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    is_mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    try:
-        yield is_mounted
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", str(folder)], check=True, timeout=30)
-
-
 class Saved(NamedTuple):
     """What two ranks left in `folder`, one folder each scenario, and what they reported where saving has to fail."""
 
@@ -92,12 +79,16 @@ class Saved(NamedTuple):
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """Save, and fail to save: for want of agreement, by a limit of one rank, on a full disk."""
     folder = tmp_path_factory.mktemp("saved")
-    names = ["save", "disagree", "limited"]
+    names = ["save", "disagree", "limited", "save behind", "limited behind"]
     with small_disk(folder / "disk full") as is_small:
         names += ["disk full"] if is_small else []
         played = play(folder, *((name, folder / name) for name in names))
-        left = {name: sorted(path.name for path in (folder / name).iterdir()) for name in names[2:]}
-        chosen = {name: choice.step for name in names[2:] if (choice := newest(folder / name).newest) is not None}
+        left = {
+            name: sorted(path.name for path in (folder / name).iterdir())
+            for name in names
+            if "limited" in name or "full" in name
+        }
+        chosen = {name: choice.step for name in left if (choice := newest(folder / name).newest) is not None}
     return Saved(folder, dict(zip(names, played.reports, strict=True)), left, chosen)
 
 
@@ -139,12 +130,13 @@ def test_what_two_ranks_saved_comes_back_bit_for_bit_also_on_another_number_of_r
 def test_sharded_tensors_come_back_on_another_number_of_ranks(tmp_path: Path) -> None:
     """FSDP on two ranks, restored on three, moments included: each tensor is cut anew."""
     folder = tmp_path / "checkpoints"
-    play(tmp_path, ("save sharded", folder))
+    (_, behind), _ = play(tmp_path, ("save sharded", folder), ("save behind sharded", tmp_path / "behind"))
 
     (reports,), _ = play(tmp_path, ("restore sharded", folder), world_size=3)
 
     # 4 tensors of the model; for each of them 2 moments and a counter
     assert reports == [{"step": 3, "close": True, "compared": 16}] * 3
+    assert [report["same files"] for report in behind] == [[True, True]] * 2
 
 
 def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(restored: Restored) -> None:
@@ -169,6 +161,25 @@ def test_a_rank_that_cannot_write_fails_every_rank_in_one_sentence(saved: Saved,
     assert "\n" not in errors[0]
     assert saved.left[scenario] == [".writer-00000001.json", "step-00000001"]
     assert saved.newest[scenario] == 1
+
+
+def test_a_save_in_the_background_gives_the_files_of_one_that_waits(saved: Saved) -> None:
+    """Byte for byte, of both ranks: shards, structures, what only one rank has, and the plan."""
+    # 2 ranks with a file of tensors and one of structures each, and the plan
+    assert saved.reports["save behind"] == [{"same files": [True, True], "files": 5}] * 2
+
+
+def test_a_writer_process_that_cannot_write_fails_the_save_on_every_rank(saved: Saved) -> None:
+    """All ranks agree about it at the next save, which works; nothing of the failed one remains."""
+    reports = saved.reports["limited behind"]
+
+    assert [report["agreed"] for report in reports] == ["the save of step 2 failed on rank 1: File too large"] * 2
+    assert [report["error"] for report in reports] == [
+        "the save of step 2 failed: on rank 1: File too large",
+        "the save of step 2 failed: File too large",
+    ]
+    assert [report["failed"] for report in reports] == [1, 1]
+    assert saved.left["limited behind"] == [".writer-00000001.json", "step-00000001", "step-00000003"]
 
 
 def test_ranks_that_disagree_about_the_step_save_nothing(saved: Saved) -> None:

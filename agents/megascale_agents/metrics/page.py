@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megascale_agents.collectives import sums as collectives_sums
 from megascale_agents.collectors.table import declared
 from megascale_agents.counters import Tally
-from megascale_agents.metrics import gpu_times, own_process, tiles
+from megascale_agents.metrics import gpu_times, own_process, saves, tiles
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import RoundWatch
 from megascale_agents.ranks.tile_boards import Boards
@@ -106,7 +106,8 @@ class AgentCollector:
             samples.update(self._of_host(host))
         of_gpus = gpu_times.samples_of(self._ranks(), self._node)
         of_tiles = tiles.samples_of(self._ranks(), self._boards, large, self._node)
-        for name, labels, value in (*self._of_collectives(), *of_tiles, *self._of_hardware(), *of_gpus):
+        of_saves = saves.samples_of(self._ranks(), self._node)
+        for name, labels, value in (*self._of_collectives(), *of_tiles, *self._of_hardware(), *of_gpus, *of_saves):
             samples.setdefault(name, []).append((labels, value))
         return samples
 

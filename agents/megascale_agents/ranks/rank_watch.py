@@ -212,6 +212,7 @@ class RankWatch:
             collective=box.collective(look=False), process=process, error=box.error(), last_words=words,
             sending=self.sending, sending_to=self.sending_to,
             rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu, tile_peer=self._tile_peer(now_s),
+            findings=box.findings(),
         )  # fmt: skip
 
     def tiles(self, *, everywhere: bool = True) -> tuple[TileFact, ...]:

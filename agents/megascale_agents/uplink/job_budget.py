@@ -110,11 +110,12 @@ def _short_texts(rank: RankReport) -> RankReport:
             thread=error.thread[:_SHORT],
         )
     words = tuple(_replace(one, line=one.line[:_SHORT]) for one in rank.last_words[:_FEW_WORDS])
-    return _replace(rank, work=(), error=error, last_words=words, rivals=rank.rivals[:_FEW_RIVALS])
+    findings = tuple(_replace(one, text=one.text[:_SHORT]) for one in rank.findings)
+    return _replace(rank, work=(), error=error, last_words=words, rivals=rank.rivals[:_FEW_RIVALS], findings=findings)
 
 
 def _no_texts(rank: RankReport) -> RankReport:
-    return _replace(rank, error=None, last_words=(), rivals=(), sending_to="")
+    return _replace(rank, error=None, last_words=(), rivals=(), sending_to="", findings=())
 
 
 # Reductions of a job, one after the other; each gets the result of the one before.

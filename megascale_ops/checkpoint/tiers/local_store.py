@@ -34,6 +34,8 @@ from megascale_ops.checkpoint.tiers.copies import Receiver, Sender, own_host
 from megascale_ops.checkpoint.tiers.nodes import Nodes
 from megascale_ops.checkpoint.tiers.sets import Candidate, Held, incomplete_sentence
 from megascale_ops.checkpoint.tiers.settings import LocalTier
+from megascale_ops.checkpoint.trust.check import Summary
+from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.errors import CheckpointError, UsageError
 
 # 10 s: at the end of a job a copy that is nearly there may arrive; none waits for a node that is gone.
@@ -142,11 +144,11 @@ class LocalStore:
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: dict[str, Any], allowed: Allowed, ranks: Ranks) -> bool:
+    def save(self, step: int, state: dict[str, Any], allowed: Allowed, ranks: Ranks, watch: Watch) -> bool:
         """Save a state on the nodes; whether it was. Collective.
 
         Raises:
-            CheckpointError: the state can't be stored as data.
+            CheckpointError: the state can't be stored as data, or is refused because replicas differ.
         """
         doing = f"saving step {step} to the local tier {self._path}"
         flat: dict[str, torch.Tensor] = {}
@@ -163,8 +165,10 @@ class LocalStore:
             if sending:
                 self._leave_out("busy", step, f"{sending} ranks still send the one before to a buddy", ranks)
                 return False
-            self._save(doing, step, flat, [need for need, _ in told], met, ranks)
+            self._save(doing, step, flat, [need for need, _ in told], met, ranks, watch)
         except CheckpointError as exc:
+            if watch.refusal:
+                raise
             self._leave_out("failed", step, str(exc), ranks)
             return False
         self._left_out = ""
@@ -189,7 +193,14 @@ class LocalStore:
         return total
 
     def _save(
-        self, doing: str, step: int, flat: dict[str, torch.Tensor], needs: Sequence[int], met: _Met, ranks: Ranks
+        self,
+        doing: str,
+        step: int,
+        flat: dict[str, torch.Tensor],
+        needs: Sequence[int],
+        met: _Met,
+        ranks: Ranks,
+        watch: Watch,
     ) -> None:
         me, nodes, root = ranks.rank, met.nodes, met.root
         leads, lock = nodes.lead_of(me) == me, writer_lock.lock_of(root)
@@ -205,10 +216,11 @@ class LocalStore:
             storage.begin(root, step, number)
             return number
 
-        def write() -> list[FileEntry]:
+        def write() -> tuple[list[FileEntry], Summary | None]:
             folder = storage.partial_folder(root, step, writer)
+            seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks)
+            return persist.digest_own(folder, ranks), seen
 
         def describe(shares: Sequence[Sequence[FileEntry]]) -> tuple[Manifest, bytes]:
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
@@ -223,7 +235,9 @@ class LocalStore:
 
         try:
             writer = ranks.agree(doing, begin)[nodes.lead_of(me)]
-            shares = ranks.agree(doing, write)
+            written = ranks.agree(doing, write)
+            watch.conclude([seen for _, seen in written])
+            shares = [entries for entries, _ in written]
             sealed, raw_plan = ranks.lead(doing, lambda: describe(shares))
             ranks.agree(doing, lambda: seal(sealed, raw_plan))
         except CheckpointError:

@@ -21,6 +21,7 @@ from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.readers import Reading
 from megascale_ops.checkpoint.tiers import sets
 from megascale_ops.checkpoint.tiers.sets import Candidate
+from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ class Search:
         """Load one checkpoint of a remote store."""
         assert self._remote is not None, "it listed this one"
         report, self.traffic = self._remote.load(one, state, self._allowed, ranks)
+        if report.ok and ranks.leads:
+            alarms.remind(self._remote.findings(one))
         return report
 
     def _load_folder(
@@ -160,6 +163,8 @@ class Search:
         if report.ok:
             doing = f"restoring step {step} from {folder}"
             ranks.lead(doing, lambda: latest.require_unchanged(folder, report))
+            if ranks.leads:
+                alarms.remind(alarms.read(folder))
         return report
 
     def _load_pickled(self, folder: Path, sealed: Manifest, state: dict[str, Any], ranks: Ranks) -> CheckpointReport:

@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,11 @@ from megascale_ops.checkpoint.retention import Rule, Standing
 from megascale_ops.checkpoint.tiers import identity
 from megascale_ops.checkpoint.tiers.filesystems import Store, StoreSource
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
+from megascale_ops.checkpoint.trust import alarms
+from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.check import Summary
+from megascale_ops.checkpoint.trust.trust import leave
+from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.checkpoint.writer_lock import WriterLock
 from megascale_ops.errors import CheckpointError
 
@@ -98,6 +103,12 @@ class RemoteStore:
             return Sealed(step, folder, found.written_wall_s, manifests.metric_of(found))
         return Sealed(step, folder, 0.0)  # damaged or of a later version: a restore says which
 
+    def findings(self, one: Sealed) -> Findings | None:
+        """What the save of one has found of what it saved; None: it did not look, or the file can't be read."""
+        with suppress(OSError):
+            return alarms.decode(self.store.read(f"{one.folder}/{alarms.FILE_NAME}", alarms.MOST_BYTES))
+        return None
+
     def is_there(self, one: Sealed) -> bool:
         """Whether it still is."""
         return manifests.FILE_NAME in self.store.names(one.folder)
@@ -120,10 +131,8 @@ class RemoteStore:
 
     def save(
         self,
-        step: int,
-        state: dict[str, Any],
+        watch: Watch,
         allowed: Allowed,
-        ranks: Ranks,
         *,
         metric: float | msgspec.UnsetType,
         rule: Rule,
@@ -134,6 +143,7 @@ class RemoteStore:
         Raises:
             CheckpointError: on every rank, when any could not do its part, or when another job writes there.
         """
+        step, state, ranks = watch.step, watch.state, watch.ranks
         doing = f"saving step {step} to {self.store.url}"
         flat: dict[str, torch.Tensor] = {}
         passing: list[Path] = []
@@ -147,16 +157,17 @@ class RemoteStore:
             passing.append(Path(tempfile.mkdtemp(prefix="megascale-checkpoint-")))
             return step, f"{storage.final_folder(Path(), step).name}/{uuid.uuid4().hex}"
 
-        def write() -> list[FileEntry]:
+        def write() -> tuple[list[FileEntry], Summary | None]:
+            seen = watch.look(flat)
             persist.write(passing[0], flat, ranks)
             entries = persist.digest_own(passing[0], ranks)
-            for entry in entries:
-                local = passing[0] / entry.name
-                self.store.upload(str(local), f"{folder}/{entry.name}", entry.size_bytes)
-                local.unlink()
-            return entries
+            self._upload(passing[0], folder, entries)
+            return entries, seen
 
-        def seal(files: tuple[FileEntry, ...]) -> None:
+        def seal(entries: list[FileEntry], found: Findings | None) -> None:
+            more = leave(passing[0], found)
+            self._upload(passing[0], folder, more)
+            files = tuple(sorted((*entries, *more), key=lambda entry: entry.name))
             self.lock.confirm()
             sealed = msgspec.structs.replace(persist.sealed_of(step, ranks.world_size, files), metric=metric)
             self.store.put(f"{folder}/{manifests.FILE_NAME}", manifests.encode(sealed))
@@ -166,18 +177,30 @@ class RemoteStore:
             require_one_step(doing, [each for each, _ in prepared])
             folder = prepared[0][1]
             shares = ranks.agree(doing, write)
-            files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
-            ranks.lead(doing, lambda: seal(files))
+            found = watch.conclude([seen for _, seen in shares])
+            written = [entry for own, _ in shares for entry in own]
+            ranks.lead(doing, lambda: seal(written, found))
         except CheckpointError:
-            if ranks.leads and folder:
-                with suppress(OSError):
-                    self.store.delete(folder)
+            self._abandon(folder if ranks.leads else "")
             raise
         finally:
             for each in passing:
                 shutil.rmtree(each, ignore_errors=True)
         if ranks.leads:
             self._delete_old(step, folder, rule, frozenset(damaged))
+
+    def _upload(self, passing: Path, folder: str, entries: Sequence[FileEntry]) -> None:
+        """Upload files; each is removed at once."""
+        for entry in entries:
+            local = passing / entry.name
+            self.store.upload(str(local), f"{folder}/{entry.name}", entry.size_bytes)
+            local.unlink()
+
+    def _abandon(self, folder: str) -> None:
+        """Delete what a save that failed has left; the next one does it otherwise."""
+        if folder:
+            with suppress(OSError):
+                self.store.delete(folder)
 
     def _delete_old(self, step: int, newest: str, rule: Rule, damaged: frozenset[str]) -> None:
         try:

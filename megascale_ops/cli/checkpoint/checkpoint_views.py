@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from megascale_ops.checkpoint import manifest as manifests
+from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.cli.terminal.tables import MOST_ROWS, data_size, plain_table
 from megascale_ops.schema.wording import duration, percent, printable
 
@@ -134,7 +135,12 @@ def _state(one: "Glance", reading: Mapping[int, tuple[str, ...]]) -> Text:
     if not one.ok:
         return Text("damaged: " + "; ".join(fault.sentence() for fault in one.faults[:2]), "red")
     words = "replaced" if Path(one.path).name.startswith(".") else "sealed"
-    return Text(words + (", being read" if one.step in reading else ""))
+    words += ", being read" if one.step in reading else ""
+    found = alarms.read(Path(one.path))
+    if found is not None and found.alarms:
+        faults = ", ".join(dict.fromkeys(printable(alarm.fault).replace("_", " ") for alarm in found.alarms))
+        return Text(f"{words}; told at its save: {faults}", "yellow")
+    return Text(words)
 
 
 def _moment(wall_s: float) -> str:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops checkpoint``: list, verify, compare and prune checkpoints; work out how often to save."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,6 +96,7 @@ def verify(path: str, as_json: bool) -> int:
 
         rows = [
             {"step": one.step, "path": one.path, "ok": one.ok, "bytes": _promised(one), "faults": one.faults}
+            | _told_in_numbers(one)
             for one in reports
         ]
         print_json({"path": str(meant.root), "whole": len(whole), "checkpoints": rows})
@@ -260,10 +263,39 @@ def _tell_verified(report: "CheckpointReport") -> None:
 
     if report.ok:
         click.echo(f"step {report.step}: whole, {data_size(_promised(report))}")
+        for line in _told_at_its_save(report):
+            click.echo(f"  {line}")
         return
     click.echo(f"step {report.step}: " + click.style("damaged", fg="red"))
     for fault in report.faults:
         click.echo(f"  {escaped(fault.sentence())}")
+
+
+def _told_in_numbers(report: "CheckpointReport") -> dict[str, Any]:
+    """Return the same for programs; nothing where the save did not look."""
+    from megascale_ops.checkpoint.trust import alarms
+
+    found = alarms.read(Path(report.path)) if report.ok else None
+    return {} if found is None else {"alarms": found.alarms, "unchanged": found.unchanged, "since": found.since}
+
+
+def _told_at_its_save(report: "CheckpointReport") -> Iterator[str]:
+    """Yield what the save of a whole checkpoint has found of what it saved."""
+    from megascale_ops.checkpoint.trust import alarms
+    from megascale_ops.cli.terminal.tables import MOST_ROWS
+    from megascale_ops.schema.wording import escaped
+
+    found = alarms.read(Path(report.path))
+    if found is None:
+        return
+    for alarm in found.alarms:
+        yield click.style("when it was saved: ", fg="yellow") + escaped(alarm.text)
+    if found.unchanged:
+        count = len(found.unchanged)
+        more = f" and {count - MOST_ROWS} more" if count > MOST_ROWS else ""
+        names = ", ".join(map(escaped, found.unchanged[:MOST_ROWS]))
+        noun = "parameter that trains has" if count == 1 else "parameters that train have"
+        yield f"{count} {noun} not changed since step {found.since}: {names}{more}"
 
 
 def _show_pruned(meant: "Meant", rows: list[Any], *, dry_run: bool, as_json: bool) -> None:

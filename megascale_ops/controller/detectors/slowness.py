@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hand steps and collectives to the detectors (stragglers, skew, loss), and keep their warnings true.
+"""Hand what ranks report to the detectors (stragglers, skew, loss, ranks' own checks), and keep their warnings true.
 
 A warning never stops anything by itself: the policy weighs costs by ``round.warnings``. Small jobs are judged when a
 heartbeat brings steps, large ones ten times a second. A rank has one warning at a time: where its host's steps and its
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from megascale_ops.controller.detectors.own_checks import OwnChecks
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER, Skewing
 from megascale_ops.controller.job import diagnose
 from megascale_ops.controller.job.job import Job
@@ -70,10 +71,12 @@ class Slowness:
         self._transitions = transitions
         self._registry = transitions.registry
         self.skewing = Skewing(transitions.clock)
+        self.own_checks = OwnChecks(transitions)
         self._watched: dict[str, _Watched] = {}
 
     def ingest_report(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
         """Take a node's report of its ranks; without the steps themselves where they come as rows."""
+        self.own_checks.ingest_report(job, node, report)
         for rank in report.ranks:
             if not rank.work or rank.round != report.round:
                 continue

@@ -17,13 +17,14 @@ process: five folds of a cross validation are five times as many steps.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from time import monotonic, process_time
 from typing import Protocol
 
 import msgspec
 
+from megascale_ops.blackbox.records import SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.hook_guard import guarded, step_aside
 from megascale_ops.recorder.recording.anatomy import Anatomy
@@ -31,6 +32,27 @@ from megascale_ops.recorder.recording.gc_times import CollectorClock
 from megascale_ops.recorder.recording.loss import LossKeeper
 from megascale_ops.recorder.recording.optimizer_steps import steps_made
 from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.progress import RankFinding
+
+
+class Alarm(Protocol):
+    """What a checkpoint has found: a class of fault, the ranks that it blames (none: the whole job), a sentence."""
+
+    @property
+    def fault(self) -> str:
+        """A class of ``schema.fault_classes``."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers in the whole job."""
+
+    @property
+    def text(self) -> str:
+        """What was found."""
+
+
+# Of a checkpoint's events; how a save in the background ends is nothing that the training does.
+_OF_THE_TRAINING = frozenset({"save_begin", "save_end", "restored"})
 
 
 class GpuTimers(Protocol):
@@ -46,8 +68,10 @@ class GpuTimers(Protocol):
 class Recording:
     """The one recording of this process. After :meth:`leave` (a fork's child) every event does nothing."""
 
-    def __init__(self, box: BoxWriter) -> None:
+    def __init__(self, box: BoxWriter, rank: int = 0) -> None:
         self.box = box
+        self.rank = rank
+        self._found: dict[str, RankFinding] = {}
         self.live = True
         self.step_number = -1
         self.loss = LossKeeper()
@@ -200,7 +224,7 @@ class Recording:
 
     def checkpoint(self, event: str, step: int) -> None:
         """Take what our checkpoints report; they also know the script's own step number."""
-        if not self.live or get_ident() != self.thread:
+        if not self.live or get_ident() != self.thread or event not in _OF_THE_TRAINING:
             return
         if event != "save_end" and not (self._explicit and self._absolute):
             self.step_number = int(step)
@@ -211,6 +235,33 @@ class Recording:
             self.phase_end()
         else:
             self._show(monotonic())
+
+    def saves(self, known: SavesRecord) -> None:
+        """Take what our checkpoints know of their saves; in any thread."""
+        if self.live:
+            self.box.set_saves(known)
+
+    def found(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Take what our checkpoints have found of what they saved; from the thread that saves, whichever that is.
+
+        What blames ranks is written by these, all else by rank 0. What is over is told as well.
+        """
+        if not self.live:
+            return
+        mine = {one.fault: one.text for one in alarms if self.rank in one.ranks or not (one.ranks or self.rank)}
+        before, now_s = self._found, monotonic()
+        found = {
+            fault: before[fault]
+            if fault in before and before[fault].text == text
+            else RankFinding(fault, step, text, now_s)
+            for fault, text in mine.items()
+        }
+        if found == before:
+            return
+        over = {fault: RankFinding(fault, step, "", now_s) for fault in before.keys() - found.keys()}
+        for _, each in sorted((over | found).items()):  # all of it: what stood in the ring may be driven out
+            self.box.add_finding(each)
+        self._found = found
 
     def is_outer_backward(self) -> bool:
         """Whether a backward pass that begins now is the training thread's, and not inside another."""

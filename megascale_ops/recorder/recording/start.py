@@ -110,7 +110,7 @@ def _open(settings: RankSettings) -> None:
             started_wall_s=time.time(),
         ),
     )
-    recording = Recording(box)
+    recording = Recording(box, settings.rank)
     os.register_at_fork(after_in_child=recording.leave)
     _Opened.recording, _Opened.settings = recording, settings
     _Opened.endings = Endings(recording)

@@ -16,11 +16,12 @@ from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
+    SavesRecord,
     StepRecord,
 )
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import MOST_WORK, CollectivePosition, RankError
+from megascale_ops.schema.progress import MOST_WORK, CollectivePosition, RankError, RankFinding
 from megascale_ops.schema.version import BOX_VERSION
 
 IDENTITY = BoxIdentity(
@@ -418,3 +419,36 @@ def test_gpu_times_came_without_a_new_version(tmp_path: Path) -> None:
     assert found == [GpuStepRecord(0, 5, 0.4, 0.01, 0.1, 0.2, 0.05, 0.02, (("sample", 0.03),))]
     assert len(before) == len(after) == FILE_BYTES
     assert before[: GPU_STEPS.offset] == after[: GPU_STEPS.offset]
+
+
+def test_what_is_known_of_saves_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """None before the first; what can be no time is none."""
+    writer, reader = make(tmp_path)
+
+    assert reader.saves() is None
+    for step in range(7):
+        writer.set_saves(SavesRecord(step, 0.5, float("nan"), step - 1, 1000.0, 1, 3))
+
+    assert reader.saves() == SavesRecord(6, 0.5, 0.0, 5, 1000.0, 1, 3)
+
+
+def test_findings_stand_until_they_are_over(tmp_path: Path) -> None:
+    """By class the newest; one without text ends it; long texts are cut, and many records lose only old ones."""
+    box, reader = make(tmp_path)
+    assert reader.findings() == ()
+
+    box.add_finding(RankFinding("stale_weights", 3, "first", 1.0))
+    box.add_finding(RankFinding("silent_corruption", 4, "x" * 1000, 2.0))
+    box.add_finding(RankFinding("stale_weights", 5, "second", 3.0))
+    found = reader.findings()
+    assert [(one.fault, one.step, one.text[:9]) for one in found] == [
+        ("silent_corruption", 4, "xxxxxxxxx"),
+        ("stale_weights", 5, "second"),
+    ]
+    assert len(found[0].text) == 455
+
+    box.add_finding(RankFinding("silent_corruption", 6, "", 4.0))
+    assert reader.findings() == (RankFinding("stale_weights", 5, "second", 3.0),)
+    for step in range(20):
+        box.add_finding(RankFinding("stale_weights", step, f"at {step}", 5.0))
+    assert reader.findings() == (RankFinding("stale_weights", 19, "at 19", 5.0),)

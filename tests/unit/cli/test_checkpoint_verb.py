@@ -13,6 +13,9 @@ import pytest
 
 from megascale_ops.checkpoint import lock_files, processes, readers, storage, writer_lock
 from megascale_ops.checkpoint.interval import daly
+from megascale_ops.checkpoint.trust import alarms
+from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.verdicts import Alarm
 from megascale_ops.cli.checkpoint import measured
 from megascale_ops.cli.main import main
 from megascale_ops.ledger import ROWS, Ledger, StepTime
@@ -102,6 +105,25 @@ def test_verify_fails_when_one_is_damaged(folder: Path, capsys: pytest.CaptureFi
         (10, True),
     ]
     assert alone[:2] == (0, "step 40: whole, 515 B\n")
+
+
+def test_verify_tells_what_a_save_has_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alarms, and parameters that stand still; neither is damage."""
+    alarm = Alarm("silent_corruption", (3,), "rank 3 holds other values")
+    found = Findings(40, 8, 12, (alarm,), 30, ("model.a", "model.b"))
+    sealed(tmp_path, 40, {"__0_0.distcp": b"x", "trust.json": alarms.encode(found)})
+
+    code, out, _ = said(capsys, "verify", tmp_path)
+    _, told = numbers(capsys, "verify", tmp_path)
+
+    assert code == 0
+    assert out.splitlines()[1:3] == [
+        "  when it was saved: rank 3 holds other values",
+        "  2 parameters that train have not changed since step 30: model.a, model.b",
+    ]
+    assert "sealed; told at its save: silent corruption" in " ".join(said(capsys, "ls", tmp_path)[1].split())
+    (one,) = told["checkpoints"]
+    assert (one["alarms"][0]["ranks"], one["unchanged"], one["since"]) == ([3], ["model.a", "model.b"], 30)
 
 
 def test_prune_deletes_what_nothing_keeps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
-from megascale_ops.blackbox.records import BoxIdentity
+from megascale_ops.blackbox.records import BoxIdentity, SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.checkpoint.trust.verdicts import Alarm
 from megascale_ops.recorder.recording.recording import Recording
 
 
@@ -228,6 +230,31 @@ def test_checkpoints_know_the_step(box: tuple[Recording, BoxReader]) -> None:
     assert (reader.progress().step, reader.progress().phase) == (402, "other")
 
 
+def test_how_a_save_in_the_background_ends_moves_no_step(box: tuple[Recording, BoxReader]) -> None:
+    """It is of an earlier step, and may be told in the training thread as well."""
+    recording, reader = box
+    recording.checkpoint("save_begin", 41)
+    recording.checkpoint("save_end", 41)
+
+    recording.checkpoint("sealed", 31)
+    recording.checkpoint("save_failed", 31)
+
+    assert reader.progress().step == 41
+    assert reader.progress().phase != "checkpoint"
+
+
+def test_what_is_known_of_saves_reaches_the_box(box: tuple[Recording, BoxReader]) -> None:
+    """From any thread; not from a child that a fork made."""
+    recording, reader = box
+    record = SavesRecord(41, 0.5, 3.0, 31, 1000.0, 1, 0)
+    recording.saves(record)
+    recording.live = False
+
+    recording.saves(msgspec.structs.replace(record, step=99))
+
+    assert reader.saves() == record
+
+
 def test_the_scripts_own_number_beats_the_checkpoints(box: tuple[Recording, BoxReader]) -> None:
     """A save that counts differently does not change what the script said."""
     recording, reader = box
@@ -276,3 +303,24 @@ def test_a_child_writes_nothing(box: tuple[Recording, BoxReader]) -> None:
     recording.checkpoint("restored", 3)
 
     assert reader.raw() == before
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, ["stale_weights"]), (1, ["silent_corruption"]), (2, [])])
+def test_what_a_checkpoint_finds_is_told_by_whom_it_is_about(tmp_path: Path, rank: int, said: list[str]) -> None:
+    """Of the whole job by rank 0, from whichever thread saves; what is over is over in the box as well."""
+    identity = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=3, pid=1, start_ticks=1, round=1)
+    recording, alarms = (
+        Recording(BoxWriter.create(tmp_path, identity), rank),
+        [
+            Alarm("silent_corruption", (1,), "rank 1 differs"),
+            Alarm("stale_weights", (), "nothing moves"),
+        ],
+    )
+    reader = BoxReader(tmp_path / "0.box")
+
+    in_thread(lambda: recording.found(7, alarms))
+    assert [one.fault for one in reader.findings()] == said
+    recording.found(8, alarms)
+    assert {one.step for one in reader.findings()} <= {7}
+    recording.found(9, [])
+    assert reader.findings() == ()

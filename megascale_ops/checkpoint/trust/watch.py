@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of ``save``, to whichever tiers it goes: what is saved is looked at once, and judged once."""
+
+from typing import TYPE_CHECKING, Any
+
+from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.trust import Trust
+from megascale_ops.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from megascale_ops.checkpoint.ranks import Ranks
+    from megascale_ops.checkpoint.trust.check import Look, Summary
+
+
+class Watch:
+    """The same calls in the same order on every rank.
+
+    Args:
+        trust: of the manager.
+        step: that is saved.
+        state: as given to ``save``.
+        ranks: who takes part.
+    """
+
+    def __init__(self, trust: Trust, step: int, state: dict[str, Any], ranks: "Ranks") -> None:
+        self.step, self.state, self.ranks = step, state, ranks
+        self.refusal = ""
+        """Why the save is refused; empty: it is not."""
+        self._trust = trust
+        self._has_looked = self._has_concluded = False
+        self._summary: Summary | None = None
+        self._found: Findings | None = None
+        self._look: Look | None = None
+
+    def look(self, flat: "Mapping[str, torch.Tensor]") -> "Summary | None":
+        """Digest what this rank holds, the first time; what all ranks have to hear of it."""
+        if not self._has_looked:
+            self._summary = self._trust.look(self._trust.describe(flat, self.state, self.ranks))
+            self._look = self._trust.looked
+            self._has_looked = True
+        return self._summary
+
+    def conclude(self, summaries: "Sequence[Summary | None]") -> Findings | None:
+        """Judge what all ranks have seen; collective the first time.
+
+        Raises:
+            CheckpointError: on every rank, where replicas differ and the save is to be refused for that.
+        """
+        if not self._has_concluded:
+            self._has_concluded = True
+            try:
+                self._found = self._trust.conclude(self.step, summaries, self.ranks)
+            except CheckpointError as exc:
+                self.refusal = str(exc)
+        if self.refusal:
+            raise CheckpointError(self.refusal)
+        return self._found
+
+    def without_tensors(self) -> "Watch":
+        """This one, which holds neither state nor tensors any more: it is kept until a save in the background ends."""
+        self.state = {}
+        if self._look is not None:
+            self._look = self._look._replace(parts=())
+        return self
+
+    def sealed(self) -> None:
+        """The checkpoint counts: the next one is held against it."""
+        if self._look is not None:
+            self._trust.sealed(self.step, self._look)

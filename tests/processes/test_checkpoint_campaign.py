@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The campaign of kills and damages finds nothing, and can find something.
+
+``benchmarks/results/checkpoint_kills.txt`` is a long one; here a short one of every kind, drawn anew in each run.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "checkpoint_kills.py"
+
+
+def play(kills: int, damages: int, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder of its own, to which others may go: part of it becomes another user."""
+    return subprocess.run(
+        [sys.executable, str(script), f"--kills={kills}", f"--damages={damages}"],
+        capture_output=True,
+        text=True,
+        timeout=590,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"},
+    )
+
+
+@pytest.mark.parametrize(("kills", "damages"), [(3, 36), pytest.param(100, 600, marks=pytest.mark.matrix)])
+def test_whatever_is_killed_or_damaged_the_newest_whole_one_comes_back(kills: int, damages: int) -> None:
+    """Bit for bit, or a sentence; never a mixture, never an older one, never a wait without an end."""
+    done = play(kills, damages)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 not as they must be" in done.stdout
+    told = [line for line in done.stdout.splitlines() if line.startswith("kill ")]
+    assert sum(int(line.split()[-3]) for line in told) == 3 * kills, done.stdout
+
+
+def test_a_reader_that_verifies_nothing_is_found(tmp_path: Path) -> None:
+    """The negative control: with digests taken for granted the same campaign fails."""
+    blind = tmp_path / "blind.py"
+    blind.write_text(f"""
+import runpy
+from megascale_ops.checkpoint import manifest
+manifest.judge_file = lambda entry, seen: None
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+""")
+
+    done = play(0, 60, blind)
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "flipped bytes: " in done.stdout
