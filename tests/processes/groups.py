@@ -19,6 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS: Mapping[str, str] = {
     "tests/processes/test_chaos.py": "chaos",
     "tests/processes/test_checkpoint_behind.py": "saves in the background",
+    "tests/processes/test_checkpoint_behind_replicas.py": "replicas in the background",
     "tests/processes/test_checkpoint_examples.py": "examples",
     "tests/processes/test_checkpoint_loading.py": "ranks that load",
     "tests/processes/test_checkpoint_ranks.py": "ranks that save",

@@ -115,7 +115,7 @@ def test_of_two_loaded_optimizers_the_first_to_step_counts(box: tuple[Recording,
 def test_what_the_script_says_comes_first(box: tuple[Recording, BoxReader]) -> None:
     """A number that was told, or restored by our checkpoints, is not overruled by a state of another age."""
     recording, reader = box
-    recording.checkpoint("restore", 700)
+    recording.checkpoint("restored", 700)
 
     optimizer = Optimizer({"step": 40})
     step(recording, optimizer)

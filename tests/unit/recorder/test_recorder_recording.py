@@ -324,3 +324,18 @@ def test_what_a_checkpoint_finds_is_told_by_whom_it_is_about(tmp_path: Path, ran
     assert {one.step for one in reader.findings()} <= {7}
     recording.found(9, [])
     assert reader.findings() == ()
+
+
+def test_a_finding_that_stands_is_not_driven_out_by_others(box: tuple[Recording, BoxReader]) -> None:
+    """The ring has five places; of three classes one stands from the beginning, since then, and two come and go."""
+    recording, reader = box
+    stands = Alarm("stale_weights", (), "none has changed")
+
+    for step in range(20):
+        others = [Alarm(fault, (0,), f"{step}") for fault in ("silent_corruption", "replicas_differ")]
+        recording.found(step, [stands, *others[: step % 3]])
+
+    assert [(one.fault, one.step, one.text) for one in reader.findings()] == [
+        ("silent_corruption", 19, "19"),
+        ("stale_weights", 0, "none has changed"),
+    ]
