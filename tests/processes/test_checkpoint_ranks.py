@@ -165,8 +165,8 @@ def test_a_rank_that_cannot_write_fails_every_rank_in_one_sentence(saved: Saved,
 
 def test_a_save_in_the_background_gives_the_files_of_one_that_waits(saved: Saved) -> None:
     """Byte for byte, of both ranks: shards, structures, what only one rank has, and the plan."""
-    # 2 ranks with a file of tensors and one of structures each, and the plan
-    assert saved.reports["save behind"] == [{"same files": [True, True], "files": 5}] * 2
+    # 2 ranks with a file of tensors and one of structures each, the plan, and what was found
+    assert saved.reports["save behind"] == [{"same files": [True, True], "files": 6}] * 2
 
 
 def test_a_writer_process_that_cannot_write_fails_the_save_on_every_rank(saved: Saved) -> None:
