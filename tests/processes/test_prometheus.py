@@ -47,6 +47,11 @@ NOT_HERE = {
     "megascale_nvswitch_sxid_age_seconds": "likewise",
     "megascale_ib_counters_full": "no counter has reached its largest value",
     "megascale_ib_counters_refused": "the driver tells all of them",
+    "megascale_checkpoint_stall_seconds": "no rank has saved a checkpoint of ours",
+    "megascale_checkpoint_write_seconds": "likewise",
+    "megascale_checkpoint_saves_in_flight": "likewise",
+    "megascale_checkpoint_failed_saves_total": "likewise",
+    "megascale_checkpoint_sealed_timestamp_seconds": "likewise",
 }
 
 
