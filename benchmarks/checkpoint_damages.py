@@ -35,6 +35,7 @@ from checkpoint_trials import (
 from torch import distributed
 
 from megascale_ops.checkpoint import CheckpointManager, manifest, storage
+from megascale_ops.checkpoint.trust import alarms
 
 NOBODY = 65_534
 BASE = "base"  # the folder of whole checkpoints of which copies are damaged
@@ -115,6 +116,8 @@ def damage(folder: Path, dice: random.Random, kind: str) -> Trial:
         files = sorted(path for path in storage.final_folder(folder, step).iterdir() if path.stat().st_size)
         if kind == "of another step":  # an equal file is no damage
             files = [path for path in files if path.suffix == ".tensors" or path.name == manifest.FILE_NAME]
+        if kind in {"flipped bytes", "zeros"}:  # no restore needs it, so one that has its size costs none
+            files = [path for path in files if path.name != alarms.FILE_NAME]
         DAMAGES[kind](dice.choice(files), dice)
     wanted = max(set(steps) - doomed, default=-2)
     step, problem = asked(lambda: restored(folder))

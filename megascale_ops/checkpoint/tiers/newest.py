@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from megascale_ops import foreign
 from megascale_ops.checkpoint import latest, manifest, storage
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.loading.traffic import Traffic
@@ -135,7 +136,7 @@ class Search:
         assert self._remote is not None, "it listed this one"
         report, self.traffic = self._remote.load(one, state, self._allowed, ranks)
         if report.ok and ranks.leads:
-            alarms.remind(self._remote.findings(one))
+            alarms.remind(report.manifest, partial(self._remote.findings, one))
         return report
 
     def _load_folder(
@@ -164,7 +165,7 @@ class Search:
             doing = f"restoring step {step} from {folder}"
             ranks.lead(doing, lambda: latest.require_unchanged(folder, report))
             if ranks.leads:
-                alarms.remind(alarms.read(folder))
+                alarms.remind(sealed, partial(foreign.read, folder / alarms.FILE_NAME, alarms.MOST_BYTES))
         return report
 
     def _load_pickled(self, folder: Path, sealed: Manifest, state: dict[str, Any], ranks: Ranks) -> CheckpointReport:

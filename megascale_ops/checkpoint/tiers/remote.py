@@ -103,11 +103,13 @@ class RemoteStore:
             return Sealed(step, folder, found.written_wall_s, manifests.metric_of(found))
         return Sealed(step, folder, 0.0)  # damaged or of a later version: a restore says which
 
-    def findings(self, one: Sealed) -> Findings | None:
-        """What the save of one has found of what it saved; None: it did not look, or the file can't be read."""
-        with suppress(OSError):
-            return alarms.decode(self.store.read(f"{one.folder}/{alarms.FILE_NAME}", alarms.MOST_BYTES))
-        return None
+    def findings(self, one: Sealed) -> bytes:
+        """The bytes of what the save of one has found of what it saved.
+
+        Raises:
+            OSError: they can't be read.
+        """
+        return self.store.read(f"{one.folder}/{alarms.FILE_NAME}", alarms.MOST_BYTES)
 
     def is_there(self, one: Sealed) -> bool:
         """Whether it still is."""

@@ -5,6 +5,7 @@
 recorder listens and writes it into the rank's black box, from where it becomes a warning of the controller.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops import foreign
+from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.checkpoint.trust.verdicts import Alarm
 
 FILE_NAME = "trust.json"
@@ -58,9 +60,23 @@ def read(folder: Path) -> Findings | None:
         return None
 
 
-def remind(found: Findings | None) -> None:
-    """Log what the save of a checkpoint that is restored now had found of it."""
+def remind(sealed: Manifest | None, get: Callable[[], bytes]) -> None:
+    """Log what the save of a checkpoint that is restored now had found of it; what is damaged is not believed.
+
+    Args:
+        sealed: its manifest.
+        get: gives the bytes of ``trust.json``.
+    """
+    entry = next((each for each in sealed.files if each.name == FILE_NAME), None) if sealed is not None else None
+    if sealed is None or entry is None:
+        return
+    try:
+        raw = get()
+    except OSError:
+        raw = b""
+    found = decode(raw) if hashlib.sha256(raw).hexdigest() == entry.sha256 else None
     if found is None:
+        _log.warning("what the save of step %d had found can't be read: %s is damaged", sealed.step, FILE_NAME)
         return
     for alarm in found.alarms:
         _log.warning("what is restored was told of when it was saved, at step %d: %s", found.step, alarm.text)
