@@ -79,7 +79,7 @@ class EmulatedWorkspace:
         self.trace_words = torch.zeros(2 * ranks.ctas * RING_WORDS if ranks.trace else 1, dtype=torch.int32)
         self.slot = self.launches = 0
         self._ranks = ranks
-        self.native = None  # the emulator launches
+        self.native = self.products = None  # the emulator launches
         self.device = torch.device("cpu")
 
     def plan(self, _key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever is planned)

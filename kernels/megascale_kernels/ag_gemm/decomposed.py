@@ -23,7 +23,8 @@ from megascale_kernels.device.layout import COMMUNICATE, EPOCH, SLOTS, signature
 from megascale_kernels.device.primitives import rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
-from megascale_kernels.launching.ready import copies_alone, ready
+from megascale_kernels.launching.products import Operand, Shape
+from megascale_kernels.launching.ready import ABSENT, BIAS, OUT, W, X, copies_alone, in_a_row, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import Weight, product_of
 from megascale_kernels.memory.workspace import Workspace
@@ -65,27 +66,22 @@ def await_shards_kernel(
         finish_launch(channel, 1, counted)
 
 
-class Ready(NamedTuple):
-    """What the driver launches, for one slot: the copies, and a wait for each piece that has one."""
-
-    copies: object
-    waits: tuple[object, ...]
-
-
 class Part(NamedTuple):
-    """One product; sizes and places as `Tensor.as_strided` takes them, at a third of what a slice costs the host.
+    """One product.
 
     Attributes:
         wait: which wait comes before it, None where none does.
         rows: of the gathered ones; None is our own, where the caller has them.
-        shape: of its part of the output.
+        shape: of its part of the output, as `Tensor.as_strided` takes it.
         offset: of its first element there.
+        product: what the driver launches, None where torch multiplies.
     """
 
     wait: int | None
     rows: Tensor | None
     shape: tuple[int, int]
     offset: int
+    product: object | None
 
 
 class DecomposedGather:
@@ -96,12 +92,15 @@ class DecomposedGather:
         weight: [K, N].
         workspace: whose launches they are.
         config: how many pieces.
+        has_bias: one is added.
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
     """
 
-    def __init__(self, x: Tensor, weight: Weight, workspace: Workspace, config: Config) -> None:
+    def __init__(
+        self, x: Tensor, weight: Weight, workspace: Workspace, config: Config, *, has_bias: bool = False
+    ) -> None:
         self.m_shard, self.k_size = x.shape
         world_size, rank = workspace.world_size, workspace.rank
         self.workspace, self.config, self.n_size, self.product = workspace, config, weight.n_size, product_of(weight)
@@ -115,21 +114,31 @@ class DecomposedGather:
         self.rows = [workspace.local(slot, shape) for slot in range(SLOTS)]
         self.own = [rows[rank * self.m_shard : (rank + 1) * self.m_shard] for rows in self.rows]
         self.out_stride = (self.n_size, 1)
-        self.parts = [self._parts(rows[:, : self.product.depth]) for rows in self.rows]
+        self.bias = BIAS if has_bias else -1
+        self.parts = [self._parts(rows[:, : self.product.depth], weight.matrix.shape[1]) for rows in self.rows]
         self.key = ("decomposed ag_gemm",)
         workspace.compile(self.key, self._warm)
-        self.ready: list[Ready | None] = [self._ready(slot, x) for slot in range(SLOTS)]
+        self.ready: list[tuple[Any, ...] | None] = [self._ready(slot, x) for slot in range(SLOTS)]
 
-    def _parts(self, rows: Tensor) -> list[Part]:
-        """The products, on the gathered rows of one slot."""
-        m_shard, waits, parts = self.m_shard, 0, []
+    def _parts(self, rows: Tensor, columns: int) -> list[Part]:
+        """The products, on the gathered rows of one slot; `columns` of the weight as it lies."""
+        m_shard, waits, parts, products = self.m_shard, 0, [], self.workspace.products
+        bytes_, w = rows.element_size(), Operand(W, 0, columns)
         for piece in self.pieces:
             for number, (begin, end) in enumerate(piece.runs):
                 own, count = piece.last == 1, (end - begin) * m_shard
                 wait = None if own or number else waits
                 waits += wait is not None
                 taken = None if own else rows[begin * m_shard : end * m_shard]
-                parts.append(Part(wait, taken, (count, self.n_size), begin * m_shard * self.n_size))
+                offset, product = begin * m_shard * self.n_size, None
+                if products is not None:
+                    x = Operand(X, 0, self.k_size)
+                    if taken is not None:
+                        x = Operand(ABSENT, 0, self.k_size).at(taken.data_ptr())
+                    out = Operand(OUT, 0, self.n_size).at(offset * bytes_)
+                    shape = Shape(count, self.n_size, self.product.depth, self.product.is_nk)
+                    product = products.product(shape, x, w, out, self.bias)
+                parts.append(Part(wait, taken, (count, self.n_size), offset, product))
         return parts
 
     def _warm(self) -> None:
@@ -143,18 +152,27 @@ class DecomposedGather:
         common = channel_arguments(self.workspace, slot, self.stamp)
         return (*common, counted, *steps, self.m_shard, self.n_size, self.k_size, self.config.code)
 
-    def _ready(self, slot: int, x: Tensor) -> Ready | None:
+    def _ready(self, slot: int, x: Tensor) -> tuple[Any, ...] | None:
+        """What a call does, one thing after another: runs of launches, and products that are torch's."""
         native = self.workspace.native
         if native is None:
             return None
-        copies = copies_of(
-            self.workspace, slot, self.m_shard, self.m_shard, self.m_shard, self.k_size * x.element_size()
-        )
+        row_bytes = self.k_size * x.element_size()
         waits = [
             ready(native, await_shards_kernel, self._arguments(slot, 0, steps), self.options, (1,), {})
             for steps in self.awaits
         ]
-        return Ready(copies_alone(native, copies), tuple(waits)) if None not in waits else None
+        if None in waits:
+            return None
+        copies = copies_of(self.workspace, slot, self.m_shard, self.m_shard, self.m_shard, row_bytes)
+        steps: list[Any] = [copies_alone(native, copies)]
+        if len(self.pieces) == 1:
+            own = (0, self.m_shard * row_bytes, self.own[slot].data_ptr(), 0)
+            steps.append(copies_alone(native, [own], here=True))
+        for part in self.parts[slot]:
+            steps += [] if part.wait is None else [waits[part.wait]]
+            steps.append(part if part.product is None else part.product)
+        return in_a_row(steps, Part)
 
     def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
         """Launch on the current stream; returns the slot in which the gathered rows are.
@@ -164,41 +182,42 @@ class DecomposedGather:
         """
         workspace = self.workspace
         made = self.ready[workspace.slot ^ 1]
-        counted = workspace.counts_on_device()
-        if made is not None and not counted:
-            slot = workspace.next_slot()
-            workspace.launch(made.copies, self.stamp, x, x, x, None, join=False)
-        else:
-            made, slot = None, workspace.begin(self.key, self._warm)
-            announced = channel_arguments(workspace, slot, self.stamp) if counted else self.stamp
-            push_by_copy_engine(x, workspace, slot, self.m_shard, announced)
-        self._multiply(x, matrix, out, bias, slot, made, counted=counted)
+        if made is None or workspace.counts_on_device():
+            return self._run_by_triton(x, matrix, out, bias)
+        slot = workspace.next_slot()
+        addresses = (x.data_ptr(), matrix.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr())
+        for step in made:
+            if isinstance(step, Part):
+                self._multiply(step, x, matrix, out, bias)
+            else:  # behind the last wait x may be reused
+                workspace.launch_at(step.launches, self.stamp, *addresses, join=step.is_last)
         return slot
 
-    def _multiply(
-        self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None, slot: int, made: Ready | None, *,
-        counted: bool,
-    ) -> None:  # fmt: skip
-        w, base = self.product.weight(matrix), out.storage_offset()
-        own = x if self.product.depth == self.k_size else x[:, : self.product.depth]
+    def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
+        """Launch where only the device knows the launch number, or the driver is out of reach."""
+        workspace, counted = self.workspace, self.workspace.counts_on_device()
+        slot = workspace.begin(self.key, self._warm)
+        announced = channel_arguments(workspace, slot, self.stamp) if counted else self.stamp
+        push_by_copy_engine(x, workspace, slot, self.m_shard, announced)
         if len(self.pieces) == 1:
             self.own[slot].copy_(x, non_blocking=True)
-        for wait, rows, shape, offset in self.parts[slot]:
-            if wait is not None:
-                self._wait(wait, slot, made, x, counted=counted)
-            target = out.as_strided(shape, self.out_stride, base + offset)
-            matmul_into(target, own if rows is None else rows, w, bias)
+        for part in self.parts[slot]:
+            if part.wait is not None:
+                arguments = self._arguments(slot, int(counted), self.awaits[part.wait])
+                await_shards_kernel[(1,)](*arguments, **self.options)
+                if part.wait == len(self.awaits) - 1:
+                    workspace.join_copies()
+            self._multiply(part, x, matrix, out, bias)
+        return slot
 
-    def _wait(self, index: int, slot: int, made: Ready | None, x: Tensor, *, counted: bool) -> None:
-        """Let the stream wait for the rows of a piece; behind the last wait x may be reused."""
-        workspace, is_last = self.workspace, index == len(self.awaits) - 1
-        if made is not None:
-            workspace.launch(made.waits[index], self.stamp, x, x, x, None, join=is_last)
+    def _multiply(self, part: Part, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
+        """One product alone; the same in a graph as outside, to the bit."""
+        if part.product is not None:
+            self.workspace.launch(part.product, self.stamp, x, matrix, out, bias, join=False)
             return
-        arguments = self._arguments(slot, int(counted), self.awaits[index])
-        await_shards_kernel[(1,)](*arguments, **self.options)
-        if is_last:
-            workspace.join_copies()
+        rows = x[:, : self.product.depth] if part.rows is None else part.rows
+        target = out.as_strided(part.shape, self.out_stride, out.storage_offset() + part.offset)
+        matmul_into(target, rows, self.product.weight(matrix), bias)
 
     def gathered(self, x: Tensor, slot: int) -> Tensor:  # noqa: ARG002 - as `GatherLaunch` has it
         """The gathered rows of the launch that took `slot`, [world_size, M / world_size, K], perhaps without ours."""

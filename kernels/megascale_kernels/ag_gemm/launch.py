@@ -158,7 +158,7 @@ def _made(
         return GatherLaunch(x, weight, out, bias, workspace, config)
     from megascale_kernels.ag_gemm.decomposed import DecomposedGather
 
-    return DecomposedGather(x, weight, workspace, config)
+    return DecomposedGather(x, weight, workspace, config, has_bias=bias is not None)
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> Tensor:

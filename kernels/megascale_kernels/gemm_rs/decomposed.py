@@ -25,7 +25,8 @@ from megascale_kernels.device.primitives import RANK_CHANNEL, rank_copy_data, ra
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.gemm_rs.triton_kernel import GEMM_RS
-from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, copies_alone, ready
+from megascale_kernels.launching.products import Operand, Shape
+from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, X, copies_alone, in_a_row, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, product_of
 from megascale_kernels.memory.workspace import Workspace
@@ -90,6 +91,10 @@ def add_partials_kernel(
     finish_launch(channel, ctas, counted)
 
 
+# What else a call hands over: the partial results come first, which copies read.
+PARTIAL, INPUT, WEIGHT = X, 4, 5
+
+
 class Part(NamedTuple):
     """One product, and what of it travels; sizes and places as `Tensor.as_strided` takes them.
 
@@ -99,6 +104,8 @@ class Part(NamedTuple):
         shape: of its partial results.
         place: of their first element among all of them.
         owners: (owner, row among all partial results) of each peer's shard in it.
+        into: which of a call's addresses the products are written to.
+        product: what the driver launches, None where torch multiplies.
     """
 
     rows: tuple[int, int]
@@ -106,13 +113,8 @@ class Part(NamedTuple):
     shape: tuple[int, int]
     place: int
     owners: tuple[tuple[int, int], ...]
-
-
-class Ready(NamedTuple):
-    """What the driver launches, for one slot: copies behind each product that has any, and the sum."""
-
-    copies: tuple[object, ...]
-    sum: object
+    into: int = PARTIAL
+    product: object | None = None
 
 
 class DecomposedScatter:
@@ -145,8 +147,9 @@ class DecomposedScatter:
         is_read_wide = out.numel() * out.element_size() % WIDE_BYTES == 0
         own, *others = pieces_of(rank, world_size, config.pieces if is_read_wide else None)
         self.is_whole = not others
+        self.columns, self.element_bytes = weight.matrix.shape[1], out.element_size()
         self.parts = self._parts([own] if self.is_whole else others)
-        self.own_part = self._part(rank, rank + 1, 0)
+        self.own_part = self._part(rank, rank + 1, 0, OUT)
         self.partials = ((world_size - (not self.is_whole)) * self.m_shard, self.n_size)
         self.strides = (self.k_size, 1), (self.n_size, 1)
         self.options = {
@@ -157,7 +160,7 @@ class DecomposedScatter:
         self.staged = [workspace.local(slot, (needed // out.element_size(),)) for slot in range(SLOTS)]
         self.key = ("decomposed gemm_rs", bias is None, out.numel() >> 31 > 0, compiled_apart(out.numel()))
         workspace.compile(self.key, lambda: self._warm(out, bias))
-        self.ready: list[Ready | None] = [self._ready(slot, out, bias) for slot in range(SLOTS)]
+        self.ready: list[tuple[Any, ...] | None] = [self._ready(slot, out, bias) for slot in range(SLOTS)]
 
     def _parts(self, pieces: list[Piece]) -> list[Part]:
         """The products of peers' rows; their partial results lie as the rows do, or one product behind the other."""
@@ -168,12 +171,18 @@ class DecomposedScatter:
                 row += (end - begin) * self.m_shard
         return parts
 
-    def _part(self, begin: int, end: int, row: int) -> Part:
-        """The product of shards [begin, end), whose partial results begin at a row."""
+    def _part(self, begin: int, end: int, row: int, into: int = PARTIAL) -> Part:
+        """The product of shards [begin, end), whose partial results begin at a row of where they are written to."""
         m_shard, rank, count = self.m_shard, self.workspace.rank, (end - begin) * self.m_shard
         owners = tuple((owner, row + (owner - begin) * m_shard) for owner in range(begin, end) if owner != rank)
-        rows = (count, self.product.depth)
-        return Part(rows, begin * m_shard * self.k_size, (count, self.n_size), row * self.n_size, owners)
+        offset, place, product = begin * m_shard * self.k_size, row * self.n_size, None
+        if self.workspace.products is not None:
+            product = self.workspace.products.product(
+                Shape(count, self.n_size, self.product.depth, self.product.is_nk),
+                Operand(INPUT, 0, self.k_size).at(offset * self.element_bytes), Operand(WEIGHT, 0, self.columns),
+                Operand(into, 0, self.n_size).at(place * self.element_bytes),
+            )  # fmt: skip
+        return Part((count, self.product.depth), offset, (count, self.n_size), place, owners, into, product)
 
     def _warm(self, out: Tensor, bias: Tensor | None) -> None:
         add_partials_kernel.warmup(*self._arguments(0, 0, out, out, bias), grid=self.grid, **self.options)
@@ -194,7 +203,8 @@ class DecomposedScatter:
             self.k_size, self.config.code,
         )  # fmt: skip
 
-    def _ready(self, slot: int, out: Tensor, bias: Tensor | None) -> Ready | None:
+    def _ready(self, slot: int, out: Tensor, bias: Tensor | None) -> tuple[Any, ...] | None:
+        """What a call does, one thing after another: runs of launches, and products that are torch's."""
         native = self.workspace.native
         if native is None:
             return None
@@ -202,11 +212,16 @@ class DecomposedScatter:
         sources = {"own_ptr": W, "out_ptr": OUT, "bias_ptr": OUT if bias is None else BIAS}
         arguments = self._arguments(slot, 0, out, out, bias)
         summed = ready(native, add_partials_kernel, arguments, self.options, self.grid, sources)
-        copies = tuple(
-            copies_alone(native, [self._copy(owner, first, slot, row_bytes) for owner, first in part.owners])
-            for part in self.parts
-        )
-        return Ready(copies, summed) if summed is not None else None
+        if summed is None:
+            return None
+        steps: list[Any] = []
+        for part in self.parts:
+            copies = [self._copy(owner, first, slot, row_bytes) for owner, first in part.owners]
+            steps += [part if part.product is None else part.product, copies_alone(native, copies)]
+        if not self.is_whole:
+            own = self.own_part
+            steps.append(own if own.product is None else own.product)
+        return in_a_row([*steps, summed], Part)
 
     def _copy(self, owner: int, first: int, slot: int, row_bytes: int) -> Copy:
         workspace = self.workspace
@@ -225,33 +240,60 @@ class DecomposedScatter:
         Raises:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
-        workspace = self.workspace
-        made = self.ready[workspace.slot ^ 1]
-        counted = workspace.counts_on_device()
-        if made is not None and not counted:
-            slot = workspace.next_slot()
-        else:
-            made, slot = None, workspace.begin(self.key, lambda: self._warm(out, bias))
-        w, base, (x_stride, out_stride) = self.product.weight(matrix), x.storage_offset(), self.strides
-        partial = out.new_empty(self.partials)
-        for index, (rows, offset, shape, place, _) in enumerate(self.parts):
-            target = partial.as_strided(shape, out_stride, place)
-            matmul_into(target, x.as_strided(rows, x_stride, base + offset), w)
-            if made is not None:
-                workspace.launch(made.copies[index], self.stamp, partial, partial, partial, None, join=False)
-            else:
-                self._send(partial, index, slot, counted=counted)
-        rows, offset, shape, _, _ = self.own_part
-        if self.is_whole:
-            own = partial.as_strided(shape, out_stride, workspace.rank * self.m_shard * self.n_size)
-        else:
-            own = out
-            matmul_into(out, x.as_strided(rows, x_stride, base + offset), w)
-        if made is not None:
-            workspace.launch(made.sum, self.stamp, partial, own, out, bias, join=True)
+        workspace, made = self.workspace, self.ready[self.workspace.slot ^ 1]
+        if made is None or workspace.counts_on_device():
+            self._run_by_triton(x, matrix, out, bias)
             return
+        workspace.next_slot()
+        partial = out.new_empty(self.partials)
+        addresses = self._addresses(x, matrix, partial, out, bias)
+        for step in made:
+            if isinstance(step, Part):
+                self._multiply(step, x, matrix, partial, out)
+            else:
+                workspace.launch_at(step.launches, self.stamp, *addresses, join=step.is_last)
+
+    def _addresses(
+        self, x: Tensor, matrix: Tensor, partial: Tensor, out: Tensor, bias: Tensor | None
+    ) -> tuple[int, ...]:
+        first = partial.data_ptr()
+        own = first + self._own_place() * self.element_bytes if self.is_whole else out.data_ptr()
+        of_bias = 0 if bias is None else bias.data_ptr()
+        return first, own, out.data_ptr(), of_bias, x.data_ptr(), matrix.data_ptr()
+
+    def _own_place(self) -> int:
+        """The first element of our own term, where all lie among the partial results."""
+        return self.workspace.rank * self.m_shard * self.n_size
+
+    def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
+        """Launch where only the device knows the launch number, or the driver is out of reach."""
+        workspace, counted = self.workspace, self.workspace.counts_on_device()
+        slot = workspace.begin(self.key, lambda: self._warm(out, bias))
+        partial = out.new_empty(self.partials)
+        for index, part in enumerate(self.parts):
+            self._multiply(part, x, matrix, partial, out)
+            self._send(partial, index, slot, counted=counted)
+        own = out
+        if self.is_whole:
+            own = partial.as_strided((self.m_shard, self.n_size), self.strides[1], self._own_place())
+        else:
+            self._multiply(self.own_part, x, matrix, partial, out)
         add_partials_kernel[self.grid](*self._arguments(slot, int(counted), own, out, bias), **self.options)
         workspace.join_copies()
+
+    def _multiply(self, part: Part, x: Tensor, matrix: Tensor, partial: Tensor, out: Tensor) -> None:
+        """One product alone; the same in a graph as outside, to the bit."""
+        if part.product is not None:
+            addresses = self._addresses(x, matrix, partial, out, None)
+            self.workspace.launch_at(part.product, self.stamp, *addresses, join=False)
+            return
+        x_stride, out_stride = self.strides
+        target = partial if part.into == PARTIAL else out
+        matmul_into(
+            target.as_strided(part.shape, out_stride, target.storage_offset() + part.place),
+            x.as_strided(part.rows, x_stride, x.storage_offset() + part.offset),
+            self.product.weight(matrix),
+        )
 
     def _send(self, partial: Tensor, index: int, slot: int, *, counted: bool) -> None:
         """Copy the partial results of one product to their owners, where the driver is out of reach or in a graph."""

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One launch of a compiled kernel with the copies that go before it, by the driver alone.
+// One launch of a compiled kernel with the copies that go before it, by the driver alone; or one product by cuBLAS.
 //
 // A `launch` is made once, from a block that holds every parameter of the kernel as it lies in memory. What differs
 // between calls is written into the block: the addresses of the caller's tensors, in plain pointers and in tensor maps.
 // Copies run on a stream of their own, each announced by a write of that stream into a peer's flag.
+//
+// A product is planned by `products.py`; here it is called with the plan. Launches and products in a row are one call.
 //
 // The driver's own header is the one that Triton's wheel brings; its functions are looked up in libcuda when they are
 // needed first, so the module loads on a machine without a GPU.
@@ -16,7 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 8, MAP_BYTES = 128, ALIGNMENT = 128 };
+enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 8, MAP_BYTES = 128, ALIGNMENT = 128, ALGORITHM_WORDS = 8,
+       BIAS_POINTER = 8 };
 
 typedef struct {
   int source;       // which of the addresses of a call
@@ -34,14 +37,40 @@ typedef struct {
 } Copy;
 
 typedef struct {
+  int source;       // which of the addresses of a call
+  size_t first;     // bytes into it
+} Operand;
+
+// cublasLtMatmul and cublasLtMatmulDescSetAttribute, of whichever version torch has loaded.
+typedef int (*Multiply)(void *handle, void *description, const void *alpha, const void *a, void *a_layout, const void *b,
+                        void *b_layout, const void *beta, const void *c, void *c_layout, void *out, void *out_layout,
+                        const void *algorithm, void *scratch, size_t scratch_bytes, CUstream stream);
+typedef int (*Describe)(void *description, int attribute, const void *value, size_t bytes);
+typedef int (*Destroy)(void *made); // cublasLtMatmulDescDestroy, cublasLtMatrixLayoutDestroy
+
+typedef struct {
+  Multiply multiply;
+  Describe describe;
+  Destroy destroy_description, destroy_layout;
+  void *handle, *description, *a_layout, *b_layout, *out_layout;
+  Operand a, b, out;
+  int bias; // which of the addresses of a call; -1 is none
+  uint64_t algorithm[ALGORITHM_WORDS];
+  void *scratch;
+  size_t scratch_bytes;
+} Product;
+
+typedef struct {
   CUfunction function;
   unsigned grid, threads, shared;
   unsigned char *block; // aligned to ALIGNMENT, in `memory`
   void *memory;
   int parameters, moves, copies;
   void *places[MOST_PARAMETERS];
+  bool here; // copies run on the caller's stream
   Move move[MOST_MOVES];
   Copy *copy;
+  Product *product;
 } Launch;
 
 #define DRIVER(X)                                                                                                      \
@@ -96,6 +125,14 @@ static void forget(PyObject *capsule) {
     return;
   free(launch->memory);
   free(launch->copy);
+  if (launch->product != NULL) {
+    const Product *product = launch->product;
+    product->destroy_layout(product->out_layout);
+    product->destroy_layout(product->b_layout);
+    product->destroy_layout(product->a_layout);
+    product->destroy_description(product->description);
+  }
+  free(launch->product);
   free(launch);
 }
 
@@ -203,8 +240,9 @@ static PyObject *make(PyObject *self, PyObject *args) {
   unsigned grid, threads, shared;
   Py_buffer block;
   PyObject *offsets, *moves, *maps, *copies;
-  if (!PyArg_ParseTuple(args, "KIIIy*O!O!O!O!", &function, &grid, &threads, &shared, &block, &PyTuple_Type, &offsets,
-                        &PyTuple_Type, &moves, &PyTuple_Type, &maps, &PyTuple_Type, &copies))
+  int here = 0;
+  if (!PyArg_ParseTuple(args, "KIIIy*O!O!O!O!|p", &function, &grid, &threads, &shared, &block, &PyTuple_Type, &offsets,
+                        &PyTuple_Type, &moves, &PyTuple_Type, &maps, &PyTuple_Type, &copies, &here))
     return NULL;
   PyObject *capsule = NULL;
   size_t size = (size_t)block.len;
@@ -220,7 +258,7 @@ static PyObject *make(PyObject *self, PyObject *args) {
     goto done;
   }
   launch->function = (CUfunction)function;
-  launch->grid = grid, launch->threads = threads, launch->shared = shared;
+  launch->grid = grid, launch->threads = threads, launch->shared = shared, launch->here = here;
   launch->memory = malloc(size + ALIGNMENT);
   if (launch->memory == NULL) {
     PyErr_NoMemory();
@@ -237,88 +275,221 @@ done:
   return capsule;
 }
 
-// What went wrong is told by its name, "" for nothing; called without the interpreter's lock.
-static CUresult carry(const Launch *launch, const CUdeviceptr *sources, CUstream stream, CUstream side, CUevent begun,
-                      CUevent copied, cuuint32_t stamp, const char **what) {
+// product((multiply, describe, destroy a description, destroy a layout), handle, description, layouts of a, b and out, (source, first byte) of a, b and out, source
+// of the bias or -1, algorithm, scratch, its bytes): description and layouts are its own from then on
+static PyObject *product(PyObject *self, PyObject *args) {
+  unsigned long long multiply, describe, destroy_description, destroy_layout, handle, description, a, b, out, scratch;
+  Py_ssize_t first[3], scratch_bytes;
+  int source[3], bias;
+  Py_buffer algorithm;
+  if (!PyArg_ParseTuple(args, "(KKKK)KK(KKK)(in)(in)(in)iy*Kn", &multiply, &describe, &destroy_description,
+                        &destroy_layout, &handle, &description, &a, &b, &out, &source[0], &first[0], &source[1], &first[1], &source[2], &first[2], &bias, &algorithm, &scratch,
+                        &scratch_bytes))
+    return NULL;
+  PyObject *capsule = NULL;
+  bool fits = algorithm.len == sizeof(uint64_t) * ALGORITHM_WORDS && bias < MOST_SOURCES;
+  for (int i = 0; i < 3; i++)
+    fits = fits && source[i] >= 0 && source[i] < MOST_SOURCES && first[i] >= 0;
+  if (!fits) {
+    PyErr_Format(PyExc_ValueError, "a product reads sources 0 to %d and has an algorithm of %zu bytes", MOST_SOURCES - 1,
+                 sizeof(uint64_t) * ALGORITHM_WORDS);
+    goto done;
+  }
+  Launch *launch = calloc(1, sizeof(Launch));
+  Product *made = calloc(1, sizeof(Product));
+  if (launch == NULL || made == NULL || (capsule = PyCapsule_New(launch, "launch", forget)) == NULL) {
+    free(launch);
+    free(made);
+    if (!PyErr_Occurred())
+      PyErr_NoMemory();
+    goto done;
+  }
+  *made = (Product){
+      .multiply = (Multiply)(uintptr_t)multiply,
+      .describe = (Describe)(uintptr_t)describe,
+      .destroy_description = (Destroy)(uintptr_t)destroy_description,
+      .destroy_layout = (Destroy)(uintptr_t)destroy_layout,
+      .handle = (void *)handle,
+      .description = (void *)description,
+      .a_layout = (void *)a,
+      .b_layout = (void *)b,
+      .out_layout = (void *)out,
+      .a = {source[0], (size_t)first[0]},
+      .b = {source[1], (size_t)first[1]},
+      .out = {source[2], (size_t)first[2]},
+      .bias = bias,
+      .scratch = (void *)scratch,
+      .scratch_bytes = (size_t)scratch_bytes,
+  };
+  memcpy(made->algorithm, algorithm.buf, sizeof(made->algorithm));
+  launch->product = made;
+done:
+  PyBuffer_Release(&algorithm);
+  return capsule;
+}
+
+// The rest of a call beside what is launched.
+typedef struct {
+  CUstream stream, side;
+  CUevent begun, copied;
+  cuuint32_t stamp;
+  CUdeviceptr sources[MOST_SOURCES];
+} Call;
+
+// What went wrong: a driver's function with its error, or a status of cuBLAS.
+typedef struct {
+  const char *what;
   CUresult result;
-  *what = "cuEventRecord";
-  if ((result = p_cuEventRecord(begun, stream)) != CUDA_SUCCESS)
-    return result;
-  *what = "cuStreamWaitEvent";
-  if ((result = p_cuStreamWaitEvent(side, begun, 0)) != CUDA_SUCCESS)
-    return result;
+  int status;
+} Outcome;
+
+// The driver's function that failed is told by its name; called without the interpreter's lock.
+static CUresult carry(const Launch *launch, const Call *call, const char **what) {
+  CUresult result;
+  CUstream side = launch->here ? call->stream : call->side;
+  if (!launch->here) {
+    *what = "cuEventRecord";
+    if ((result = p_cuEventRecord(call->begun, call->stream)) != CUDA_SUCCESS)
+      return result;
+    *what = "cuStreamWaitEvent";
+    if ((result = p_cuStreamWaitEvent(side, call->begun, 0)) != CUDA_SUCCESS)
+      return result;
+  }
   for (int i = 0; i < launch->copies; i++) {
     const Copy *copy = &launch->copy[i];
     *what = "cuMemcpyDtoDAsync";
-    CUdeviceptr source = sources[copy->source] + copy->first;
+    CUdeviceptr source = call->sources[copy->source] + copy->first;
     if (copy->bytes != 0 && // a flag alone: there was nothing to copy
         (result = p_cuMemcpyDtoDAsync_v2(copy->target, source, copy->bytes, side)) != CUDA_SUCCESS)
       return result;
     *what = "cuStreamWriteValue32";
-    if (copy->flag != 0 &&
-        (result = p_cuStreamWriteValue32_v2(side, copy->flag, stamp, CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
+    if (copy->flag != 0 && (result = p_cuStreamWriteValue32_v2(side, copy->flag, call->stamp,
+                                                               CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
       return result;
   }
+  if (launch->here)
+    return CUDA_SUCCESS;
   *what = "cuEventRecord";
-  return p_cuEventRecord(copied, side);
+  return p_cuEventRecord(call->copied, side);
 }
 
-// launch(made, stream, side stream, event, event, stamp, join, addresses...): copies first, then the kernel; `join` lets
-// the stream wait for the copies that were made last, by this launch or one before. Addresses left out are 0.
+static const void *at(const Call *call, Operand operand) {
+  return (const void *)(uintptr_t)(call->sources[operand.source] + operand.first);
+}
+
+static int multiply(const Product *product, const Call *call) {
+  const float one = 1.0F, zero = 0.0F;
+  if (product->bias >= 0) {
+    const void *bias = (const void *)(uintptr_t)call->sources[product->bias];
+    int status = product->describe(product->description, BIAS_POINTER, &bias, sizeof(bias));
+    if (status != 0)
+      return status;
+  }
+  void *out = (void *)at(call, product->out);
+  return product->multiply(product->handle, product->description, &one, at(call, product->a), product->a_layout,
+                           at(call, product->b), product->b_layout, &zero, out, product->out_layout, out,
+                           product->out_layout, product->algorithm, product->scratch, product->scratch_bytes,
+                           call->stream);
+}
+
+// Write the addresses of a call where a kernel finds them.
+static CUresult aim(Launch *launch, const Call *call) {
+  for (int i = 0; i < launch->moves; i++) {
+    Move *move = &launch->move[i];
+    CUdeviceptr address = call->sources[move->source];
+    if (!move->is_map) {
+      memcpy(launch->block + move->offset, &address, sizeof(address));
+    } else if (move->last != address) {
+      CUresult result = p_cuTensorMapReplaceAddress((CUtensorMap *)(launch->block + move->offset), (void *)address);
+      if (result != CUDA_SUCCESS)
+        return result;
+      move->last = address;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+static Outcome go(Launch *launch, const Call *call) {
+  Outcome outcome = {"a tensor map's address", CUDA_SUCCESS, 0};
+  if ((outcome.result = aim(launch, call)) != CUDA_SUCCESS)
+    return outcome;
+  if (launch->copies > 0 && (outcome.result = carry(launch, call, &outcome.what)) != CUDA_SUCCESS)
+    return outcome;
+  if (launch->grid > 0) {
+    outcome.what = "cuLaunchKernel";
+    outcome.result = p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared,
+                                      call->stream, launch->places, NULL);
+  }
+  if (outcome.result == CUDA_SUCCESS && launch->product != NULL) {
+    outcome.what = "cublasLtMatmul";
+    outcome.status = multiply(launch->product, call);
+  }
+  return outcome;
+}
+
+enum { MOST_TOGETHER = 512 };
+
+// Launches one after another; returns how many, or -1 with the interpreter's error.
+static Py_ssize_t read_launches(PyObject *made, Launch **launches) {
+  Py_ssize_t count = PyTuple_Check(made) ? PyTuple_GET_SIZE(made) : 1;
+  if (count > MOST_TOGETHER) {
+    PyErr_Format(PyExc_ValueError, "%zd launches in one call, at most %d", count, MOST_TOGETHER);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    launches[i] = PyCapsule_GetPointer(PyTuple_Check(made) ? PyTuple_GET_ITEM(made, i) : made, "launch");
+    if (launches[i] == NULL)
+      return -1;
+  }
+  return count;
+}
+
+// launch(made, stream, side stream, event, event, stamp, join, addresses...): of each that was made, one or a tuple of
+// them, copies first, then the kernel or the product; `join` lets the stream wait for the copies that were made last, by
+// this call or one before. Addresses left out are 0.
 static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   if (count < 7 || count > 7 + MOST_SOURCES) {
     PyErr_Format(PyExc_TypeError, "launch takes 7 to %d arguments, not %zd", 7 + MOST_SOURCES, count);
     return NULL;
   }
-  Launch *launch = PyCapsule_GetPointer(args[0], "launch");
-  if (launch == NULL)
+  Launch *launches[MOST_TOGETHER];
+  Py_ssize_t together = read_launches(args[0], launches);
+  if (together < 0)
     return NULL;
-  CUstream stream = (CUstream)PyLong_AsUnsignedLongLong(args[1]);
-  CUstream side = (CUstream)PyLong_AsUnsignedLongLong(args[2]);
-  CUevent begun = (CUevent)PyLong_AsUnsignedLongLong(args[3]);
-  CUevent copied = (CUevent)PyLong_AsUnsignedLongLong(args[4]);
-  cuuint32_t stamp = (cuuint32_t)PyLong_AsUnsignedLong(args[5]);
+  Call call = {
+      .stream = (CUstream)PyLong_AsUnsignedLongLong(args[1]),
+      .side = (CUstream)PyLong_AsUnsignedLongLong(args[2]),
+      .begun = (CUevent)PyLong_AsUnsignedLongLong(args[3]),
+      .copied = (CUevent)PyLong_AsUnsignedLongLong(args[4]),
+      .stamp = (cuuint32_t)PyLong_AsUnsignedLong(args[5]),
+  };
   int join = PyObject_IsTrue(args[6]);
-  CUdeviceptr sources[MOST_SOURCES] = {0};
   for (int i = 0; i < count - 7; i++)
-    sources[i] = (CUdeviceptr)PyLong_AsUnsignedLongLong(args[7 + i]);
-  if (PyErr_Occurred())
+    call.sources[i] = (CUdeviceptr)PyLong_AsUnsignedLongLong(args[7 + i]);
+  if (PyErr_Occurred() || (join && !find_driver()))
     return NULL;
-  for (int i = 0; i < launch->moves; i++) {
-    Move *move = &launch->move[i];
-    CUdeviceptr address = sources[move->source];
-    if (!move->is_map) {
-      memcpy(launch->block + move->offset, &address, sizeof(address));
-    } else if (move->last != address) {
-      CUtensorMap *map = (CUtensorMap *)(launch->block + move->offset);
-      if (!went_well(p_cuTensorMapReplaceAddress(map, (void *)address), "a tensor map's address"))
-        return NULL;
-      move->last = address;
-    }
-  }
-  CUresult result = CUDA_SUCCESS;
-  const char *what = "";
+  Outcome outcome = {"", CUDA_SUCCESS, 0};
   // A full queue blocks the driver's calls; other threads go on meanwhile.
   Py_BEGIN_ALLOW_THREADS;
-  if (launch->copies > 0)
-    result = carry(launch, sources, stream, side, begun, copied, stamp, &what);
-  if (result == CUDA_SUCCESS && launch->grid > 0) {
-    what = "cuLaunchKernel";
-    result = p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared, stream,
-                              launch->places, NULL);
-  }
-  if (result == CUDA_SUCCESS && join) {
-    what = "cuStreamWaitEvent";
-    result = p_cuStreamWaitEvent(stream, copied, 0);
+  for (Py_ssize_t i = 0; i < together && outcome.result == CUDA_SUCCESS && outcome.status == 0; i++)
+    outcome = go(launches[i], &call);
+  if (outcome.result == CUDA_SUCCESS && outcome.status == 0 && join) {
+    outcome.what = "cuStreamWaitEvent";
+    outcome.result = p_cuStreamWaitEvent(call.stream, call.copied, 0);
   }
   Py_END_ALLOW_THREADS;
-  if (!went_well(result, what))
+  if (outcome.status != 0) {
+    PyErr_Format(PyExc_RuntimeError, "%s: status %d", outcome.what, outcome.status);
+    return NULL;
+  }
+  if (!went_well(outcome.result, outcome.what))
     return NULL;
   Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, "A launch from its parameters; see launch.py."},
+    {"product", product, METH_VARARGS, "A product of cuBLAS's from its plan; see products.py."},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "Copy, announce and launch."},
     {NULL, NULL, 0, NULL},
 };

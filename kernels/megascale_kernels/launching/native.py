@@ -16,11 +16,13 @@ class Launcher(NamedTuple):
 
     Attributes:
         make: a launch from its parameters.
-        launch: copies, announcements and the kernel, on a stream.
+        launch: copies, announcements and the kernel, on a stream; of several launches, one after another.
+        product: a launch that is a product of cuBLAS's, from its plan.
     """
 
     make: Callable[..., Any]
     launch: Callable[..., None]
+    product: Callable[..., Any]
 
 
 @cache
@@ -39,4 +41,4 @@ def launcher() -> Launcher | None:
             str(error).partition("\n")[0],
         )
         return None
-    return Launcher(module.make, module.launch)
+    return Launcher(module.make, module.launch, module.product)

@@ -2,9 +2,10 @@
 """Make a compiled kernel ready to be launched by the driver alone."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from megascale_kernels.launching.native import Launcher
 from megascale_kernels.launching.parameters import LayoutError, lay_out
@@ -14,6 +15,7 @@ WARP = 32
 
 # What a call hands over, in this order: the addresses of its tensors.
 X, W, OUT, BIAS = range(4)
+ABSENT = 7  # never handed over, so zero: what lies at a place that no call changes is its first byte
 
 # (bytes into x, bytes, target address, address of the flag that announces it; 0: none), and, where it is not x that is
 # read, which of a call's addresses.
@@ -59,10 +61,37 @@ def ready(
     )  # fmt: skip
 
 
-def copies_alone(native: Launcher, copies: Sequence[Copy]) -> object:
-    """Copies with no kernel behind them."""
-    made: object = native.make(0, 0, 0, 0, b"", (), (), (), tuple(copies))
+def copies_alone(native: Launcher, copies: Sequence[Copy], *, here: bool = False) -> object:
+    """Copies with no kernel behind them; `here`: on the stream of the call, so that what follows finds them done."""
+    made: object = native.make(0, 0, 0, 0, b"", (), (), (), tuple(copies), here)
     return made
+
+
+class Run(NamedTuple):
+    """Launches that follow each other without anything between them.
+
+    Attributes:
+        launches: what the driver launches, in order.
+        is_last: no others come after them in this call.
+    """
+
+    launches: tuple[object, ...]
+    is_last: bool
+
+
+def in_a_row(steps: Iterable[Any], apart: type) -> tuple[Any, ...]:
+    """Steps of a call, those that the driver launches next to each other brought together in a `Run`.
+
+    Args:
+        steps: what was made ready, and what is done otherwise.
+        apart: of which type the latter are; they stay as they are.
+    """
+    runs = [(others, list(run)) for others, run in groupby(steps, lambda step: isinstance(step, apart))]
+    last = max(number for number, (others, _) in enumerate(runs) if not others)
+    found: list[Any] = []
+    for number, (others, run) in enumerate(runs):
+        found += run if others else [Run(tuple(run), number == last)]
+    return tuple(found)
 
 
 @cache

@@ -28,6 +28,7 @@ from megascale_kernels.device.layout import LINE, PROGRESS_WORDS, SIGNATURE_BITS
 from megascale_kernels.device.stopwatch import hold_kernel, note_time_kernel
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
 from megascale_kernels.launching.native import Launcher, launcher
+from megascale_kernels.launching.products import Products
 from megascale_kernels.launching.ready import X, ready
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
@@ -169,9 +170,12 @@ class Workspace(SymmetricMemory):
 
     def _make_copy_stream(self) -> None:
         self.native: Launcher | None = None
+        self.products: Products | None = None
         if self.device.type != "cuda":
             return
         self.native = launcher()
+        if self.native is not None:
+            self.products = Products(self.native, self.memory.device, self.dtype)
         self.copy_stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]  # torch gives it no types
             self.device, priority=-1
         )

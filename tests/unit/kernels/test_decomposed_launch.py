@@ -22,11 +22,21 @@ RANK, ITEM = 1, 2  # bytes of an element
 
 
 class Made(NamedTuple):
-    """Copies, or a kernel with its arguments by name."""
+    """Copies, a kernel with its arguments by name, or a product of cuBLAS's with its operands."""
 
     copies: tuple[tuple[int, int, int, int], ...] = ()
     kernel: str = ""
     given: Any = None
+    here: bool = False
+    shape: Any = None
+
+
+class Planned:
+    """A cuBLAS that plans every product."""
+
+    def product(self, shape: Any, x: Any, w: Any, out: Any, bias: int = -1) -> Made:
+        """Write it down."""
+        return Made(shape=shape, given=(x, w, out, bias))
 
 
 class Driven(EmulatedWorkspace):
@@ -34,8 +44,9 @@ class Driven(EmulatedWorkspace):
 
     def __init__(self, ranks: EmulatedRanks, rank: int) -> None:
         super().__init__(ranks, rank)
-        self.native = Launcher(list, lambda *_: None)
+        self.native = Launcher(list, lambda *_: None, list)
         self.done: list[Any] = []
+        self.calls = 0
 
     def next_slot(self) -> int:
         """The other one."""
@@ -43,9 +54,12 @@ class Driven(EmulatedWorkspace):
         self.launches += 1
         return self.slot
 
-    def launch(self, made: Made, signature: int, x: Any, w: Any, out: Any, bias: Any, *, join: bool) -> None:
-        """Write it down."""
-        self.done.append((made, x.data_ptr(), w.data_ptr(), out.data_ptr(), join))
+    def launch_at(self, made: Any, signature: int, *addresses: int, join: bool) -> None:
+        """Write down each; the join comes behind the last."""
+        assert isinstance(made, tuple)
+        for number, one in enumerate(made):
+            self.done.append((one, addresses, join and number == len(made) - 1))
+        self.calls += 1
 
     def data_address(self, rank: int, slot: int) -> int:
         """Ranks and slots lie far apart."""
@@ -56,10 +70,13 @@ class Driven(EmulatedWorkspace):
         return peer * 100 + slot * 10 + channel
 
 
-def driven(operator: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Driven, Any, Any]:
-    """One launch of rank 1 with its operands and output."""
+def driven(
+    operator: str, case: Case, monkeypatch: pytest.MonkeyPatch, *, planned: bool = False
+) -> tuple[Driven, Any, Any]:
+    """One launch of rank 1 with its operands and output; `planned`: cuBLAS plans its products."""
     room = import_module(f"megascale_kernels.{operator}.decomposed")
     workspace: Any = Driven(EmulatedRanks(case.ranks, case.dtype), RANK)
+    workspace.products = Planned() if planned else None
 
     def ready(_native: Any, kernel: Any, arguments: Any, _constants: Any, _grid: Any, _sources: Any) -> Made:
         return Made(kernel=kernel.__name__, given=dict(zip(kernel.arg_names, arguments, strict=False)))
@@ -69,7 +86,7 @@ def driven(operator: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[
         torch.mm(x, w, out=out) if bias is None else torch.addmm(bias, x, w, out=out)
 
     monkeypatch.setattr(room, "ready", ready)
-    monkeypatch.setattr(room, "copies_alone", lambda _native, copies: Made(copies=tuple(copies)))
+    monkeypatch.setattr(room, "copies_alone", lambda _native, copies, here=False: Made(copies=tuple(copies), here=here))
     monkeypatch.setattr(room, "matmul_into", multiply)
     monkeypatch.setattr(room, "processors", lambda _: 3, raising=False)
     given, outs = prepared(operator, case, seed=1)
@@ -87,10 +104,15 @@ def steps(workspace: Driven) -> list[str]:
     for one in workspace.done:
         if one[0] == "product":
             words.append(f"{one[1]} rows")
+            continue
+        made, _, join = one
+        if made.shape is not None:
+            what = f"{made.shape.m} rows planned"
+        elif made.copies:
+            what = "own rows" if made.here else f"{len(made.copies)} copies"
         else:
-            made, _, _, _, join = one
-            what = f"{len(made.copies)} copies" if made.copies else made.kernel.partition("_")[0]
-            words.append(f"{what}, join" if join else what)
+            what = made.kernel.partition("_")[0]
+        words.append(f"{what}, join" if join else what)
     return words
 
 
@@ -99,7 +121,7 @@ def steps(workspace: Driven) -> list[str]:
     [
         (None, ["3 copies", "20 rows", "await", "20 rows", "await", "20 rows", "await, join", "20 rows"]),
         (2, ["3 copies", "20 rows", "await, join", "40 rows", "20 rows"]),
-        (1, ["3 copies", "await, join", "80 rows"]),
+        (1, ["3 copies", "own rows", "await, join", "80 rows"]),
     ],
 )
 def test_a_gather_multiplies_what_is_there(
@@ -153,8 +175,58 @@ def test_a_scatter_sends_what_it_owes_before_its_own_rows(
         ),
         key=lambda copy: copy[3],
     )
-    made, partial, own, target, _ = workspace.done[-1]
+    made, (partial, own, target, *_), _ = workspace.done[-1]
     assert target == out.data_ptr()
     assert own == (partial + RANK * size if pieces == 1 else target)
     assert made.given["slot_elements"] * ITEM == pitch
     assert made.given["size"] == 800
+
+
+@pytest.mark.parametrize("pieces", [None, 2, 1])
+def test_planned_products_make_a_gather_one_call(pieces: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same steps in the same order, all the driver's, and the join behind them; each product reads what came."""
+    case = Case(4, 20, 40, 24, config=Config(kernel="cublas", pieces=pieces))
+    told, _, _ = driven("ag_gemm", case, monkeypatch)
+
+    workspace, mine, out = driven("ag_gemm", case, monkeypatch, planned=True)
+
+    planned = [word.replace(" planned", "") for word in steps(workspace)]
+    assert [word.replace(", join", "") for word in planned] == [word.replace(", join", "") for word in steps(told)]
+    assert workspace.calls == 1
+    assert [word.endswith("join") for word in planned] == [False] * (len(planned) - 1) + [True]
+    assert workspace.done[0][1] == (mine.x.data_ptr(), mine.weight.matrix.data_ptr(), out.data_ptr(), 0)
+    gathered = workspace.local(1, (4 * 20, 24)).data_ptr()
+    products = [one[0] for one in workspace.done if one[0].shape is not None]
+    rows = []
+    for made in products:
+        x, w, into, bias = made.given
+        assert (w.source, w.first, bias, into.source) == (1, 0, -1, 2)
+        begin = into.first // (40 * ITEM)
+        rows += range(begin, begin + made.shape.m)
+        mine_alone = x.source == 0
+        assert x.first == (0 if mine_alone else gathered + begin * 24 * ITEM)
+        assert mine_alone == (pieces != 1 and begin == RANK * 20)
+    assert sorted(rows) == list(range(80))
+
+
+@pytest.mark.parametrize("pieces", [None, 2, 1])
+def test_planned_products_make_a_scatter_one_call(pieces: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Likewise; what a peer is owed lies where the copies read, and our own rows where the sum reads."""
+    case = Case(4, 20, 40, 24, config=Config(kernel="cublas", pieces=pieces))
+    told, _, _ = driven("gemm_rs", case, monkeypatch)
+
+    workspace, mine, out = driven("gemm_rs", case, monkeypatch, planned=True)
+
+    assert [word.replace(" planned", "") for word in steps(workspace)] == steps(told)
+    assert workspace.calls == 1
+    _, (partial, own, target, bias, x_at, w_at), _ = workspace.done[-1]
+    assert (target, bias, x_at, w_at) == (out.data_ptr(), 0, mine.x.data_ptr(), mine.weight.matrix.data_ptr())
+    assert own == (partial + RANK * 20 * 40 * ITEM if pieces == 1 else target)
+    covered = []
+    for made in (one[0] for one in workspace.done if one[0].shape is not None):
+        x, w, into, _ = made.given
+        assert (x.source, w.source) == (4, 5)
+        begin = x.first // (24 * ITEM)
+        covered += range(begin, begin + made.shape.m)
+        assert into.source == (2 if begin == RANK * 20 and pieces != 1 else 0)
+    assert sorted(covered) == list(range(80))

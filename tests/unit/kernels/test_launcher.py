@@ -16,7 +16,7 @@ INCLUDE = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
 PRELUDE = """
 import struct
 from megascale_kernels.launching.native import launcher
-made, launch = launcher()
+made, launch, _ = launcher()
 block = struct.pack("QI", 1, 7)
 def plain(copies=(), moves=((0, 0, False),), maps=(), block=block, offsets=(0, 8), grid=3):
     return made(900, grid, 384, 1000, block, offsets, moves, maps, copies)

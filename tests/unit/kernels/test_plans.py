@@ -161,7 +161,7 @@ def test_a_call_that_is_planned_walks_down_six_files(
     plan = object.__new__(launch.GatherLaunch if operator is ag_gemm else launch.ScatterLaunch)
     plan.workspace, plan.stamp, plan.by_copy_engine = workspace, 1, False
     plan.ready = ["made", "made"]
-    monkeypatch.setattr(workspace, "native", Launcher(list, lambda *given: launched.append(given)))
+    monkeypatch.setattr(workspace, "native", Launcher(list, lambda *given: launched.append(given), list))
     monkeypatch.setattr(workspace, "_device_index", 0, raising=False)
     monkeypatch.setattr(workspace, "_side", (2, 3, 4), raising=False)
     monkeypatch.setattr(workspaces, "_stream_of", lambda _: 1)
