@@ -7,6 +7,7 @@
     torch-graph       torch-eager, forward and backward captured in one CUDA graph
     ours-eager        ColumnParallelLinear and RowParallelLinear, a plain RMSNorm
     ours-compiled     the same under torch.compile
+    ours-saved        ours-compiled, the gathered input kept for the backward as torch keeps it, not gathered again
     ours-cudagraphs   the same under torch.compile(mode="reduce-overhead")
     ours-graph        ours-eager, forward and backward captured in one CUDA graph
 
@@ -34,7 +35,7 @@ from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallel
 
 VARIANTS = (
     "torch-eager", "torch-compiled", "torch-async", "torch-graph",
-    "ours-eager", "ours-compiled", "ours-cudagraphs", "ours-graph",
+    "ours-eager", "ours-compiled", "ours-saved", "ours-cudagraphs", "ours-graph",
 )  # fmt: skip
 WARM_STEPS = 3  # before a capture: they compile kernels and make communicators
 FUSED = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
@@ -143,7 +144,7 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
         blocks = [_torch_block(weights, task, place.mesh) for weights in task.weights]
     else:
         workspace = place.workspace(task, how)
-        blocks = [_our_block(weights, task, workspace) for weights in task.weights]
+        blocks = [_our_block(weights, task, workspace, save=how == "saved") for weights in task.weights]
     for block in blocks:
         _compile(block, how, group)
     mark = torch.compiler.cudagraph_mark_step_begin if how == "cudagraphs" else None
@@ -179,7 +180,8 @@ def _fused(step: Step) -> int:
 
 def _compile(block: nn.Module, how: str, group: dist.ProcessGroup) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "compiled": {}, "async": {"options": {"_micro_pipeline_tp": True}}, "cudagraphs": {"mode": "reduce-overhead"},
+        "compiled": {}, "saved": {}, "async": {"options": {"_micro_pipeline_tp": True}},
+        "cudagraphs": {"mode": "reduce-overhead"},
     }  # fmt: skip
     if how not in ways:
         return
@@ -226,11 +228,11 @@ def _torch_block(weights: BlockWeights, task: Task, mesh: DeviceMesh) -> Block:
     return block
 
 
-def _our_block(weights: BlockWeights, task: Task, workspace: Workspace) -> Block:
+def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, *, save: bool) -> Block:
     with torch.device("meta"):
         norm = nn.RMSNorm(task.hidden, EPSILON)
     wide = weights.up.shape[0] * workspace.world_size
-    up = ColumnParallelLinear(task.hidden, wide, workspace, bias=False, device="meta")
+    up = ColumnParallelLinear(task.hidden, wide, workspace, bias=False, save_gathered=save, device="meta")
     down = RowParallelLinear(task.inner, task.hidden, workspace, bias=False, device="meta")
     for layer, weight in ((norm, weights.norm), (up, weights.up), (down, weights.down)):
         layer.weight = nn.Parameter(weight)
