@@ -172,7 +172,7 @@ class _Plan:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Destroy what nobody has taken over."""
+        """Destroy what no product has taken over."""
         for kind, made in reversed(self._made):
             self._library.call(f"{kind}Destroy", ctypes.c_void_p(made))
 
@@ -212,7 +212,7 @@ class _Plan:
         return bytes(result.algorithm)
 
     def hand_over(self) -> None:
-        """Somebody else destroys the description and the layouts."""
+        """The product destroys the description and the layouts from now on."""
         self._made = [one for one in self._made if one[0] == PREFERENCE]
 
 
