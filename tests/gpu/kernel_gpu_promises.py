@@ -427,7 +427,7 @@ def a_rank_that_does_not_come_is_named(place: Place) -> None:
         workspace.check()
 
 
-def a_killed_peer_is_named(place: Place) -> None:
+def a_killed_peer_is_named(place: Place, config: Config | None = None) -> None:
     """A rank is killed in mid-kernel: within deadline + 100 ms the others name it, and their GPUs go on."""
     deadline_s = 2.0
     workspace = Workspace(
@@ -436,7 +436,7 @@ def a_killed_peer_is_named(place: Place) -> None:
     victim = place.world_size - 1
     x, w, _ = operands(Shape(0, 2048, 2048), 4096)
     for _ in range(3):
-        gemm_rs(x, w, workspace)
+        gemm_rs(x, w, workspace, config=config)
     workspace.check()
     dist.barrier()
     torch.cuda.synchronize()
@@ -448,7 +448,7 @@ def a_killed_peer_is_named(place: Place) -> None:
         began = time.monotonic()
         assert began < end
         try:
-            gemm_rs(x, w, workspace)
+            gemm_rs(x, w, workspace, config=config)
             workspace.check()
         except TileTimeout as timeout:
             error = timeout

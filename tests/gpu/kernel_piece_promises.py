@@ -20,7 +20,14 @@ from tests.gpu.kernel_cases import (
     operands,
     shared_workspace,
 )
-from tests.gpu.kernel_gpu_promises import REPLAYS, SLEEP_CYCLES, assert_context_lives, assert_near, until_it_raises
+from tests.gpu.kernel_gpu_promises import (
+    REPLAYS,
+    SLEEP_CYCLES,
+    a_killed_peer_is_named,
+    assert_context_lives,
+    assert_near,
+    until_it_raises,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,3 +155,8 @@ def a_rank_that_does_not_come_to_pieces_is_named(place: Place) -> None:
         workspace.reset()
         assert torch.equal(call(), wanted)
         workspace.check()
+
+
+def a_peer_killed_in_pieces_is_named(place: Place) -> None:
+    """SIGKILL between products and copies: named within deadline + 100 ms, and the survivors' GPUs go on."""
+    a_killed_peer_is_named(place, CUBLAS[0])

@@ -78,13 +78,20 @@ def test_pieces_of_an_operator_keep_their_promises(world_size: int, tmp_path: Pa
         assert set(outcomes.values()) == {"kept"}, f"{promise}: {outcomes}"
 
 
+@pytest.mark.parametrize(
+    ("module", "promise"),
+    [
+        ("kernel_gpu_promises", "a_killed_peer_is_named"),
+        ("kernel_piece_promises", "a_peer_killed_in_pieces_is_named"),
+    ],
+)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_killed_peer_is_named_and_the_others_compute_on(world_size: int, tmp_path: Path) -> None:
+def test_a_killed_peer_is_named_and_the_others_compute_on(
+    module: str, promise: str, world_size: int, tmp_path: Path
+) -> None:
     """A SIGKILL in mid-kernel ends in `TileTimeout` on every survivor, in time, with a CUDA context that works."""
-    tried = run_ranks(
-        "tests.gpu.kernel_gpu_promises", ["a_killed_peer_is_named"], world_size, tmp_path, backend="nccl", deadline_s=90
-    )
+    tried = run_ranks(f"tests.gpu.{module}", [promise], world_size, tmp_path, backend="nccl", deadline_s=90)
 
-    *survivors, victim = tried["a_killed_peer_is_named"].values()
+    *survivors, victim = tried[promise].values()
     assert "ended with -9" in victim
     assert survivors == ["kept"] * (world_size - 1), survivors
