@@ -4,6 +4,8 @@
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,10 @@ from megascale_kernels.bench.training.arguments import ROWS, SHORT, Request, Siz
 from megascale_kernels.bench.training.model import draw_task
 from megascale_kernels.bench.training.steps import KINDS, MOST_STEPS, distance, loss, sentence, steps_for
 from megascale_kernels.bench.training.table import Line, best, over_torch, summary
-from megascale_kernels.bench.training.variants import VARIANTS
+from megascale_kernels.bench.training.variants import VARIANTS, ways
+from megascale_kernels.dispatch.dispatch import Contested
+from megascale_kernels.dispatch.serial import Call
+from megascale_kernels.planning.config import Config
 
 NAN = math.nan
 
@@ -193,3 +198,16 @@ def test_the_table_tells_times_and_what_did_not_work(tmp_path: Path) -> None:
         "1.0000",
     )
     assert cells[-1]["note"] == "RuntimeError: out of luck"
+
+
+def test_the_ways_that_operators_found_stand_beside_their_times() -> None:
+    """One a shape; a shape that needed no contest has none."""
+    found = Config(kernel="cublas", pieces=2)
+    contests = {
+        Contested(Call("gemm_rs", 8192, 4096, 7168), is_nk=True, rows=0): SimpleNamespace(best=None),
+        Contested(Call("ag_gemm", 8192, 14336, 4096), is_nk=True, rows=0): SimpleNamespace(best=found),
+        Contested(Call("ag_gemm", 64, 64, 64), is_nk=True, rows=0): None,
+    }
+    workspace: Any = SimpleNamespace(planned=SimpleNamespace(contests=contests))
+
+    assert ways(workspace) == "ag_gemm 8192x14336x4096: cublas pieces=2; gemm_rs 8192x4096x7168: serial"

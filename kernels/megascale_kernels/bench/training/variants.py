@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from megascale_kernels.autotune.contest import settle
 from megascale_kernels.bench.request import UserError
+from megascale_kernels.bench.rows import config_text
 from megascale_kernels.bench.training.model import Block, BlockWeights, Task
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
@@ -152,16 +153,23 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
     if workspace is not None:
         settle(step, workspace)  # the operators' first calls of a shape find out how it runs
     if how == "graph":
-        return Prepared(_captured(step), step, workspace)
+        return Prepared(_captured(step), step, workspace, "" if workspace is None else ways(workspace))
     skipped = _skipped()
     for _ in range(WARM_STEPS if how == "cudagraphs" else 1):  # that one warms up, records, and replays
         step()
-    note = ""
+    note = "" if workspace is None else ways(workspace)
     if how == "async":
         note = f"{_fused(step)} fused operators a step"
     elif how == "cudagraphs" and _skipped() > skipped:
-        note = f"torch made no CUDA graph of {_skipped() - skipped} of its graphs"
+        note += f"; torch made no CUDA graph of {_skipped() - skipped} of its graphs"
     return Prepared(step, step, workspace, note)
+
+
+def ways(workspace: Workspace) -> str:
+    """How the operators of a workspace run, as contests have found it: what a difference between two runs may lie in."""
+    found = {key.call: held.best for key, held in workspace.planned.contests.items() if held is not None}
+    told = [f"{call.operator} {call.m}x{call.n}x{call.k}: {config_text(best)}" for call, best in found.items()]
+    return "; ".join(sorted(told))
 
 
 def _skipped() -> int:
