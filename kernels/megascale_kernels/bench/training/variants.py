@@ -166,7 +166,7 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
 
 
 def ways(workspace: Workspace) -> str:
-    """How the operators of a workspace run, as contests have found it: what a difference between two runs may lie in."""
+    """How the operators of a workspace run, as contests have found it: two runs may differ in that."""
     found = {key.call: held.best for key, held in workspace.planned.contests.items() if held is not None}
     told = [f"{call.operator} {call.m}x{call.n}x{call.k}: {config_text(best)}" for call, best in found.items()]
     return "; ".join(sorted(told))
