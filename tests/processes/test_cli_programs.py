@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.client import Client, rows
+from megascale_ops.link import BlockingLink
 from tests.processes.launch import PATIENCE_S, SOON, Launch, until
 
 pytestmark = pytest.mark.processes
@@ -124,24 +125,19 @@ def test_controller_agent_and_run_as_programs_of_their_own(launch: Launch, tmp_p
     agent = launch.spawn(*words(AGENT, address), log="agent.log")
 
     run = launch.spawn(*words(RUN_TOGETHER, address, "--job=gpt"))
-    until(lambda: _step(launch) >= 5, f"steps; output so far:\n{launch.output()}")
+    with BlockingLink(f"http://{address}") as link:
+        until(lambda: any(job.step >= 5 for job in link.status().jobs), f"steps; output so far:\n{launch.output()}")
+    asked = json.loads(launch.command("status", "--json").stdout)
     code = launch.finish(run)
 
     assert code == 0, launch.output()
+    assert [int(job["step"]) >= 5 for job in asked["jobs"]] == [True]
     assert launch.command("incidents").stdout.startswith("no incidents (")
     assert "nothing to explain" in launch.command("why").stderr
     for program in (agent, controller):
         program.send_signal(signal.SIGTERM)
         assert program.wait(PATIENCE_S) == 0, launch.output("agent.log") + launch.output("controller.log")
     launch.assert_nothing_left()
-
-
-def _step(launch: Launch) -> int:
-    """Return the job's step as ``status --json`` tells it."""
-    asked = launch.command("status", "--json")
-    if asked.returncode != 0:
-        return -1
-    return max((int(job["step"]) for job in json.loads(asked.stdout)["jobs"]), default=-1)
 
 
 @pytest.fixture
