@@ -18,7 +18,7 @@ import pytest
 
 from megascale_ops.client import Client, rows
 from megascale_ops.link import BlockingLink
-from tests.processes.launch import PATIENCE_S, SOON, Launch, until
+from tests.processes.launch import PATIENCE_S, SOON, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
 
@@ -111,6 +111,7 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
+@pytest.mark.matrix  # test_installed starts the same three lines of the README, from a wheel
 def test_controller_agent_and_run_as_programs_of_their_own(launch: Launch, tmp_path: Path) -> None:
     """Three programs, started as the README says, train together; SIGTERM ends the two that stay."""
     launch.env["PYTHONPATH"] = str(SOON)
@@ -132,8 +133,10 @@ def test_controller_agent_and_run_as_programs_of_their_own(launch: Launch, tmp_p
 
     assert code == 0, launch.output()
     assert [int(job["step"]) >= 5 for job in asked["jobs"]] == [True]
-    assert launch.command("incidents").stdout.startswith("no incidents (")
-    assert "nothing to explain" in launch.command("why").stderr
+    told = launch.incidents("gpt", f"http://{address}")  # on a busy machine one of them may have been slow
+    assert acted_upon(told) == []
+    assert launch.command("incidents").stdout.startswith("no incidents (") == (told == [])
+    assert ("nothing to explain" in launch.command("why").stderr) == (told == [])
     for program in (agent, controller):
         program.send_signal(signal.SIGTERM)
         assert program.wait(PATIENCE_S) == 0, launch.output("agent.log") + launch.output("controller.log")
@@ -257,7 +260,7 @@ def test_ctrl_c_while_waiting_for_an_answer(launch: Launch, sigint: "signal._HAN
     assert launch.output() == ""
 
 
-@pytest.mark.parametrize("sigint", [FROM_A_TERMINAL, IN_THE_BACKGROUND])
+@pytest.mark.parametrize("sigint", [FROM_A_TERMINAL, pytest.param(signal.SIG_IGN, marks=pytest.mark.matrix)])
 def test_an_interrupted_demo_leaves_nothing_behind(launch: Launch, tmp_path: Path, sigint: "signal._HANDLER") -> None:
     """Ctrl-C ends ``demo`` with code 130; one more meanwhile does not keep it from ending its run."""
     launch.env["TMPDIR"] = str(tmp_path)
