@@ -24,7 +24,7 @@ USUAL = ("data", "forward", "backward", "optimizer")
 MADE_OF = ("data", "forward", "backward", "optimizer", "other", "mine")
 ALONE = ("data", "forward", "eval", "checkpoint", "other")
 drawn = settings(
-    max_examples=150,
+    max_examples=75,  # 20 ms each
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
