@@ -11,12 +11,16 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
-# Not all of `tests`: each worker would spend 11 s of a core on finding 9,000 tests that are none of these.
-mapfile -t where < <(grep -rlE --include='test_*.py' 'mark\.processes' tests/unit)
+# Not all of `tests`: each worker would spend 7 s of a core on finding 10,000 tests that are none of these, and 3 s on the
+# thousand of processes where six are wanted.
+files() { grep -rlE --include='test_*.py' "mark\.$1" "${@:2}"; }
+mapfile -t where < <(files processes tests/unit)
 where+=(tests/processes)
+mapfile -t calm < <(files calm "${where[@]}")
+mapfile -t alone < <(files alone "${where[@]}")
 most_again=3
 cache=.pytest_cache/processes
-pytest=(.venv/bin/pytest "${where[@]}" -o "cache_dir=$cache" --durations=20)
+pytest=(.venv/bin/pytest -o "cache_dir=$cache" --durations=20)
 rm -rf "$cache"
 
 failed=0
@@ -27,9 +31,9 @@ hold() {
     [ $code -eq 0 ] || failed=1
 }
 
-hold -m "processes and not alone and not calm and not gpu and not matrix" -n 5 --dist loadgroup
-hold -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup
-hold -m "processes and alone and not gpu and not matrix"
+hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n 5 --dist loadgroup
+hold "${calm[@]}" -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup
+hold "${alone[@]}" -m "processes and alone and not gpu and not matrix"
 [ $failed -eq 1 ] || exit 0
 
 again=$(.venv/bin/python -c "import json; print(len(json.load(open('$cache/v/cache/lastfailed'))))")
@@ -39,7 +43,7 @@ if [ "$again" -gt $most_again ]; then
 fi
 echo "$again tests failed; once more, alone:"
 names=$(.venv/bin/python -c "import json; print(', '.join(json.load(open('$cache/v/cache/lastfailed'))))")
-"${pytest[@]}" -m "processes and not gpu and not matrix" --last-failed -v
+"${pytest[@]}" "${where[@]}" -m "processes and not gpu and not matrix" --last-failed -v
 code=$?
 outcome="passed then"
 [ $code -eq 0 ] || outcome="not all passed then"

@@ -19,9 +19,7 @@ from megascale_ops.blackbox.writer import BoxWriter
 
 pytestmark = pytest.mark.processes
 
-KILLS = 3000
 LEAST = 300  # however slow the machine
-BUDGET_S = 12.0  # for all beyond those
 
 
 def write_for_ever(folder: Path, ready: int) -> None:
@@ -66,12 +64,18 @@ def half_written(raw: bytes) -> int:
     )
 
 
-def kill_many(folder: Path) -> tuple[int, int]:
-    """Return how often a writer was killed, and how often in the middle of a record."""
+def kill_many(folder: Path, most: int, budget_s: float) -> tuple[int, int]:
+    """Return how often a writer was killed, and how often in the middle of a record.
+
+    Args:
+        folder: of the box.
+        most: kills; at least `LEAST`, and what is beyond those within the budget.
+        budget_s: in seconds.
+    """
     order = random.Random(7)  # noqa: S311  moments, not secrets
-    deadline = time.monotonic() + BUDGET_S
+    deadline = time.monotonic() + budget_s
     kills = torn = 0
-    while kills < LEAST or (kills < KILLS and time.monotonic() < deadline):
+    while kills < LEAST or (kills < most and time.monotonic() < deadline):
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -98,10 +102,15 @@ def kill_many(folder: Path) -> tuple[int, int]:
     return kills, torn
 
 
-def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
-    """Thousands of SIGKILLs at random moments, many of them between two stores of one record: nothing is torn."""
+@pytest.mark.parametrize(("most", "budget_s"), [(1000, 4.0), pytest.param(3000, 12.0, marks=pytest.mark.matrix)])
+def test_a_killed_writer_leaves_whole_records(tmp_path: Path, most: int, budget_s: float) -> None:
+    """A thousand SIGKILLs at random moments, many of them between two stores of one record: nothing is torn."""
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], check=False, timeout=200, capture_output=True, text=True
+        [sys.executable, __file__, str(tmp_path), str(most), str(budget_s)],
+        check=False,
+        timeout=200,
+        capture_output=True,
+        text=True,
     )
 
     assert done.returncode == 0, done.stderr
@@ -112,4 +121,4 @@ def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     # A small process of its own forks: the test runner has threads and plug-ins that must not be copied.
-    print(*kill_many(Path(sys.argv[1])))
+    print(*kill_many(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -50,7 +50,7 @@ manifest.judge_file = lambda entry, seen: None
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """)
 
-    done = play(0, 60, blind)
+    done = play(0, 24, blind)
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "flipped bytes: " in done.stdout

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two real ranks save and restore together, and fail together.
 
-One pair of processes plays all that needs no new ones: a rank is two seconds of CPU time before its first tensor.
+One pair of ranks plays all that needs no new ones, and ranks are forked (`forked.py`): a rank that imports torch itself
+is two seconds of CPU time before its first tensor.
 """
 
 import json
@@ -19,11 +20,13 @@ import pytest
 
 from megascale_ops.checkpoint import newest
 from megascale_ops.checkpoint.storage import candidates
+from tests.fixtures.forked import outputs
 from tests.processes.small_disk import small_disk
 
 pytestmark = pytest.mark.processes
 
-RANK_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_rank.py"
+ROOT = Path(__file__).parents[2]
+RANK_SCRIPT = ROOT / "tests" / "fixtures" / "checkpoint_rank.py"
 
 
 class Played(NamedTuple):
@@ -44,26 +47,28 @@ def play(
     """Run scenarios, each in its folder, on real ranks of a script; those that die report nothing."""
     rendezvous = scratch / f"rendezvous-{len(list(scratch.glob('rendezvous-*')))}"
     told = [f"{name}={folder}" for name, folder in scenarios]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rendezvous), str(rank), str(world_size), *told],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1", **environment},
-        )
-        for rank in range(world_size)
-    ]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    job = subprocess.Popen(
+        [sys.executable, "-m", f"tests.fixtures.{script.stem}", str(rendezvous), str(world_size), *told],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
+        start_new_session=True,
+    )
     try:
-        outputs = [rank.communicate(timeout=180) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait(timeout=10)
-    for number, (rank, (_, stderr)) in enumerate(zip(ranks, outputs, strict=True)):
-        assert rank.returncode == (-signal.SIGKILL if number in dying else 0), stderr
-    by_rank = [json.loads(stdout.splitlines()[-1]) for at, (stdout, _) in enumerate(outputs) if at not in dying]
-    return Played([list(reports) for reports in zip(*by_rank, strict=True)], [stderr for _, stderr in outputs])
+        statuses, said = job.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate(timeout=10)
+        raise
+    assert job.returncode == 0, said
+    stderr = [outputs(rendezvous, rank)[1].read_text() for rank in range(world_size)]
+    for rank, status in enumerate(json.loads(statuses)):
+        assert status == (-signal.SIGKILL if rank in dying else 0), stderr[rank]
+    lines = [outputs(rendezvous, rank)[0].read_text().splitlines() for rank in range(world_size) if rank not in dying]
+    by_rank = [json.loads(one[-1]) for one in lines]
+    return Played([list(reports) for reports in zip(*by_rank, strict=True)], stderr)
 
 
 class Saved(NamedTuple):

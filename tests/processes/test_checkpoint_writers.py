@@ -12,11 +12,11 @@ import pytest
 pytestmark = pytest.mark.processes
 
 PAIR_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_pair.py"
-PAIRS = 12
+PAIRS = 6
 
 
 def test_of_two_writers_one_is_refused_and_its_successor_goes_on_at_once(tmp_path: Path) -> None:
-    """Twelve pairs at drawn moments: one is refused by name, every sealed checkpoint is whole, the newest is restored.
+    """Six pairs at drawn moments: one is refused by name, every sealed checkpoint is whole, the newest is restored.
 
     Negative controls: whoever follows a writer that was killed takes the folder without any wait, on the machine that
     knows of the death; and each pair has a folder of its own, in which the holders of the others are no obstacle.

@@ -42,6 +42,7 @@ def test_a_node_that_fails_twice_is_left_out_and_taken_back(clusters: Clusters) 
     assert "begins at step 0 in round 3" not in cluster["a"].output()
 
 
+@pytest.mark.matrix  # the count of faults is tests/unit/controller/test_eviction's; that one fault only restarts, above
 def test_faults_of_several_nodes_leave_nobody_out(clusters: Clusters) -> None:
     """The negative control: one fault on each node speaks against neither of them."""
     cluster = clusters("a", "b", nnodes="1:2")
@@ -59,10 +60,8 @@ def test_faults_of_several_nodes_leave_nobody_out(clusters: Clusters) -> None:
     assert [one.verdict.action for one in acted_upon(cluster.incidents()) if one.verdict] == ["restart", "restart"]
 
 
-@pytest.mark.parametrize(
-    ("budget", "action", "left"),
-    [(1, "restart", 2), pytest.param(2, "evict", 1, marks=pytest.mark.matrix)],
-)
+@pytest.mark.matrix  # the budget is tests/unit/controller/test_eviction's; that a node goes and comes back, above
+@pytest.mark.parametrize(("budget", "action", "left"), [(1, "restart", 2), (2, "evict", 1)])
 def test_no_more_nodes_are_evicted_in_an_hour_than_the_policy_grants(
     clusters: Clusters, budget: int, action: str, left: int
 ) -> None:

@@ -148,7 +148,10 @@ async def test_a_skipped_collective_is_told_by_number_and_name(node: FakeNode) -
     assert (boxes[1][5].function, boxes[1][5].seq, boxes[1][5].done) == ("barrier", 6, False)
 
 
-@pytest.mark.parametrize("fault", ["holds_the_lock", "holds_the_lock_and_computes"])
+# Computing differs by nothing that is asked here, and costs a core for as long.
+@pytest.mark.parametrize(
+    "fault", ["holds_the_lock", pytest.param("holds_the_lock_and_computes", marks=pytest.mark.matrix)]
+)
 async def test_a_held_lock_is_told_from_silence(node: FakeNode, fault: str) -> None:
     """The flight recorder answers, the stacks come from outside, and the lock is named; asleep or busy alike."""
     async with trouble(node, fault) as told:
@@ -218,7 +221,9 @@ async def test_storage_that_hangs_is_told_with_its_file(node: FakeNode) -> None:
     assert "in_storage" not in stacks["process", 0].marks
 
 
-@pytest.mark.parametrize("way", ["waits", "waits_in_native_code", "learns"])
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.matrix) for way in ("waits", "waits_in_native_code")), "learns"]
+)
 async def test_a_wait_in_native_code_is_in_a_collective(node: FakeNode, way: str) -> None:
     """``Work.wait()``, what a compiled graph calls, and the end of DDP's backward pass: no Python frame of c10d's."""
     async with trouble(node, "sleeps", rank_0=way) as told:
@@ -243,7 +248,8 @@ async def test_a_group_that_one_rank_never_makes_is_a_rendezvous(node: FakeNode)
     assert all(fact.done for fact in recorders["flight_recorder", 0].collectives)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+# Of a killed rank test_recovery has the black box, and tests/unit/agents what an agent says of a process that is gone.
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.matrix)])
 async def test_the_black_box_speaks_for_a_rank_that_cannot(node: FakeNode, number: signal.Signals) -> None:
     """Stopped or killed: its own dumps are missing, and how far it came is still known."""
     async with trouble(node, "sleeps") as told:

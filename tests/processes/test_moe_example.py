@@ -39,6 +39,7 @@ def trained(folder: Path, ranks: int, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.matrix  # the recovery is test_recovery's, parts of tensors that come back test_checkpoint_ranks'
 def test_a_killed_rank_costs_steps_and_not_the_training(launch: Launch) -> None:
     """Under `run`: the others stop, all restore the parts of whole tensors that are theirs, and the loss falls on."""
     launch.env["PYTHONPATH"] = str(SOON)

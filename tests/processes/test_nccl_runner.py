@@ -45,11 +45,15 @@ def test_ranks_are_told_where_the_plugin_lies(launch: Launch, tmp_path: Path) ->
     assert "NCCL" not in output
 
 
-def test_off_means_off(launch: Launch, tmp_path: Path) -> None:
-    """Nothing is built, nothing is set."""
-    said, _ = plugin_of(launch, tmp_path, "--nccl-profiler=off")
+def variables_of(tmp_path: Path, setting: str, **environ: str) -> dict[str, str]:
+    """Return what a run would tell its ranks, without the run."""
+    told = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environ}
+    return Profiler(setting, told, has_device=True).variables()
 
-    assert said == "none"
+
+def test_off_means_off(tmp_path: Path) -> None:
+    """Nothing is built, nothing is set."""
+    assert variables_of(tmp_path, "off") == {}
     assert not (tmp_path / "cache").exists()
 
 
@@ -82,24 +86,21 @@ def test_a_users_own_plugin_is_left_alone(launch: Launch, tmp_path: Path) -> Non
     assert output.count("name it in MEGASCALE_CHAIN_PROFILER") == 1
 
 
-def test_the_plugin_of_an_outer_run_is_no_users_own(launch: Launch, tmp_path: Path) -> None:
+def test_the_plugin_of_an_outer_run_is_no_users_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run started by a rank of another one inherits its variable, and gets a plugin like any run."""
-    launch.env["NCCL_PROFILER_PLUGIN"] = "/home/u/.cache/megascale-ops/nccl_profiler/0123456789abcdef0123.so"
+    outer = "/home/u/.cache/megascale-ops/nccl_profiler/0123456789abcdef0123.so"
 
-    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
+    plugin = Path(variables_of(tmp_path, "on", NCCL_PROFILER_PLUGIN=outer)["NCCL_PROFILER_PLUGIN"])
 
-    assert Path(said).parent == tmp_path / "cache" / "megascale-ops" / "nccl_profiler"
-    assert "NCCL" not in output
+    assert plugin.parent == tmp_path / "cache" / "megascale-ops" / "nccl_profiler"
+    assert caplog.records == []
 
 
-def test_nccls_word_for_no_profiler_is_obeyed(launch: Launch, tmp_path: Path) -> None:
+def test_nccls_word_for_no_profiler_is_obeyed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """There is no second plugin that could be had beside ours."""
-    launch.env["NCCL_PROFILER_PLUGIN"] = "none"
-
-    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
-
-    assert said == "none"
-    assert output.count("is left alone, so NCCL's collectives are not recorded\n") == 1
+    assert variables_of(tmp_path, "on", NCCL_PROFILER_PLUGIN="none") == {}
+    (record,) = caplog.records
+    assert record.getMessage().endswith("is left alone, so NCCL's collectives are not recorded")
 
 
 def test_the_path_arrives_whatever_surrounds_it(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_slow_is_not_broken(launch: Launch, toy: tuple[str, ...], options: tuple
     launch.assert_nothing_left()
 
 
+@pytest.mark.matrix  # a minute of waiting; the row above has a first step of twice the patience
 def test_a_first_step_of_a_minute_is_not_broken(launch: Launch) -> None:
     """As long as compilation takes, with the policy that users have; one of two ranks waits for the other."""
     run = launch.run("--fault=slow_step", "--at=0", "--seconds=60", "--steps=20", script=LOCKSTEP)

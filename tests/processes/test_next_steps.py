@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import ENDLESS, PLAIN, Launch, until
+from megascale_ops.link import BlockingLink
+from tests.processes.launch import ENDLESS, PLAIN, Launch, all_have_made, until
 
 pytestmark = pytest.mark.processes
 
@@ -63,10 +64,11 @@ def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -
     options = (f"--controller=http://127.0.0.1:{port_file.read_text().strip()}", f"--token-file={token}")
 
     run = launch.run(*ENDLESS, options=options, script=PLAIN)
-    until(lambda: "step 20" in launch.command("status", *options).stdout or _stepped(launch, options), "steps")
-    os.kill(launch.pid(1), signal.SIGKILL)
-    until(lambda: "restarting as round 2" in launch.output(), "the verdict")
-    until(lambda: "recovered" in launch.command("incidents", *options).stdout, "the recovery")
+    with BlockingLink(options[0].partition("=")[2], token.read_text().strip()) as link:
+        until(lambda: any(all_have_made(20, job) for job in link.status().jobs), "steps")
+        os.kill(launch.pid(1), signal.SIGKILL)
+        until(lambda: "restarting as round 2" in launch.output(), "the verdict")
+        until(lambda: any(one.state == "recovered" for one in link.incidents("toy").incidents), "the recovery")
     living = told(launch, *options)
     hold(launch, offered(launch.output() + living))
     launch.enough()
@@ -82,13 +84,6 @@ def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -
     assert "who sent the signal: Linux keeps no record" in " ".join(card.split())
     assert "stderr of rank 1: it wrote nothing" in card
     assert ".kernel.txt" in offered(card)[0]
-
-
-def _stepped(launch: Launch, options: tuple[str, ...]) -> bool:
-    """Say whether every rank has made twenty steps."""
-    text = launch.command("status", *options, "--json").stdout
-    steps = [int(step) for step in re.findall(r'"step": (\d+)', text)]
-    return len(steps) > 2 and min(steps) >= 20
 
 
 def test_under_a_run_s_own_controller_every_offered_command_works(launch: Launch) -> None:

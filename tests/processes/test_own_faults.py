@@ -18,8 +18,8 @@ pytestmark = pytest.mark.processes
 
 DYING = SCRIPTS / "dying_controller.py"
 # On the way from a fault to the round after it. `degraded` and the two ends have tests of their own.
-ON_THE_WAY = ("restarting", "catching_up", "confirming", "stopping")
-BESIDE = ("running", "suspect", "diagnosing", "replacing")
+ON_THE_WAY = ("restarting", "confirming")
+BESIDE = ("running", "suspect", "diagnosing", "stopping", "replacing", "catching_up")
 
 
 class Dying:

@@ -79,6 +79,7 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     until(lambda: "restarting as round 2" in launch.output(), "the verdict")
     # Five seconds would be too little for the ranks' start and end on a busy machine.
     back = launch.command("policy", "set", "toy", "silence_floor_s=300", "busy_floor_s=300", "busy_factor=6")
+    until(lambda: any(one.state == "recovered" for one in launch.incidents()), "the recovery")
     launch.enough()
     code = launch.finish(run)
 

@@ -20,11 +20,11 @@ EAGER = ("--policy=absent_patience_s=0",)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        # An exit, signals, memory, an end that looks well; the others differ in a status that tests/unit reads.
+        # A signal, memory, an end that looks well; the others differ in a status that tests/unit reads.
         # The exception is torch's toy's: Gloo's message on the other rank must not be taken for a cause.
         ("exception", "exception"),
         ("sigkill", "killed"),
-        ("segfault", "segfault"),
+        pytest.param("segfault", "segfault", marks=pytest.mark.matrix),
         pytest.param("abort", "aborted", marks=pytest.mark.matrix),
         ("memory", "out_of_memory"),
         ("exit0", "exited_early"),

@@ -68,6 +68,7 @@ def test_a_slow_node_goes_once_it_has_cost_as_much_as_a_restart_and_a_spare_step
     assert "in round 4" not in cluster["a"].output()
 
 
+@pytest.mark.matrix  # the test above leaves it alone while it is too dear; each rule is tests/unit/controller's
 def test_a_slow_node_that_is_worth_more_than_it_costs_is_left_alone(clusters: Clusters) -> None:
     """It makes every step a third longer, and without it half of all ranks would be missing; nor where told to warn."""
     policy = ("warning_hold_s=1", "restart_price_s=1", "straggler=warn")

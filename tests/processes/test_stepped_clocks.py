@@ -92,7 +92,7 @@ def test_all_clocks_of_a_run_are_stepped_forth_and_back(clock: SteppedClock, lau
     assert "in round 3" not in launch.output()
 
 
-@pytest.mark.parametrize("seconds", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("seconds", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.matrix)])
 def test_the_clock_of_one_node_is_stepped(clock: SteppedClock, clusters: Clusters, seconds: int) -> None:
     """Its agent, runner and rank live an hour off the controller and the other node: nobody is accused of it."""
     cluster = clusters("a", "b", nnodes="1:2", script=PLAIN)

@@ -4,10 +4,11 @@
 And trails out of drawn bytes.
 """
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from megascale_ops.blackbox.layout import PASSAGES, PHASES
@@ -23,7 +24,7 @@ USUAL = ("data", "forward", "backward", "optimizer")
 MADE_OF = ("data", "forward", "backward", "optimizer", "other", "mine")
 ALONE = ("data", "forward", "eval", "checkpoint", "other")
 drawn = settings(
-    max_examples=150,
+    max_examples=75,  # 20 ms each
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -54,13 +55,15 @@ def scripts(draw: st.DrawFn) -> Script:
 
 
 def a_call(data: st.DataObject, script: Script, rank: int) -> tuple[int, int]:
-    """Draw a step from the first seventeen in which a rank makes calls, and which of them it is."""
+    """Draw a step from the first seventeen in which a rank makes calls, and which of them it is.
+
+    In step 0 it makes one: each script has something that all ranks do sometimes.
+    """
     steps = {
         number: made
         for number in range(17)
         if (made := sum(isinstance(piece, Call) for piece in script.step(number, rank)))
     }
-    assume(steps)
     step = data.draw(st.sampled_from(sorted(steps)))
     return step, data.draw(st.integers(0, steps[step] - 1))
 
@@ -92,15 +95,25 @@ def test_nobody_is_named_where_ranks_are_only_late(tmp_path: Path, script: Scrip
     assert not left_out(exits)
 
 
+def minorities(world: int) -> list[tuple[int, ...]]:
+    """Return all that are fewer than half of every group which a call may be made in: the world, even and odd ranks."""
+    groups = [set(range(world)), set(range(0, world, 2)), set(range(1, world, 2))]
+    return [
+        chosen
+        for size in range(1, world)
+        for chosen in combinations(range(world), size)
+        if all(2 * len(group.intersection(chosen)) < len(group) for group in groups)
+    ]
+
+
 @drawn
-@given(scripts(), worlds, seeds, st.data())
+@given(scripts(), st.integers(5, 6), seeds, st.data())
 def test_nobody_is_named_where_a_minority_calls_once_too_often(
     tmp_path: Path, script: Script, world: int, seed: int, data: st.DataObject
 ) -> None:
-    """All others have gone past a call that they never had to make."""
-    buggy = data.draw(st.sets(st.integers(0, world - 1), min_size=1, max_size=(world - 1) // 2))
-    assume(all(2 * len(half & buggy) < len(half) for half in (set(range(0, world, 2)), set(range(1, world, 2)))))
-    bug = Bug(tuple(buggy), *a_call(data, script, min(buggy)), is_extra=True)
+    """All others have gone past a call that they never had to make. Fewer than five ranks have no such minority."""
+    buggy = data.draw(st.sampled_from(minorities(world)))
+    bug = Bug(buggy, *a_call(data, script, buggy[0]), is_extra=True)
     exits, _ = walk(tmp_path, script, world, 20, seed, bug)
 
     assert not left_out(exits)

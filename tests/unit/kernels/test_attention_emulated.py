@@ -40,7 +40,17 @@ CASES = {
 SCHEDULES = ("random", "round_robin", "eager")
 
 
-@pytest.mark.parametrize(("seed", "name"), list(enumerate(CASES)))
+# The gradients below begin with the same launch and are wrong where its result is: two cases launch it on its own.
+FORWARD_TOO = ("causal, zig-zag", "full, four ranks in order")
+
+
+@pytest.mark.parametrize(
+    ("seed", "name"),
+    [
+        pytest.param(seed, name, marks=[] if name in FORWARD_TOO else [pytest.mark.matrix])
+        for seed, name in enumerate(CASES)
+    ],
+)
 def test_every_launch_is_right_and_ordered(seed: int, name: str) -> None:
     """Three launches over both slots of poisoned memory: no wrong element, no unordered access, no fault."""
     done = attended(CASES[name], seed=seed, schedule=SCHEDULES[seed % 3])
