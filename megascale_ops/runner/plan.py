@@ -14,7 +14,7 @@ import msgspec
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
-from megascale_ops.runner.slurm_step import Step, within
+from megascale_ops.runner.slurm_step import Step, node_name, within
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.policy import value_of
 
@@ -152,7 +152,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     job = check_name(
         "job", config.job or default_job(command, alone=not meeting.controller, stamp=machine.stamp, step=machine.step)
     )
-    node = check_name("node", config.node_name or machine.hostname)
+    node = check_name("node", config.node_name or node_name(machine.step, machine.hostname))
     program, arguments = _entry(config, command, machine)
     run_dir = config.run_dir or f"{machine.state_root}/{job}"
     return Plan(
