@@ -21,6 +21,11 @@ from megascale_ops.garbage_kept import GarbageKept
 @click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's key.")
 @click.option("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector to send incidents and steps to, or none.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "slurm", "none"]),
+    help="Whose nodes are drained when a verdict puts one out.  [auto: Slurm's, inside of a Slurm job]",
+)
 @click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
 @config_option
 @log_options

@@ -3,6 +3,7 @@
 
 import ipaddress
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -16,6 +17,10 @@ LEAST_JOURNAL_MB = 16
 
 class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to serve. Loopback by default; beyond it a token is required."""
+
+    HELP: ClassVar[dict[str, str]] = {
+        "node_states_s": "Seconds between two looks at which nodes the engine has out of service; 0: never.",
+    }
 
     listen: str = "127.0.0.1:7070"  # HOST:PORT; port 0 takes any free one
     store: str = "sqlite:///ops.db"  # or postgresql+psycopg://USER@HOST/DATABASE
@@ -31,6 +36,10 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_with_parent: int = 0  # end when this process is gone; 0: never
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    # auto: a controller that Slurm has started, in a step or batch script, speaks to Slurm.
+    engine: Literal["auto", "slurm", "none"] = "auto"
+    # 60 s: one call of sinfo a minute; what an administrator drains goes on with what it runs anyway.
+    node_states_s: float = 60.0
     otlp_endpoint: str = ""  # an OpenTelemetry collector, http://HOST:4318; none: nothing is sent
     notify: NotifyConfig = NotifyConfig()  # targets for messages about incidents
 

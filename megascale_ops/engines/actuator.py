@@ -24,7 +24,7 @@ class RightsError(EngineError):
     """The engine refused since the right for it lacks; the sentence names the right."""
 
 
-class NodeState(NamedTuple):
+class EngineNode(NamedTuple):
     """How the engine sees one node.
 
     ``words``: its own words for the state, as in ``drained``. ``reason``: why it is out of service, "" where it is not;
@@ -71,7 +71,7 @@ class Nodes(Protocol):
             EngineError: it was not done.
         """
 
-    def states(self) -> Mapping[str, NodeState]:
+    def states(self) -> Mapping[str, EngineNode]:
         """Return every node of the cluster by the engine's name.
 
         Raises:
@@ -85,6 +85,6 @@ def reason_of(text: str) -> str:
     return PREFIX + (line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 3] + "...")
 
 
-def find(states: Mapping[str, NodeState], node: str) -> NodeState | None:
+def find(states: Mapping[str, EngineNode], node: str) -> EngineNode | None:
     """Return the state of a node by our name of it: the engine's own, or a host name that begins with that."""
     return states.get(node) or states.get(node.partition(".")[0])

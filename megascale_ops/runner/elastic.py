@@ -174,7 +174,7 @@ def launch(
         rendezvous: Meets the other nodes, by the controller.
         monitor_interval_s: From one look at the ranks to the next.
         role: Of the ranks, as torch has it.
-        takes_sigterm: Asked at each SIGTERM, in its handler: whether it is taken care of; if not, the ranks are stopped.
+        takes_sigterm: Asked at each SIGTERM, in its handler: whether it is taken care of; if not, ranks are stopped.
 
     Raises:
         ControllerUnreachableError: no round was formed before the deadline.

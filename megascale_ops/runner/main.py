@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,6 +40,7 @@ from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.ranks.warm import WarmPool
 from megascale_ops.runner.run_folder import keep_newest, narrow_umask, prepare_run_folder
 from megascale_ops.runner.services import companions
+from megascale_ops.runner.services.accounting import comment
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
@@ -52,6 +54,54 @@ log = logging.getLogger(__name__)
 
 # 2 s: the other nodes poll twice a second for the end of the job, before this run's controller ends.
 _FAREWELL_S = 2.0
+
+
+class Lasting(NamedTuple):
+    """What is there before a run begins and after its end.
+
+    ``step``: the Slurm step that it is a task of. ``config_file``: what a controller of its own reads, too.
+    ``time_up``: what follows Slurm's signal that the job's time is up; None: its signals are the ranks'.
+    """
+
+    step: Step | None
+    config_file: str
+    time_up: TimeUp | None
+
+
+class Life:
+    """What a run has from its begin to its end, and what is known of the end.
+
+    Attributes:
+        step, config_file, time_up: As in `Lasting`.
+        local_workers: The ranks, once they may be started.
+        child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
+    """
+
+    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut, lasting: Lasting) -> None:
+        self.stack = stack
+        self.console = console
+        self.way_out = way_out
+        self.step, self.config_file, self.time_up = lasting
+        self.local_workers: LocalWorkers | None = None
+        self.child_grace_s = 0.0
+        self.signals: Callable[[int], None] = self.hand_on
+
+    def takes_sigterm(self) -> bool:
+        """Say whether a SIGTERM is taken care of without stopping the ranks at once; called by its handler."""
+        if self.time_up is None or not self.time_up.takes_sigterm():
+            return False
+        self.signals(signal.SIGTERM)
+        return True
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal that was meant for the ranks to them; act on one that tells of the job's end."""
+        if self.time_up is not None and number in (signal.SIGUSR1, signal.SIGTERM):
+            self.time_up.hear(number)
+            return
+        if self.local_workers is not None:
+            self.local_workers.hand_on(number)
+        else:
+            log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
 
 def run(
@@ -87,7 +137,8 @@ def run(
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     way_out = WayOut()
     time_up = _time_up(config, machine.step)
-    code = _live(config, plan, way_out, time_up, observe or (lambda _kind, _reply, _where: None), config_file)
+    lasting = Lasting(machine.step, config_file, time_up)
+    code = _live(config, plan, way_out, lasting, observe or (lambda _kind, _reply, _where: None))
     return time_up.end(code) if time_up is not None else code
 
 
@@ -102,12 +153,11 @@ def _live(
     config: RunConfig,
     plan: Plan,
     way_out: WayOut,
-    time_up: TimeUp | None,
+    lasting: Lasting,
     observe: Callable[[str, JoinReply, str], None],
-    config_file: str,
 ) -> int:
     with signals_interrupt(), ExitStack() as stack:
-        life = Life(stack, Console(hurried=way_out.is_hurried), way_out, config_file, time_up)
+        life = Life(stack, Console(hurried=way_out.is_hurried), way_out, lasting)
         stack.callback(life.console.stop)  # the last of all: what the others print on the way out is shown
         life.signals = stack.enter_context(signals_handed_on(life.hand_on))
         try:
@@ -116,46 +166,6 @@ def _live(
             way_out.begin()
             way_out.hurried = True
             return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
-
-
-class Life:
-    """What a run has from its begin to its end, and what is known of the end.
-
-    Attributes:
-        config_file: What a controller of its own reads, too.
-        local_workers: The ranks, once they may be started.
-        time_up: What follows Slurm's signal that the job's time is up; None: its signals are the ranks'.
-        child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
-    """
-
-    def __init__(
-        self, stack: ExitStack, console: Console, way_out: WayOut, config_file: str, time_up: TimeUp | None
-    ) -> None:
-        self.stack = stack
-        self.console = console
-        self.way_out = way_out
-        self.config_file = config_file
-        self.time_up = time_up
-        self.local_workers: LocalWorkers | None = None
-        self.child_grace_s = 0.0
-        self.signals: Callable[[int], None] = self.hand_on
-
-    def takes_sigterm(self) -> bool:
-        """Say whether a SIGTERM is taken care of without stopping the ranks at once; called by its handler."""
-        if self.time_up is None or not self.time_up.takes_sigterm():
-            return False
-        self.signals(signal.SIGTERM)
-        return True
-
-    def hand_on(self, number: int) -> None:
-        """Send a signal that was meant for the ranks to them; act on one that tells of the job's end."""
-        if self.time_up is not None and number in (signal.SIGUSR1, signal.SIGTERM):
-            self.time_up.hear(number)
-            return
-        if self.local_workers is not None:
-            self.local_workers.hand_on(number)
-        else:
-            log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
 
 def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply, str], None]) -> int:
@@ -299,6 +309,7 @@ def _launch(
         say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
+        comment(life.step, outcome.reason)
     return outcome.code
 
 

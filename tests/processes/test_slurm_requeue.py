@@ -56,7 +56,7 @@ def _until_trains(slurm: OneNode, name: str, times: int) -> None:
 
 
 def test_a_warned_job_saves_and_comes_back_until_its_budget_is_spent(slurm: OneNode, launch: Launch) -> None:
-    """SIGUSR1 as `--signal=USR1@120` sends it: a checkpoint of all ranks, a requeue; the second time it ends instead."""
+    """SIGUSR1 as `--signal=USR1@120` sends it: all ranks save, a requeue; the second time it ends instead."""
     job = _submit(slurm, launch, "warned.out", "--requeues=1")
     saved = launch.run_dir(f"saves-{job}") / "checkpoints" / "saved-1"
     _until_trains(slurm, "warned.out", 2)

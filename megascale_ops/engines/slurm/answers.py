@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from megascale_ops.engines.actuator import NodeState
+from megascale_ops.engines.actuator import EngineNode
 
 # By "|" and the reason last: whatever an administrator has written there is still one field.
 NODE_FORMAT = "%N|%T|%u|%E"
@@ -20,8 +20,8 @@ _GONE = "*$@^"
 
 RIGHTS = re.compile(r"invalid user id|permission denied|access denied|not permitted|is not authorized", re.IGNORECASE)
 _OPERATOR = (
-    "it takes Slurm's level Operator: an administrator gives it by `sacctmgr modify user NAME set AdminLevel=Operator`, "
-    "or runs the command as SlurmUser"
+    "it takes Slurm's level Operator: an administrator gives it by "
+    "`sacctmgr modify user NAME set AdminLevel=Operator`, or runs the command as SlurmUser"
 )
 _HINTS = (
     (RIGHTS, _OPERATOR),
@@ -44,7 +44,7 @@ def refusal(program: str, stderr: str, code: int) -> str:
     return f"{program}: {said}" + (f"; {hint}" if hint else "")
 
 
-def read_nodes(text: str) -> dict[str, NodeState]:
+def read_nodes(text: str) -> dict[str, EngineNode]:
     """Return the nodes of `sinfo --Node --noheader --format=NODE_FORMAT`; one in several partitions stands there often.
 
     Args:
@@ -59,7 +59,7 @@ def read_nodes(text: str) -> dict[str, NodeState]:
         plain = words.rstrip("*$@^~#!%+-").lower()
         is_usable = plain in _USABLE and not any(sign in words for sign in _GONE)
         has_reason = reason not in ("none", "")
-        found[name.strip()] = NodeState(
+        found[name.strip()] = EngineNode(
             name.strip(), words, is_usable, reason if has_reason else "", by if has_reason else ""
         )
     return found
@@ -109,7 +109,7 @@ class Settings(NamedTuple):
 
 def read_settings(text: str) -> Settings:
     """Return them from `scontrol show config`; 30 s, Slurm's default, where none is told."""
-    values = dict(found.groups() for found in re.finditer(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
+    values = {found[1]: found[2] for found in re.finditer(r"^(\w+)\s*= (.*)$", text, re.MULTILINE)}
     wait = re.match(r"\d+", values.get("KillWait", ""))
     return Settings(float(wait[0]) if wait else 30.0, tuple(_numbers(values.get("RequeueExit", "").split(","))))
 

@@ -45,7 +45,7 @@ def ask(
     if where is None:
         raise EngineError(f"{program} is not on PATH: this takes a machine with Slurm's commands, such as a login node")
     try:
-        done = subprocess.run(  # noqa: S603  one of four commands of Slurm's
+        done = subprocess.run(
             [where, *arguments],
             input="" if said is None else said,
             env=dict(os.environ if env is None else env),

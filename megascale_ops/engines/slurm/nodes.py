@@ -6,7 +6,7 @@ A drained node finishes what it runs and gets no new job. Slurm asks for the lev
 
 from collections.abc import Callable, Mapping
 
-from megascale_ops.engines.actuator import EngineError, NodeState, find, reason_of
+from megascale_ops.engines.actuator import EngineError, EngineNode, find, reason_of
 from megascale_ops.engines.slurm.answers import NODE_FORMAT, read_nodes
 from megascale_ops.engines.slurm.commands import ask
 
@@ -24,7 +24,7 @@ class SlurmNodes:
     def __init__(self, command: Callable[..., str] = ask) -> None:
         self._ask = command
 
-    def states(self) -> Mapping[str, NodeState]:
+    def states(self) -> Mapping[str, EngineNode]:
         """Return every node that this user may see, by Slurm's name."""
         return read_nodes(self._ask("sinfo", "--Node", "--noheader", "--all", f"--format={NODE_FORMAT}"))
 
@@ -59,7 +59,7 @@ class SlurmNodes:
         self._ask("scontrol", "reboot", "ASAP", "nextstate=RESUME", f"reason={reason_of(reason)}", known.name)
         return f"node {known.name} is restarted as soon as it runs nothing"
 
-    def _known(self, node: str) -> NodeState:
+    def _known(self, node: str) -> EngineNode:
         known = find(self.states(), node)
         if known is None:
             raise EngineError(f"Slurm has no node {node}: `sinfo --Node` lists its nodes")

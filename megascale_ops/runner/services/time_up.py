@@ -93,7 +93,7 @@ class TimeUp:
             self._thread.join(2 * _LOOK_S)
 
     def _wait(self, number: int) -> None:
-        """On another node than the first: see the job's end come from the controller, or stop the ranks by ourselves."""
+        """On another node than the first: see the end come from the controller, or stop the ranks by ourselves."""
         if number == signal.SIGTERM and not self._done.wait(END_S):
             log.warning("no word from the controller within %g s of SIGTERM: the ranks here are stopped", END_S)
             self._give_up()
@@ -152,14 +152,18 @@ class TimeUp:
         while not self._done.wait(min(_LOOK_S, max(0.0, until_s - time.monotonic()))):
             view = link.checkpoint(self._job)
             if view.saved_wall_s > asked.asked_wall_s:
-                log.info("a checkpoint was written %.1f s after it was asked for", view.saved_wall_s - view.asked_wall_s)
+                log.info(
+                    "a checkpoint was written %.1f s after it was asked for", view.saved_wall_s - view.asked_wall_s
+                )
                 return
             if not told and not view.waiting and not view.told:
                 told = True
                 why = next(iter(view.refused.values()), "no rank is known to run")
                 log.warning("no rank takes SIGUSR1 (%s): the script's own next checkpoint is waited for", why)
             if time.monotonic() >= until_s:
-                log.warning("no checkpoint was seen within %.0f s: the newest one is from before the signal", patience_s)
+                log.warning(
+                    "no checkpoint was seen within %.0f s: the newest one is from before the signal", patience_s
+                )
                 return
 
     def end(self, code: int) -> int:
