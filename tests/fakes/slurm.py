@@ -56,16 +56,13 @@ TaskProlog={task_prolog}
 PartitionName=all Nodes=ALL Default=YES
 """
 # A requeued job starts again after cred_expire and a second more, when the scheduler looks next: by default that is two
-# minutes. A node whose slurmd is dead is down after twice SlurmdTimeout.
+# minutes.
 SOON = """
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SlurmdTimeout=4
-MessageTimeout=3
-TCPTimeout=2
 KillWait=20
 ReturnToService=1
 """

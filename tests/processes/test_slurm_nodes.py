@@ -3,7 +3,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,24 +11,10 @@ import pytest
 
 from tests.fakes.slurm import SOON, OneNode
 from tests.processes.launch import Launch, until
-from tests.processes.test_slurm import PROGRAM
+from tests.processes.slurm_jobs import Job
 
 pytestmark = pytest.mark.processes
 
-TRAINS = """
-import os, pathlib, time
-from megascale_ops.recorder import recorder
-me = f"rank {os.environ['RANK']} on {os.environ['SLURMD_NODENAME']}"
-print(f"{me} has pid {os.getpid()} in round {os.environ['MEGASCALE_ROUND']}", flush=True)
-enough = pathlib.Path(os.environ["MEGASCALE_CHECKPOINT_DIR"], "enough")
-for step in range(10**6):
-    time.sleep(0.02)
-    recorder.step(step)
-    if step == 20:
-        print(f"{me} trains in round {os.environ['MEGASCALE_ROUND']}", flush=True)
-    if enough.exists():
-        break
-"""
 # Slurm's own program, by a user without rights in this cluster.
 BY_NOBODY = '#!/bin/bash\nexec setpriv --reuid=65534 --regid=65534 --clear-groups /usr/bin/scontrol "$@"\n'
 
@@ -40,47 +25,6 @@ def slurm() -> Iterator[OneNode]:
     with OneNode(nodes=3, settings=SOON, cpus=2) as cluster:
         cluster.let_all_in()
         yield cluster
-
-
-class Job:
-    """A job of ours in this cluster, looked at by what it prints and by Slurm's record."""
-
-    def __init__(self, slurm: OneNode, launch: Launch, name: str, run: str, batch: str, path: str = "") -> None:
-        script = launch.tmp_path / "trains.py"
-        script.write_text(TRAINS)
-        env = {key: value for key, value in launch.env.items() if not key.startswith("SLURM_")}
-        env["MEGASCALE_CONTROLLER_NODE_STATES_S"] = "1"
-        env["PATH"] = f"{path}:{env['PATH']}" if path else env["PATH"]
-        line = f"srun --ntasks-per-node=1 {PROGRAM} run {run} -- {script}"
-        self.slurm, self.launch, self.file = slurm, launch, f"{name}.out"
-        self.id = slurm.submit(f"#!/bin/bash\n#SBATCH {batch}\nexec {line}\n", env, self.file)
-
-    @property
-    def printed(self) -> str:
-        """All that it has printed."""
-        return self.slurm.output(self.file)
-
-    def until(self, pattern: str) -> re.Match[str]:
-        """Wait until it has printed this."""
-        return until(lambda: re.search(pattern, self.printed), f"{pattern!r}; so far:\n{self.printed}")
-
-    def log(self) -> str:
-        """What its controller has logged."""
-        return (self.launch.run_dir(f"trains-{self.id}") / "controller.log").read_text()
-
-    def until_logged(self, pattern: str) -> None:
-        """Wait until its controller has logged this."""
-        until(lambda: re.search(pattern, self.log()), f"{pattern!r}; so far:\n{self.log()}")
-
-    def kill_rank(self, node: str, round_: int) -> None:
-        """SIGKILL to the rank of a node."""
-        os.kill(int(self.until(rf"on {node} has pid (\d+) in round {round_}")[1]), signal.SIGKILL)
-
-    def end(self) -> None:
-        """Let the script end."""
-        folder = self.launch.run_dir(f"trains-{self.id}") / "checkpoints"
-        (folder / "enough").touch()
-        self.slurm.until_state(self.id, "COMPLETED", "FAILED")
 
 
 def verb(slurm: OneNode, *words: str, path: str = "") -> "subprocess.CompletedProcess[str]":
@@ -107,19 +51,19 @@ def without_rights(launch: Launch) -> str:
 def test_a_node_that_a_verdict_puts_out_is_drained_and_a_spare_steps_in(slurm: OneNode, launch: Launch) -> None:
     """Three nodes, two train; the drained one keeps our reason until it is resumed, and only ours can be."""
     job = Job(slurm, launch, "spare", "--nnodes=2 --policy killed=evict", "--nodes=3")
-    job.until(r"rank 1 on n\d trains in round 1")
+    job.until(r"rank 1 on n\d trains from step \d+ in round 1")
     (bad,) = {m[1] for m in re.finditer(r"rank 1 on (n\d) trains", job.printed)}
 
     job.kill_rank(bad, 1)
     until(lambda: slurm.node_state(bad).startswith("drain"), f"the drain; the controller:\n{job.log()}")
-    job.until(r"rank 1 on n\d trains in round 2")
+    job.until(r"rank 1 on n\d trains from step \d+ in round 2")
     listed = verb(slurm, "slurm", "nodes")
     job.end()
     no_right = verb(slurm, "slurm", "resume", bad, path=without_rights(launch))
     back = verb(slurm, "slurm", "resume", bad)
 
     assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
-    assert f"rank 1 on {bad} trains in round 2" not in job.printed
+    assert not re.search(rf"on {bad} trains from step \d+ in round 2", job.printed)
     assert re.search(rf"{bad} · drain\w* · ours · megascale-ops: trains-{job.id}: ", listed.stdout), listed
     assert no_right.returncode == 1
     assert "Invalid user id; it takes Slurm's level Operator" in no_right.stderr
@@ -131,7 +75,7 @@ def test_a_node_that_a_verdict_puts_out_is_drained_and_a_spare_steps_in(slurm: O
 def test_what_an_administrator_has_drained_is_not_used(slurm: OneNode, launch: Launch) -> None:
     """In mid-job: what runs there goes on; the next round leaves it out for the spare; nobody but they resume it."""
     job = Job(slurm, launch, "admin", "--nnodes=2", "--nodes=3")
-    job.until(r"rank 1 on n\d trains in round 1")
+    job.until(r"rank 1 on n\d trains from step \d+ in round 1")
     (first,) = {m[1] for m in re.finditer(r"rank 0 on (n\d) trains", job.printed)}
     (drained,) = {m[1] for m in re.finditer(r"rank 1 on (n\d) trains", job.printed)}
 
@@ -139,13 +83,13 @@ def test_what_an_administrator_has_drained_is_not_used(slurm: OneNode, launch: L
     job.until_logged(rf"node {drained} is draining by root \(fan\): no new round takes it")
     went_on = "round 2" not in job.printed
     job.kill_rank(first, 1)
-    job.until(r"rank 1 on n\d trains in round 2")
+    job.until(r"rank 1 on n\d trains from step \d+ in round 2")
     job.end()
     refused = verb(slurm, "slurm", "resume", drained)
     slurm.ask("scontrol", "update", f"nodename={drained}", "state=resume")
 
     assert went_on
-    assert f"on {drained} trains in round 2" not in job.printed
+    assert not re.search(rf"on {drained} trains from step \d+ in round 2", job.printed)
     assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
     assert refused.returncode == 1
     assert "by root (fan) and stays so" in refused.stderr
@@ -154,15 +98,15 @@ def test_what_an_administrator_has_drained_is_not_used(slurm: OneNode, launch: L
 def test_without_the_right_the_job_goes_on(slurm: OneNode, launch: Launch) -> None:
     """One sentence with the right that lacks, in the log and the journal; the node stays in service."""
     job = Job(slurm, launch, "no-right", "--nnodes=1:2 --policy killed=evict", "--nodes=2", without_rights(launch))
-    bad = job.until(r"rank 1 on (n\d) trains in round 1")[1]
+    bad = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
 
     job.kill_rank(bad, 1)
-    job.until(r"rank 0 on n\d trains in round 2")
+    job.until(r"rank 0 on n\d trains from step \d+ in round 2")
     job.until_logged(rf"node {bad} is not drained, the job goes on without it: scontrol: Invalid user id; it takes")
     state = slurm.node_state(bad)
     job.end()
 
-    assert f"on {bad} trains in round 2" not in job.printed
+    assert not re.search(rf"on {bad} trains from step \d+ in round 2", job.printed)
     assert state in ("mixed", "allocated")
 
 
@@ -170,8 +114,8 @@ def test_the_record_of_a_failed_job_names_the_verdict(slurm: OneNode, launch: La
     """`scontrol show job` and sacct show the comment; two jobs on one cluster know nothing of each other."""
     job = Job(slurm, launch, "failed", "--policy killed=stop", "--nodes=2")
     other = Job(slurm, launch, "other", "--nnodes=1", "--nodes=1")
-    job.until(r"rank 1 on n\d trains in round 1")
-    other.until(r"rank 0 on n\d trains in round 1")
+    job.until(r"rank 1 on n\d trains from step \d+ in round 1")
+    other.until(r"rank 0 on n\d trains from step \d+ in round 1")
     (node,) = {m[1] for m in re.finditer(r"rank 1 on (n\d) trains", job.printed)}
 
     job.kill_rank(node, 1)

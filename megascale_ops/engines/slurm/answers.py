@@ -15,8 +15,9 @@ from megascale_ops.engines.actuator import EngineNode
 NODE_FORMAT = "%N|%T|%u|%E"
 # The states of `sinfo` in which a node takes jobs or runs ours; behind them may stand one sign, as in "idle*".
 _USABLE = frozenset({"idle", "allocated", "mixed", "completing", "reserved", "planned"})
-# "*": does not answer; "$": maintenance; "@" and "^": reboots; "-" and "~": planned, powered off until it is needed.
-_GONE = "*$@^"
+# "$": maintenance; "@" and "^": reboots. Not "*", a slurmd that has not answered of late: it harms no job by itself, and
+# our own agent knows better; "-" and "~": planned, powered off until it is needed.
+_GONE = "$@^"
 
 RIGHTS = re.compile(r"invalid user id|permission denied|access denied|not permitted|is not authorized", re.IGNORECASE)
 _OPERATOR = (
@@ -24,6 +25,10 @@ _OPERATOR = (
     "`sacctmgr modify user NAME set AdminLevel=Operator`, or runs the command as SlurmUser"
 )
 _HINTS = (
+    (
+        re.compile(r"permitted to use this partition", re.IGNORECASE),
+        "`scontrol show partition` tells who may use which",
+    ),
     (RIGHTS, _OPERATOR),
     (re.compile(r"invalid partition", re.IGNORECASE), "`sinfo --summarize` lists the partitions"),
     (re.compile(r"invalid node name", re.IGNORECASE), "`sinfo --Node` lists the nodes"),

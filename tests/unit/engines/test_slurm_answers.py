@@ -30,7 +30,7 @@ def test_nodes_are_read() -> None:
     found = read_nodes(NODES)
 
     assert sorted(found) == ["n1", "n2", "n3", "n4", "n5", "n6", "n7"]
-    assert [name for name, one in found.items() if one.is_usable] == ["n1", "n6"]
+    assert [name for name, one in found.items() if one.is_usable] == ["n1", "n4", "n6"]
     assert found["n2"] == EngineNode("n2", "drained", is_usable=False, reason="admin: fan | broken", by="root")
     assert [name for name, one in found.items() if one.is_ours] == ["n3"]
 

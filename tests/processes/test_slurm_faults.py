@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a job on a real Slurm: nodes that die, preemption, requeues, and the kinds of jobs that there are."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.slurm import SOON, OneNode
+from tests.processes.launch import Launch, until
+from tests.processes.slurm_jobs import Job
+
+# Each takes half a minute of waiting for Slurm's own time-outs; what `make test` holds is in test_slurm_nodes.py.
+pytestmark = [pytest.mark.processes, pytest.mark.matrix]
+
+# A node whose slurmd is dead is down after twice SlurmdTimeout.
+PARTITIONS = """
+SlurmdTimeout=4
+MessageTimeout=3
+TCPTimeout=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+RebootProgram=/bin/true
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
+"""
+
+
+@pytest.fixture
+def slurm() -> Iterator[OneNode]:
+    """Three nodes, of which a test may kill some; two partitions, of which one preempts the other."""
+    with OneNode(nodes=3, settings=SOON + PARTITIONS, cpus=2) as cluster:
+        yield cluster
+
+
+def _node_of(job: Job, rank: int, round_: int = 1) -> str:
+    return job.until(rf"rank {rank} on (n\d) trains from step \d+ in round {round_}\n")[1]
+
+
+def test_a_spare_steps_in_for_a_node_that_dies(slurm: OneNode, launch: Launch) -> None:
+    """Its slurmd and all that it runs, at once; neither the job nor its step ends, with ``--no-kill`` for both."""
+    job = Job(slurm, launch, "spare", "--nnodes=2", "--nodes=3 --no-kill", srun="--no-kill")
+    dead = _node_of(job, 1)
+
+    slurm.kill_node(dead)
+    spare = _node_of(job, 1, 2)
+    until(lambda: slurm.node_state(dead).startswith("down"), "Slurm to see it")
+    state = slurm.job(job.id)["JobState"]
+    slurm.ask("scancel", job.id)
+    until(lambda: not launch.living(), "all processes to end")
+
+    assert spare != dead
+    assert state == "RUNNING"
+
+
+def test_a_job_whose_first_node_died_goes_on_after_its_requeue(slurm: OneNode, launch: Launch) -> None:
+    """The controller and the batch script died with it: Slurm requeues; the name finds folder and checkpoint."""
+    job = Job(slurm, launch, "first", "", "--nodes=2 --requeue")
+    dead = _node_of(job, 0)
+
+    slurm.kill_node(dead)
+    found = job.until(r"rank 0 on (n\d) trains from step ([1-9]\d*) in round (\d+)\n")
+    job.end()
+
+    assert found[1] != dead
+    assert int(found[3]) > 1
+    assert slurm.job(job.id)["Restarts"] == "1"
+    assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
+
+
+def test_a_preempted_job_comes_back(slurm: OneNode, launch: Launch) -> None:
+    """Another job takes its nodes; it goes back into the queue and on from its checkpoint once they are free."""
+    job = Job(slurm, launch, "low", "--requeues=3", "--nodes=3 --partition=low")
+    _node_of(job, 2)
+
+    script = "#!/bin/bash\n#SBATCH --partition=high --nodes=3 --exclusive\nsleep 1\n"
+    other = slurm.submit(script, slurm.env, "high.out")
+    slurm.until_state(other, "COMPLETED")
+    job.until(r"rank 0 on (n\d) trains from step ([1-9]\d*) in round (\d+)\n")
+    job.end()
+
+    assert slurm.job(job.id)["Restarts"] == "1"
+    assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
+
+
+def test_tasks_of_an_array_and_components_are_jobs_of_their_own(slurm: OneNode, launch: Launch) -> None:
+    """Each has a number of its own in Slurm, and so a name of its own here."""
+    array = Job(slurm, launch, "array", "--requeues=1", "--nodes=1 --array=0-1")
+    job = Job(slurm, launch, "het", "", "--nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2", srun="--het-group=1")
+
+    until(lambda: len(set(re.findall(r"job (trains-\d+): 1 rank on", array.printed))) == 2, "two jobs of the array")
+    until(lambda: array.printed.count("rank 0 on n") >= 4, f"both to train:\n{array.printed}")
+    slurm.ask("scancel", array.id)
+    job.until(r"rank 1 on (n\d) trains from step 0 in round 1\n")
+    slurm.ask("scancel", job.id)
+    until(lambda: not launch.living(), "all processes to end")
+
+    assert "rank 2" not in job.printed
+    assert len(set(re.findall(r"job (trains-\d+): 1 rank on", array.printed))) == 2
