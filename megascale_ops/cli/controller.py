@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.terminal.options import config_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, config_option, log_options
 from megascale_ops.garbage_kept import GarbageKept
 
 
@@ -25,6 +25,9 @@ from megascale_ops.garbage_kept import GarbageKept
     "--engine",
     type=click.Choice(["auto", "slurm", "none"]),
     help="Whose nodes are drained when a verdict puts one out.  [auto: Slurm's, inside of a Slurm job]",
+)
+@click.option(
+    "--node-states-s", type=FiniteRange(0), metavar="S", help="Read so often which nodes it has out; 0: never.  [60]"
 )
 @click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
 @config_option

@@ -10,8 +10,11 @@ the right to drain loses one sentence an eviction, and nothing else.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.loop import Loop
@@ -19,6 +22,7 @@ from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, find
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LOOK_S = 1.0
 _SICK_S = 60.0
@@ -67,7 +71,7 @@ class Actuating:
             while len(self._told) > _MOST_TOLD:
                 del self._told[next(iter(self._told))]
             await self._drain(self._nodes, job, key[1], reason)
-        if self._states_s and self._loop.clock() >= self._next_s and self._has_work():
+        if self._states_s > 0 and self._loop.clock() >= self._next_s and self._has_work():
             self._next_s = self._loop.clock() + self._states_s
             await self._read(self._nodes)
 
@@ -84,7 +88,7 @@ class Actuating:
 
     async def _drain(self, nodes: Nodes, job: Job, node: str, reason: str) -> None:
         try:
-            said = await asyncio.to_thread(nodes.drain, node, f"{job.name}: {reason}")
+            said = await _aside(lambda: nodes.drain(node, f"{job.name}: {reason}"))
         except EngineError as error:
             log.warning("%s: node %s is not drained, the job goes on without it: %s", job.name, node, error)
             self._note(job, "node_not_drained", f"{node} is not drained: {error}", node)
@@ -94,7 +98,7 @@ class Actuating:
 
     async def _read(self, nodes: Nodes) -> None:
         try:
-            states = await asyncio.to_thread(nodes.states)
+            states = await _aside(nodes.states)
         except EngineError as error:
             if str(error) != self._said:
                 log.warning("the states of the cluster's nodes can't be read, what was read before holds: %s", error)
@@ -118,6 +122,32 @@ class Actuating:
     def _note(self, job: Job, kind: str, text: str, node: str) -> None:
         self._loop.transitions.note(job, kind, text, node=node)
         self._loop.transitions.save(job)
+
+
+async def _aside(call: Callable[[], T]) -> T:
+    """Return what a call returns or raises, made in a thread for which the end of the controller does not wait."""
+    events = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = events.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if answer.done():
+            return  # cancelled meanwhile
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("T", result))
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as raised:  # noqa: BLE001  handed to who waits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            events.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="engine", daemon=True).start()
+    return await answer
 
 
 def sentence(node: EngineNode) -> str:

@@ -3,7 +3,7 @@
 
 import ipaddress
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
@@ -17,10 +17,6 @@ LEAST_JOURNAL_MB = 16
 
 class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to serve. Loopback by default; beyond it a token is required."""
-
-    HELP: ClassVar[dict[str, str]] = {
-        "node_states_s": "Seconds between two looks at which nodes the engine has out of service; 0: never.",
-    }
 
     listen: str = "127.0.0.1:7070"  # HOST:PORT; port 0 takes any free one
     store: str = "sqlite:///ops.db"  # or postgresql+psycopg://USER@HOST/DATABASE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may do with the nodes of a cluster that somebody else owns, whatever engine runs it.
+"""What a controller may do with the nodes of a cluster that its administrators own, whatever engine runs it.
 
 An engine is an actuator: what a node's state is here, the controller keeps in its journal and never there. Each call
 waits for the engine's own program, with a deadline, so it belongs into a thread.
@@ -62,7 +62,7 @@ class Nodes(Protocol):
         """
 
     def resume(self, node: str) -> str:
-        """Take back what ``drain`` did; what somebody else has taken out of service stays so.
+        """Take back what ``drain`` did; what a person has taken out of service stays so.
 
         Returns:
             What was done, in one sentence.

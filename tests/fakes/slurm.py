@@ -13,6 +13,7 @@ are free ones of the loopback. Processes are followed by /proc (``proctrack/linu
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -68,6 +69,7 @@ ReturnToService=1
 """
 
 
+_NODE = "SLURM_TEST_NODE"
 _WITH_NAMES = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -149,10 +151,11 @@ class OneNode:
         self._running.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start_slurmd(self, name: str) -> None:
-        daemon = ("slurmd", "-D", "-c", "-N", name, "-f", str(self._configuration))
+    def _start_slurmd(self, name: str, *options: str) -> None:
+        daemon = ("slurmd", "-D", "-c", "-N", name, "-f", str(self._configuration), *options)
         named = ("unshare", "-m", "sh", "-c", _WITH_NAMES, "sh", str(self._hosts()))
-        self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}")
+        env = {**self.env, _NODE: name}
+        self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}", env=env)
         self._daemons.append(name)
 
     def _hosts(self) -> Path:
@@ -179,17 +182,24 @@ class OneNode:
         """End a node as a power cut would: its slurmd and all that it runs, at once."""
         daemon = self._running.pop(self._daemons.index(name) + 2)
         self._daemons.remove(name)
-        daemon.kill()
+        daemon.send_signal(signal.SIGSTOP)
+        mine = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 env = process.environ()
-                if (env.get("SLURM_CONF"), env.get("SLURMD_NODENAME")) == (str(self._configuration), name):
-                    process.kill()
+                is_here = env.get("SLURM_CONF") == str(self._configuration)
+                # slurmstepd has the environment of its slurmd, and what it starts has Slurm's.
+                if is_here and name in (env.get("SLURMD_NODENAME"), env.get(_NODE)):
+                    process.suspend()  # first all: the last word of a stepd would be that its task has failed
+                    mine.append(process)
+        for process in mine:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         daemon.wait(10.0)
 
-    def start_node(self, name: str) -> None:
-        """Bring a node up again."""
-        self._start_slurmd(name)
+    def start_node(self, name: str, *options: str) -> None:
+        """Bring a node up again; ``-b`` tells Slurm that the machine was restarted."""
+        self._start_slurmd(name, *options)
 
     def job(self, job: str) -> dict[str, str]:
         """Return what Slurm knows of a job, by its own names: JobState, ExitCode, Restarts."""
@@ -222,11 +232,11 @@ class OneNode:
         files = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in files) + self.output()
 
-    def _start(self, name: str, *arguments: str, log: str = "") -> None:
+    def _start(self, name: str, *arguments: str, log: str = "", env: Mapping[str, str] | None = None) -> None:
         with (self.folder / f"{log or name}.log").open("wb") as output:
             self._running.append(
                 subprocess.Popen(
-                    [name, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.env
+                    [name, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env or self.env
                 )
             )
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from megascale_ops.engines.slurm.batch import SlurmJob, script
+from megascale_ops.engines.slurm.nodes import SlurmNodes
 from tests.fakes.slurm import SOON, OneNode
-from tests.processes.launch import Launch, until
-from tests.processes.slurm_jobs import Job
+from tests.processes.launch import PLAIN, Launch, until
+from tests.processes.slurm_jobs import PROGRAM, Job
 
 # Each takes half a minute of waiting for Slurm's own time-outs; what `make test` holds is in test_slurm_nodes.py.
 pytestmark = [pytest.mark.processes, pytest.mark.matrix]
@@ -73,8 +75,8 @@ def test_a_preempted_job_comes_back(slurm: OneNode, launch: Launch) -> None:
     job = Job(slurm, launch, "low", "--requeues=3", "--nodes=3 --partition=low")
     _node_of(job, 2)
 
-    script = "#!/bin/bash\n#SBATCH --partition=high --nodes=3 --exclusive\nsleep 1\n"
-    other = slurm.submit(script, slurm.env, "high.out")
+    urgent = "#!/bin/bash\n#SBATCH --partition=high --nodes=3 --exclusive\nsleep 1\n"
+    other = slurm.submit(urgent, slurm.env, "high.out")
     slurm.until_state(other, "COMPLETED")
     job.until(r"rank 0 on (n\d) trains from step ([1-9]\d*) in round (\d+)\n")
     job.end()
@@ -97,3 +99,32 @@ def test_tasks_of_an_array_and_components_are_jobs_of_their_own(slurm: OneNode, 
 
     assert "rank 2" not in job.printed
     assert len(set(re.findall(r"job (trains-\d+): 1 rank on", array.printed))) == 2
+
+
+def test_the_controller_in_the_batch_script_serves_the_step(slurm: OneNode, launch: Launch) -> None:
+    """`submit --batch-controller` as Slurm and bash run it: the nodes meet there, and it ends with the script."""
+    env = {name: value for name, value in launch.env.items() if not name.startswith("SLURM_")}
+    text = script(SlurmJob(command=(str(PLAIN), "--steps=20"), nodes=2, batch_controller=True), str(PROGRAM))
+
+    job = slurm.submit(text, env, "batch.out")
+    slurm.until_state(job, "COMPLETED", "FAILED")
+    until(lambda: not launch.living(), "all processes to end")
+
+    assert slurm.job(job)["JobState"] == "COMPLETED", slurm.output("batch.out")
+    state = launch.state / "megascale-ops" / f"slurm-{job}"
+    assert (state / "journal.db").exists()
+    assert "brought up by this run" not in slurm.output("batch.out")
+
+
+def test_a_node_is_restarted_as_soon_as_it_runs_nothing(slurm: OneNode) -> None:
+    """`scontrol reboot ASAP`; the reason is ours, and the node comes back into service by itself."""
+    said = SlurmNodes(slurm.ask).reboot("n3", "a GPU needs a reset")
+    until(lambda: "REBOOT" in slurm.ask("scontrol", "show", "node", "n3"), "Slurm to restart it")
+    shown = slurm.ask("scontrol", "show", "node", "n3")
+
+    slurm.kill_node("n3")
+    slurm.start_node("n3", "-b")
+    until(lambda: slurm.node_state("n3") == "idle", "the node to be back", 60.0)
+
+    assert said == "node n3 is restarted as soon as it runs nothing"
+    assert "megascale-ops: a GPU needs a reset" in shown

@@ -17,7 +17,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.link.whereabouts import state_root
 from megascale_ops.schema.health import Verdict
 
-# 2 s for one job: Slurm asks that nobody calls it in a loop without a pause.
+# 2 s for one job: Slurm asks for a pause between two calls.
 _LOOK_S = 2.0
 # 300 s without an answer: slurmctld that is started again has its state within seconds.
 _AWAY_S = 300.0

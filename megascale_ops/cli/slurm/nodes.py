@@ -31,7 +31,7 @@ def slurm() -> None:
 @json_option
 @log_options
 def nodes(*, show_all: bool, as_json: bool) -> None:
-    """List the nodes that are out of service, why, and by whom: by a verdict of ours, or by somebody else."""
+    """List the nodes that are out of service, why, and by whom: by a verdict of ours, or by a person."""
     from megascale_ops.cli.terminal.output import print_json
 
     states = _nodes().states()

@@ -37,7 +37,7 @@ class SlurmJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         "exclude": "As in sbatch.",
         "reservation": "As in sbatch.",
         "array": "As in sbatch; each task is a job of its own.",
-        "output": "File of what the job prints.  [NAME-%j.out]",
+        "out": "File of what the job prints.  [NAME-%j.out]",
         "comment": "As in sbatch.",
         "exclusive": "Nodes that no other job shares.",
         "requeues": "How often the job saves and goes back into the queue when its time is up.",
@@ -64,7 +64,7 @@ class SlurmJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     exclude: str = ""
     reservation: str = ""
     array: str = ""
-    output: str = ""
+    out: str = ""
     comment: str = ""
     exclusive: bool = False
     requeues: Count = 3
@@ -104,7 +104,7 @@ def name_of(job: SlurmJob) -> str:
 
 def output_of(job: SlurmJob) -> str:
     """Return sbatch's pattern for the file of what the job prints."""
-    return job.output or f"{name_of(job)}-{'%A_%a' if job.array else '%j'}.out"
+    return job.out or f"{name_of(job)}-{'%A_%a' if job.array else '%j'}.out"
 
 
 def script(job: SlurmJob, program: str) -> str:
@@ -117,7 +117,7 @@ def script(job: SlurmJob, program: str) -> str:
     Raises:
         UsageError: the pieces can't be put together.
     """
-    for line in (*job.sbatch, *(str(getattr(job, name)) for name in _AS_IN_SBATCH), job.name, job.output):
+    for line in (*job.sbatch, *(str(getattr(job, name)) for name in _AS_IN_SBATCH), job.name, job.out):
         if "\n" in line:
             raise UsageError(f"{line!r} can't be an option of sbatch: it has more than one line")
     named = f"--job={shlex.quote(name_of(job))}-$SLURM_JOB_ID"  # the same after a requeue

@@ -6,15 +6,15 @@ A drained node finishes what it runs and gets no new job. Slurm asks for the lev
 
 from collections.abc import Callable, Mapping
 
-from megascale_ops.engines.actuator import EngineError, EngineNode, find, reason_of
+from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, find, reason_of
 from megascale_ops.engines.slurm.answers import NODE_FORMAT, read_nodes
 from megascale_ops.engines.slurm.commands import ask
 
-# The states of a node that is out of service and stays so until somebody resumes it.
+# The states of a node that is out of service and stays so until a person or a check resumes it.
 _DRAINED = ("drain", "fail", "maint")
 
 
-class SlurmNodes:
+class SlurmNodes(Nodes):
     """Nodes by Slurm's commands.
 
     Args:
@@ -43,7 +43,7 @@ class SlurmNodes:
             return f"node {known.name} is {known.words}: there is nothing to resume"
         if not known.is_ours:
             raise EngineError(
-                f"node {known.name} is {known.words} by {known.by or 'somebody else'} ({known.reason or 'no reason'}) "
+                f"node {known.name} is {known.words} by {known.by or 'another user'} ({known.reason or 'no reason'}) "
                 f"and stays so: `scontrol update nodename={known.name} state=resume` takes that back"
             )
         self._ask("scontrol", "update", f"nodename={known.name}", "state=resume")

@@ -2,8 +2,8 @@
 """What a job does when Slurm signals that it has to go: save, and back into the queue? Pure.
 
 SIGUSR1 is what `--signal=USR1@120` sends ahead of the time limit. SIGTERM has several meanings: the time limit itself
-(then SIGKILL comes KillWait later), a job of a higher priority (then after the partition's grace), or somebody who has
-cancelled the job, which must not come back. Only Slurm's record of the job tells which.
+(then SIGKILL comes KillWait later), a job of a higher priority (then after the partition's grace), or the end of a
+job that its user has cancelled, which must not come back. Only Slurm's record of the job tells which.
 """
 
 from typing import NamedTuple
