@@ -13,7 +13,6 @@ are free ones of the loopback. Processes are followed by /proc (``proctrack/linu
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -69,7 +68,6 @@ ReturnToService=1
 """
 
 
-_NODE = "SLURM_TEST_NODE"
 _WITH_NAMES = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -154,8 +152,7 @@ class OneNode:
     def _start_slurmd(self, name: str, *options: str) -> None:
         daemon = ("slurmd", "-D", "-c", "-N", name, "-f", str(self._configuration), *options)
         named = ("unshare", "-m", "sh", "-c", _WITH_NAMES, "sh", str(self._hosts()))
-        env = {**self.env, _NODE: name}
-        self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}", env=env)
+        self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}")
         self._daemons.append(name)
 
     def _hosts(self) -> Path:
@@ -179,17 +176,15 @@ class OneNode:
         self.folder.chmod(0o755)
 
     def kill_node(self, name: str) -> None:
-        """End a node as a power cut would: its slurmd and all that it runs, at once."""
+        """End a node of several as a power cut would: its slurmd and all that it runs, at once."""
         daemon = self._running.pop(self._daemons.index(name) + 2)
         self._daemons.remove(name)
-        daemon.send_signal(signal.SIGSTOP)
+        namespace = Path(f"/proc/{daemon.pid}/ns/mnt").readlink()
         mine = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                env = process.environ()
-                is_here = env.get("SLURM_CONF") == str(self._configuration)
-                # slurmstepd has the environment of its slurmd, and what it starts has Slurm's.
-                if is_here and name in (env.get("SLURMD_NODENAME"), env.get(_NODE)):
+            with contextlib.suppress(psutil.Error, OSError):
+                # By the mount namespace that a node's processes share: slurmstepd writes over its environment.
+                if Path(f"/proc/{process.pid}/ns/mnt").readlink() == namespace:
                     process.suspend()  # first all: the last word of a stepd would be that its task has failed
                     mine.append(process)
         for process in mine:
@@ -232,11 +227,11 @@ class OneNode:
         files = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in files) + self.output()
 
-    def _start(self, name: str, *arguments: str, log: str = "", env: Mapping[str, str] | None = None) -> None:
+    def _start(self, name: str, *arguments: str, log: str = "") -> None:
         with (self.folder / f"{log or name}.log").open("wb") as output:
             self._running.append(
                 subprocess.Popen(
-                    [name, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env or self.env
+                    [name, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.env
                 )
             )
 

@@ -119,7 +119,7 @@ def test_the_controller_in_the_batch_script_serves_the_step(slurm: OneNode, laun
 def test_a_node_is_restarted_as_soon_as_it_runs_nothing(slurm: OneNode) -> None:
     """`scontrol reboot ASAP`; the reason is ours, and the node comes back into service by itself."""
     said = SlurmNodes(slurm.ask).reboot("n3", "a GPU needs a reset")
-    until(lambda: "REBOOT" in slurm.ask("scontrol", "show", "node", "n3"), "Slurm to restart it")
+    until(lambda: "reboot issued" in slurm.ask("scontrol", "show", "node", "n3"), "Slurm to restart it")
     shown = slurm.ask("scontrol", "show", "node", "n3")
 
     slurm.kill_node("n3")
