@@ -175,6 +175,13 @@ class OneNode:
         """Let other users read the configuration and talk to munged: the folder is root's alone otherwise."""
         self.folder.chmod(0o755)
 
+    def kill_slurmd(self, name: str) -> None:
+        """End a node's slurmd alone; what it has started runs on."""
+        daemon = self._running.pop(self._daemons.index(name) + 2)
+        self._daemons.remove(name)
+        daemon.kill()
+        daemon.wait(10.0)
+
     def kill_node(self, name: str) -> None:
         """End a node of several as a power cut would: its slurmd and all that it runs, at once."""
         daemon = self._running.pop(self._daemons.index(name) + 2)

@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,19 @@ def test_a_node_is_restarted_as_soon_as_it_runs_nothing(slurm: OneNode) -> None:
 
     assert said == "node n3 is restarted as soon as it runs nothing"
     assert "megascale-ops: a GPU needs a reset" in shown
+
+
+def test_a_node_whose_slurmd_died_does_not_train_beside_its_successor(slurm: OneNode, launch: Launch) -> None:
+    """Slurm kills nothing there and starts the job anew elsewhere; our controller's last order ends the old rank."""
+    job = Job(slurm, launch, "orphan", "", "--nodes=2 --requeue")
+    orphan = _node_of(job, 1)
+    old = int(job.until(rf"rank 1 on {orphan} has pid (\d+) in round 1")[1])
+
+    slurm.kill_slurmd(orphan)
+    found = job.until(r"rank 1 on (n\d) trains from step ([1-9]\d*) in round 2\n")
+    is_gone = not Path(f"/proc/{old}").exists()
+    job.end()
+
+    assert found[1] != orphan
+    assert is_gone
+    assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
