@@ -25,6 +25,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 RebootProgram=/bin/true
 PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=graceful Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=30
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
 
@@ -71,9 +72,16 @@ def test_a_job_whose_first_node_died_goes_on_after_its_requeue(slurm: OneNode, l
     assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
 
 
-def test_a_preempted_job_comes_back(slurm: OneNode, launch: Launch) -> None:
-    """Another job takes its nodes; it goes back into the queue and on from its checkpoint once they are free."""
-    job = Job(slurm, launch, "low", "--requeues=3", "--nodes=3 --partition=low")
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [("low", ""), ("graceful", "another job takes its nodes: a checkpoint, then back into the queue (requeue 1 of 3)")],
+)
+def test_a_preempted_job_comes_back(slurm: OneNode, launch: Launch, partition: str, said: str) -> None:
+    """Another job takes its nodes; it goes back into the queue and on from its checkpoint once they are free.
+
+    Slurm requeues it, or would cancel it after a grace, and we requeue it within that.
+    """
+    job = Job(slurm, launch, "low", "--requeues=3", f"--nodes=3 --partition={partition}")
     _node_of(job, 2)
 
     urgent = "#!/bin/bash\n#SBATCH --partition=high --nodes=3 --exclusive\nsleep 1\n"
@@ -82,6 +90,7 @@ def test_a_preempted_job_comes_back(slurm: OneNode, launch: Launch) -> None:
     job.until(r"rank 0 on (n\d) trains from step ([1-9]\d*) in round (\d+)\n")
     job.end()
 
+    assert said in job.printed
     assert slurm.job(job.id)["Restarts"] == "1"
     assert slurm.job(job.id)["JobState"] == "COMPLETED", job.printed
 
