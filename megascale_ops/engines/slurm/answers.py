@@ -15,9 +15,9 @@ from megascale_ops.engines.actuator import EngineNode
 NODE_FORMAT = "%N|%T|%u|%E"
 # The states of `sinfo` in which a node takes jobs or runs ours; behind them may stand one sign, as in "idle*".
 _USABLE = frozenset({"idle", "allocated", "mixed", "completing", "reserved", "planned"})
-# "$": maintenance; "@" and "^": reboots. Not "*", a slurmd that has not answered of late: that harms no job by itself,
-# and our own agent knows better; "-" and "~": planned, powered off until it is needed.
-_GONE = "$@^"
+# "@" and "^": reboots. Not "*", a slurmd that has not answered of late: that harms no job by itself, and our own agent
+# knows better; nor "$", a maintenance that has let this job in; "-" and "~": planned, powered off until it is needed.
+_GONE = "@^"
 
 RIGHTS = re.compile(r"invalid user id|permission denied|access denied|not permitted|is not authorized", re.IGNORECASE)
 _OPERATOR = (

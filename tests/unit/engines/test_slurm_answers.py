@@ -16,6 +16,8 @@ n4|mixed*|Unknown|none
 n5|down*|slurm|Not responding
 n6|mixed|Unknown|none
 n7|maint|root|window
+n8|allocated@|root|megascale-ops: x
+n9|mixed$|Unknown|none
 nonsense
 """
 JOB = (
@@ -29,10 +31,10 @@ def test_nodes_are_read() -> None:
     """One of several partitions is one node; a reason may hold anything; what can't be read is passed over."""
     found = read_nodes(NODES)
 
-    assert sorted(found) == ["n1", "n2", "n3", "n4", "n5", "n6", "n7"]
-    assert [name for name, one in found.items() if one.is_usable] == ["n1", "n4", "n6"]
+    assert sorted(found) == [f"n{number}" for number in range(1, 10)]
+    assert [name for name, one in found.items() if one.is_usable] == ["n1", "n4", "n6", "n9"]
     assert found["n2"] == EngineNode("n2", "drained", is_usable=False, reason="admin: fan | broken", by="root")
-    assert [name for name, one in found.items() if one.is_ours] == ["n3"]
+    assert [name for name, one in found.items() if one.is_ours] == ["n3", "n8"]
 
 
 @given(st.text())
