@@ -45,6 +45,7 @@ def test_a_spare_steps_in_for_a_node_that_dies(slurm: OneNode, launch: Launch) -
     """Its slurmd and all that it runs, at once; neither the job nor its step ends, with ``--no-kill`` for both."""
     job = Job(slurm, launch, "spare", "--nnodes=2", "--nodes=3 --no-kill", srun="--no-kill")
     dead = _node_of(job, 1)
+    job.until("which waits as a spare")
 
     slurm.kill_node(dead)
     spare = _node_of(job, 1, 2)

@@ -51,8 +51,8 @@ def without_rights(launch: Launch) -> str:
 def test_a_node_that_a_verdict_puts_out_is_drained_and_a_spare_steps_in(slurm: OneNode, launch: Launch) -> None:
     """Three nodes, two train; the drained one keeps our reason until it is resumed, and only ours can be."""
     job = Job(slurm, launch, "spare", "--nnodes=2 --policy killed=evict", "--nodes=3")
-    job.until(r"rank 1 on n\d trains from step \d+ in round 1")
-    (bad,) = {m[1] for m in re.finditer(r"rank 1 on (n\d) trains", job.printed)}
+    bad = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
+    job.until("which waits as a spare")
 
     job.kill_rank(bad, 1)
     until(lambda: slurm.node_state(bad).startswith("drain"), f"the drain; the controller:\n{job.log()}")
@@ -75,9 +75,9 @@ def test_a_node_that_a_verdict_puts_out_is_drained_and_a_spare_steps_in(slurm: O
 def test_what_an_administrator_has_drained_is_not_used(slurm: OneNode, launch: Launch) -> None:
     """In mid-job: what runs there goes on; the next round leaves it out for the spare; nobody but they resume it."""
     job = Job(slurm, launch, "admin", "--nnodes=2", "--nodes=3")
-    job.until(r"rank 1 on n\d trains from step \d+ in round 1")
-    (first,) = {m[1] for m in re.finditer(r"rank 0 on (n\d) trains", job.printed)}
-    (drained,) = {m[1] for m in re.finditer(r"rank 1 on (n\d) trains", job.printed)}
+    first = job.until(r"rank 0 on (n\d) trains from step \d+ in round 1")[1]
+    drained = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
+    job.until("which waits as a spare")
 
     slurm.ask("scontrol", "update", f"nodename={drained}", "state=drain", "reason=fan")
     job.until_logged(rf"node {drained} is draining by root \(fan\): no new round takes it")
@@ -114,9 +114,8 @@ def test_the_record_of_a_failed_job_names_the_verdict(slurm: OneNode, launch: La
     """`scontrol show job` and sacct show the comment; two jobs on one cluster know nothing of each other."""
     job = Job(slurm, launch, "failed", "--policy killed=stop", "--nodes=2")
     other = Job(slurm, launch, "other", "--nnodes=1", "--nodes=1")
-    job.until(r"rank 1 on n\d trains from step \d+ in round 1")
     other.until(r"rank 0 on n\d trains from step \d+ in round 1")
-    (node,) = {m[1] for m in re.finditer(r"rank 1 on (n\d) trains", job.printed)}
+    node = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
 
     job.kill_rank(node, 1)
     slurm.until_state(job.id, "FAILED")
