@@ -52,7 +52,7 @@ def moe_experts(
         RankMismatch: ranks called different things.
         TileTimeout: a peer did not come.
     """
-    _check(x, ids, gates, w_in, w_out, workspace)
+    check_experts(x, ids, gates, w_in, w_out, workspace)
     reason = "it was asked for" if fused is False else _why_serial(x, ids, w_in, workspace)
     if fused and reason:
         raise Unsupported(f"moe_experts(fused=True): {reason}")
@@ -121,7 +121,12 @@ class _Experts(torch.autograd.Function):
         return dx, None, dgates, din, dout, None, None
 
 
-def _check(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:
+def check_experts(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:
+    """Refuse tensors that make no layer.
+
+    Raises:
+        Unsupported: the message names the tensor.
+    """
     if x.ndim != 2 or w_in.ndim != 4 or w_in.shape[1] != 2 or w_in.shape[3] != x.shape[1]:
         raise Unsupported(
             f"moe_experts: x is [T, H] and w_in [experts, 2, I, H]; got {tuple(x.shape)} and {tuple(w_in.shape)}"
