@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megascale_kernels.errors import TileTimeout
+from megascale_kernels.reference import gather_rows
 
 
 class Crew(NamedTuple):
@@ -159,7 +160,7 @@ class _Gather(torch.autograd.Function):
         ctx.place = slice(rank * rows.shape[0], (rank + 1) * rows.shape[0])
         out = rows.new_empty((crew.ranks * rows.shape[0], *rows.shape[1:]))
         kept = rows.contiguous()
-        begun += [dist.all_gather_into_tensor(out, kept, group=crew.group, async_op=True), kept]
+        begun += [gather_rows(out, kept, group=crew.group, async_op=True), kept]
         return out
 
     @staticmethod
@@ -210,7 +211,7 @@ class _Share(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]  # torch gives it no types
         size = share_size(ctx.rows, ctx.crew.ranks)
         whole = grad.new_empty((ctx.crew.ranks * size, *grad.shape[1:]))
-        dist.all_gather_into_tensor(whole, padded(grad, size), group=ctx.crew.group)
+        gather_rows(whole, padded(grad, size), group=ctx.crew.group)
         return whole[: ctx.rows], None, None
 
 
