@@ -16,7 +16,7 @@ from megascale_kernels.moe.experts import moe_experts
 from megascale_kernels.moe.schedules.expert_pipeline import moe_pipelined
 from megascale_kernels.moe.schedules.locality import LEAK, local_experts
 from megascale_kernels.moe.schedules.parm import ParmGroups, ParmRouting, moe_parm
-from megascale_kernels.moe.schedules.shortcut import ShortcutBlock, ShortcutExperts
+from megascale_kernels.torch_api.moe_shortcut import ShortcutBlock, ShortcutExperts
 
 HEAD_DIM = 128
 DENSE_ROWS = 1024  # rows of an expert from which the pipeline's dense products are tried

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
-from megascale_kernels.moe.layer import MoELayer
 from megascale_kernels.moe.router import route
 from megascale_kernels.moe.schedules.expert_pipeline import crew_of
 from megascale_kernels.moe.schedules.shuffle import Begun, Shuffle, sums_like
+from megascale_kernels.torch_api.moe_ops import MoELayer
 
 
 class UnderWay(NamedTuple):
