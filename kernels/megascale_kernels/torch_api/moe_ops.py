@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megascale_kernels.dispatch import moe_path
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe import experts, layer
+from megascale_kernels.moe import layer
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.torch_api.custom_ops import _operator, _shapes_of, workspace_named
 
@@ -50,7 +51,7 @@ def moe_experts(
             x, ids, gates, w_in, w_out, workspace.name, pack(config), PATHS.index(fused)
         )
         return out
-    return experts.moe_experts(x, ids, gates, w_in, w_out, workspace, config=config, fused=fused)
+    return moe_path.moe_experts(x, ids, gates, w_in, w_out, workspace, config=config, fused=fused)
 
 
 class MoELayer(layer.MoELayer):
@@ -87,7 +88,7 @@ def _moe_experts(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str, path: int
 ) -> Tensor:
     with torch.no_grad():
-        return experts.moe_experts(
+        return moe_path.moe_experts(
             x, ids, gates, w_in, w_out, workspace_named(workspace), config=unpack(config), fused=PATHS[path]
         )
 
@@ -106,9 +107,10 @@ def _moe_experts_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     with torch.enable_grad():
         leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
-        out = experts.moe_experts(
-            leaves[0], ids, *leaves[1:], workspace_named(workspace), config=unpack(config), fused=PATHS[path]
-        )
+        out = moe_path.moe_experts(
+            leaves[0], ids, leaves[1], leaves[2], leaves[3], workspace_named(workspace), config=unpack(config),
+            fused=PATHS[path],
+        )  # fmt: skip
     dx, dgates, din, ddown = torch.autograd.grad(out, leaves, dout, materialize_grads=True)
     return dx.contiguous(), dgates.contiguous(), din.contiguous(), ddown.contiguous()
 

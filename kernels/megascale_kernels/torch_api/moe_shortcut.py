@@ -18,7 +18,7 @@ from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.router import route
 from megascale_kernels.moe.schedules.expert_pipeline import crew_of
-from megascale_kernels.moe.schedules.shuffle import Begun, Shuffle, sums_like
+from megascale_kernels.moe.schedules.shuffle import Begun, Shuffle
 from megascale_kernels.torch_api.moe_ops import MoELayer
 
 
@@ -107,8 +107,7 @@ class ShortcutExperts(MoELayer):
         if not under_way.multiplied:
             raise Unsupported("ShortcutExperts.finish: call multiply before it")
         shuffle, begun = under_way.shuffle, under_way.begun
-        out = shuffle.add(sums_like(under_way.tokens), shuffle.finish(begun, 0), 0, under_way.gates)
-        return out.to(under_way.tokens.dtype)
+        return shuffle.add(under_way.tokens, [shuffle.finish(begun, 0)], under_way.gates)
 
     def forward(self, x: Tensor) -> Tensor:
         """The three moments in a row: tokens to tokens, [..., H]."""

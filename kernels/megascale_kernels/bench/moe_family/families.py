@@ -99,7 +99,7 @@ def parm(shape: MoeShape, workspace: Workspace, seed: int) -> list[Way]:
         w_in = values(workspace, own, experts, 2, inner, shape.hidden, scale=shape.hidden**-0.5)
         w_out = values(workspace, own + 1, experts, shape.hidden, inner, scale=shape.inner**-0.5)
         for schedule in ("plain", "S1", "S2"):
-            call = partial(moe_parm, x, router, w_in, w_out, groups, ParmRouting(shape.top_k), schedule=schedule)  # type: ignore[arg-type]  # one of the three
+            call = partial(moe_parm, x, router, w_in, w_out, groups, ParmRouting(shape.top_k), schedule=schedule)
             ways.append(Way(f"Parm, mp {ranks} esp {esp}", schedule, call, (x, router, w_in, w_out)))
     return ways
 

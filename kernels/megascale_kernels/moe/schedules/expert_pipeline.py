@@ -17,7 +17,7 @@ from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.experts import check_experts
 from megascale_kernels.moe.schedules.in_flight import Crew
 from megascale_kernels.moe.schedules.schedule_model import Layer, expert_groups
-from megascale_kernels.moe.schedules.shuffle import Shuffle, sums_like
+from megascale_kernels.moe.schedules.shuffle import Shuffle
 
 
 def crew_of(workspace: Workspace) -> Crew:
@@ -72,7 +72,4 @@ def moe_pipelined(
     for part, (begun, (part_in, part_out)) in enumerate(zip(coming, weights, strict=True)):
         y = shuffle.multiply(begun, part, part_in, part_out, dense_rows=dense_rows)
         going.append(shuffle.combine(y, part))
-    out = sums_like(x)
-    for part, begun in enumerate(going):
-        out = shuffle.add(out, shuffle.finish(begun, part), part, gates)
-    return out.to(x.dtype)
+    return shuffle.add(x, [shuffle.finish(begun, part) for part, begun in enumerate(going)], gates)

@@ -121,7 +121,7 @@ def moe_parm(
     # Each copy of the tokens brings the weights the same gradient once more.
     w_in, w_out = (_scaled(weight, 1 / groups.mp) for weight in (w_in, w_out))
     routed = _routed(x, router, routing)
-    return _through(x, routed, w_in, w_out, groups).to(x.dtype)
+    return _through(x, routed, w_in, w_out, groups)
 
 
 def _routed(x: Tensor, router: Tensor, routing: ParmRouting) -> Routed:
@@ -132,7 +132,7 @@ def _through(x: Tensor, routed: Routed, w_in: Tensor, w_out: Tensor, groups: Par
     """Tokens to their experts' shards and back, added up."""
     shuffle = Shuffle(routed.ids, w_in.shape[0], groups.everyone, shards=groups.esp)
     y = shuffle.multiply(shuffle.dispatch(x, 0), 0, w_in, w_out)
-    return shuffle.add(sums_like(x), shuffle.finish(shuffle.combine(y, 0), 0), 0, routed.gates)
+    return shuffle.add(x, [shuffle.finish(shuffle.combine(y, 0), 0)], routed.gates)
 
 
 def _split_tokens(
@@ -143,7 +143,7 @@ def _split_tokens(
     share = own_share(x, crew, groups.mp_rank)
     # A rank sees the router's gradient of its share alone.
     routed = _routed(share, summed_over(router, crew), routing)
-    out = _through(share, routed, w_in, w_out, groups).to(x.dtype)
+    out = _through(share, routed, w_in, w_out, groups)
     whole = Gathering(padded(out, share_size(x.shape[0], crew.ranks)), crew, groups.mp_rank).land()
     return whole[: x.shape[0]]
 
