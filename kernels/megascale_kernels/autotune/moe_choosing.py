@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from megascale_kernels.autotune import store
 from megascale_kernels.autotune.choosing import describe
 from megascale_kernels.autotune.handout import from_rank_zero
-from megascale_kernels.moe.assignment import by_model, likely_ways
+from megascale_kernels.moe.assignment import MOST_WAYS, by_model, flags_of, likely_ways
 from megascale_kernels.moe.moe_config import MoeConfig
 
 if TYPE_CHECKING:
@@ -108,7 +108,13 @@ def choose_moe(sizes: "Sizes", workspace: "Workspace") -> MoeConfig | None:
         KernelError: rank 0 did not come to the first call.
     """
     table, key = open_moe_table(workspace), moe_key(sizes)
-    return table.tuned[key] if key in table.tuned else by_model(sizes)
+    chosen = table.tuned[key] if key in table.tuned else by_model(sizes)
+    return chosen if chosen is None or _fits(sizes, chosen, workspace) else MoeConfig().resolved(sizes)
+
+
+def _fits(sizes: "Sizes", config: MoeConfig, workspace: "Workspace") -> bool:
+    """Whether a workspace has the flags that a configuration takes; one may have been tuned with a larger one."""
+    return flags_of(sizes, config) <= workspace.layout.channels
 
 
 def moe_contenders(sizes: "Sizes", workspace: "Workspace") -> list[MoeConfig | None]:
@@ -124,4 +130,5 @@ def moe_contenders(sizes: "Sizes", workspace: "Workspace") -> list[MoeConfig | N
     chosen = choose_moe(sizes, workspace)
     if moe_key(sizes) in open_moe_table(workspace).tuned:
         return [chosen]
-    return list(dict.fromkeys([chosen, *likely_ways(sizes)]))[: len(likely_ways(sizes))]
+    others = [way for way in likely_ways(sizes) if _fits(sizes, way, workspace)]
+    return list(dict.fromkeys([chosen, *others]))[:MOST_WAYS]

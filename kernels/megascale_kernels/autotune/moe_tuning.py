@@ -27,7 +27,7 @@ from megascale_kernels.autotune.moe_choosing import FILE, moe_key, open_moe_tabl
 from megascale_kernels.autotune.timing import Call, measure
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
-from megascale_kernels.moe.assignment import likely_ways
+from megascale_kernels.moe.assignment import flags_of, likely_ways
 from megascale_kernels.moe.experts import moe_experts
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.skewed import SKEWS, drawn_routing
@@ -88,7 +88,7 @@ def tune_moe(sizes: Sizes, workspace: Workspace, *, budget_s: float = 30.0, seed
         raise ValueError(f"tune_moe(budget_s={budget_s}): give a positive number of seconds")
     workspace.check()
     table, started_s = open_moe_table(workspace), time.monotonic()
-    ways = likely_ways(sizes)
+    ways = [way for way in likely_ways(sizes) if flags_of(sizes, way) <= workspace.layout.channels]
     seconds: dict[MoeConfig | None, list[float]] = {way: [] for way in (*ways, None)}
     done = 0
     for std in SKEWS:

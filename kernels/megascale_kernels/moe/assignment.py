@@ -39,6 +39,12 @@ LEADS = (0.0, 1.0, math.inf)  # of the model's lead
 REDUCERS = (4, 8, 16, 32)
 
 
+def flags_of(sizes: Sizes, config: MoeConfig) -> int:
+    """Flags that a layer needs of each rank; a workspace has so many (`layout.channels`)."""
+    jobs = (config.chunks or 1) * -(-sizes.pitch // config.job_tokens)
+    return 1 + max(config.route_programs, config.splits, jobs)
+
+
 @cache
 def even_shares(experts: int, std: float) -> tuple[float, ...]:
     """Shares of the load with about this standard deviation, the same everywhere: quantiles of a normal, softmax."""

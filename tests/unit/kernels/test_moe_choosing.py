@@ -5,6 +5,7 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from megascale_kernels.moe.assignment import (  # noqa: E402
     busiest_rows,
     by_model,
     even_shares,
+    flags_of,
     layer_s,
     likely_ways,
     mean_s,
@@ -120,6 +122,17 @@ def test_all_ranks_choose_what_rank_0_remembers() -> None:
     assert choose_moe(DEEPSEEK._replace(pitch=4000), ranks[1]) == ODD  # of the same bucket of tokens
 
 
+def test_a_workspace_with_few_flags_gets_what_fits() -> None:
+    """More chunks take more flags; what a larger workspace was tuned with is not taken, nor tried."""
+    remember(DEEPSEEK, MoeConfig(chunks=8, lead_rows=1))
+    rank = workspaces(2)[0]
+    rank.layout.channels = flags_of(DEEPSEEK, MoeConfig(chunks=2))
+
+    assert choose_moe(DEEPSEEK, rank) == MoeConfig().resolved(DEEPSEEK)
+    assert moe_contenders(MIXTRAL._replace(pitch=4096), rank)
+    assert all(way.chunks <= 2 for way in moe_contenders(MIXTRAL._replace(pitch=4096), rank) if way is not None)
+
+
 def test_a_rank_s_own_file_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 stands on a host with another memory: it hears rank 0's."""
     remember(DEEPSEEK, ODD)
@@ -188,7 +201,7 @@ class GpuWorkspace:
     def __init__(self, rank: int, group: FakeGroup) -> None:
         self.rank, self.group, self.world_size, self.dtype = rank, group, 2, torch.bfloat16
         self.device = torch.device("cuda")
-        self.forgotten = 0
+        self.layout, self.forgotten = SimpleNamespace(channels=1 << 16), 0
 
     def check(self) -> None:
         """Nothing is broken."""
@@ -250,7 +263,7 @@ class Calls:
     def __init__(self, *, adaptive: bool) -> None:
         self.rank, self.world_size, self.group, self.dtype = 0, 1, None, torch.bfloat16
         self.device, self.max_rows, self.adaptive, self.native = torch.device("cuda"), 8192, adaptive, object()
-        self.planned = Planned()
+        self.planned, self.layout = Planned(), SimpleNamespace(channels=1 << 16)
         self.plan = self.planned.get
 
 
