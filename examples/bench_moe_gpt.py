@@ -22,6 +22,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -173,7 +174,8 @@ class Training:
         if name == "async-tp":
             import torch.distributed._symmetric_memory as symm_mem
 
-            symm_mem.enable_symm_mem_for_group(mesh.get_group().group_name)
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # newer torch needs it no more
+                symm_mem.enable_symm_mem_for_group(mesh.get_group().group_name)
         if name != "ours":
             ways: dict[str, dict[str, Any] | None] = {
                 "collectives": None, "compiled": {}, "async-tp": {"options": {"_micro_pipeline_tp": True}}

@@ -46,21 +46,18 @@ class InFlight:
     def __init__(self, crew: Crew, sent: list[int], received: list[int]) -> None:
         self.crew, self.sent, self.received = crew, sent, received
         self.way_back: InFlight | None = None
-        self._work: Any = None
-        self._rows: Tensor | None = None
-        self._buffer: Tensor | None = None
+        self._under_way: tuple[Tensor, Tensor, Any] | None = None  # what is filled, what is read, torch's handle
 
     def launch(self, rows: Tensor) -> Tensor:
         """Send `rows`, [sum(sent), ...]; the result is being filled until `land` returns."""
         if self.crew.ranks == 1:
-            self._buffer = rows
+            self._under_way = rows, rows, None
             return rows
-        self._rows = rows.contiguous()  # kept until it has arrived
-        self._buffer = rows.new_empty((sum(self.received), *rows.shape[1:]))
-        self._work = dist.all_to_all_single(
-            self._buffer, self._rows, self.received, self.sent, group=self.crew.group, async_op=True
-        )
-        return self._buffer
+        read = rows.contiguous()
+        buffer = rows.new_empty((sum(self.received), *rows.shape[1:]))
+        work = dist.all_to_all_single(buffer, read, self.received, self.sent, group=self.crew.group, async_op=True)
+        self._under_way = buffer, read, work
+        return buffer
 
     def land(self) -> Tensor:
         """Wait, and give what came, [sum(received), ...].
@@ -68,9 +65,9 @@ class InFlight:
         Raises:
             TileTimeout: a rank did not come in time (CPU).
         """
-        assert self._buffer is not None  # it was launched
-        buffer, work = self._buffer, self._work
-        self._rows = self._buffer = self._work = None
+        assert self._under_way is not None  # it was launched
+        buffer, _, work = self._under_way
+        self._under_way = None
         if work is not None:
             await_work(work, buffer, self.crew, "all_to_all")
         return buffer
