@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What choosing, compiling and schedules of a mixture of experts promise on GPUs, for `tests/fixtures/kernel_group.py`."""
+"""What choosing, compiling and schedules of a MoE layer promise on GPUs, for `tests/fixtures/kernel_group.py`."""
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,17 @@ def _layer(place: Place) -> Layer:
     return Layer((512,) * place.world_size, 2, 4, 512, 256, dtype=torch.bfloat16)
 
 
+def _workspace(layer: Layer, *, adaptive: bool) -> Workspace:
+    rows = len(layer.tokens) * max(layer.tokens)
+    return Workspace(
+        max_rows=rows, max_gather_cols=layer.hidden, dtype=layer.dtype, adaptive=adaptive, deadline_s=10.0
+    )  # fmt: skip
+
+
 def first_calls_find_one_way_on_all_ranks(place: Place) -> None:
-    """Every call on the way is right; in the end all ranks run the same configuration, and results repeat bit by bit."""
+    """Every call on the way is right; in the end all ranks run the same configuration, and results repeat."""
     layer = _layer(place)
-    workspace = workspace_of(layer)
+    workspace = _workspace(layer, adaptive=True)
     given = operands(place, layer, 2)
     exact = all_to_all.moe(*given, workspace)
     for _ in range(MOST_CALLS):
@@ -52,17 +59,14 @@ def first_calls_find_one_way_on_all_ranks(place: Place) -> None:
 def without_adaptation_nothing_is_tried(place: Place) -> None:
     """`adaptive=False`: no contest is held, all ranks take what is remembered or the model's."""
     layer = _layer(place)
-    workspace = Workspace(
-        max_rows=512 * place.world_size, max_gather_cols=layer.hidden, dtype=layer.dtype, adaptive=False
-    )  # fmt: skip
+    workspace = _workspace(layer, adaptive=False)
     given = operands(place, layer, 2)
     first = moe_experts(*given, workspace)
     workspace.check()
 
     assert not workspace.planned.contests
-    assert torch.equal(
-        moe_experts(*given, workspace, config=choose_moe(sizes_of(given[1], given[3], workspace), workspace)), first
-    )
+    chosen = choose_moe(sizes_of(given[1], given[3], workspace), workspace)
+    assert torch.equal(moe_experts(*given, workspace, config=chosen), first)
 
 
 def a_compiled_layer_is_the_eager_one(place: Place) -> None:
