@@ -15,6 +15,7 @@ PROMISES = [
     "parm_s_schedules_are_the_layer",
     "a_shortcut_block_is_its_parts",
     "the_locality_loss_keeps_tokens_at_home",
+    "a_layer_s_capacity_is_the_bound",
     "wrong_schedules_are_named",
     "a_rank_that_does_not_come_is_told",
 ]

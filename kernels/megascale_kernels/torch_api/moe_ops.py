@@ -5,12 +5,14 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.dispatch import moe_path
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import layer
 from megascale_kernels.moe.moe_config import MoeConfig
+from megascale_kernels.moe.schedules import locality
 from megascale_kernels.torch_api.custom_ops import _operator, _shapes_of, workspace_named
 
 # How `fused` travels in a graph, whose constants are numbers and texts.
@@ -61,6 +63,40 @@ class MoELayer(layer.MoELayer):
     any other parameter's. Weights of experts have the gradients of all ranks' tokens. Arguments are those of
     `moe.layer.MoELayer`.
     """
+
+    def locality_loss(self, x: Tensor, *, ranks_per_host: int | None = None, leak: float = locality.LEAK) -> Tensor:
+        """LocMoE's loss of tokens [..., H] under this layer's router, to be added to the training's (2401.13920).
+
+        Args:
+            x: this rank's tokens, what the layer is called with.
+            ranks_per_host: consecutive ranks of one host; None takes the rank's own experts alone as near.
+            leak: the share of the load that is welcome elsewhere.
+
+        Raises:
+            Unsupported: ranks that do not divide, or a leak that is no share.
+        """
+        workspace, experts = self.workspace, self.router.shape[0]
+        near = locality.local_experts(workspace.rank, workspace.world_size, experts, ranks_per_host=ranks_per_host)
+        return locality.locality_loss(x.reshape(-1, x.shape[-1]) @ self.router.T, near, leak=leak)
+
+    @torch.no_grad()
+    def bound_capacity(self, x: Tensor) -> int:
+        """Set the capacity to LocMoE's lower bound for tokens [..., H] (2401.13920). Collective; waits for the device.
+
+        Returns:
+            pairs of one rank's tokens that an expert takes from now on; the same on ranks with as many tokens.
+
+        Raises:
+            Unsupported: this rank has no tokens.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        ids = (tokens @ self.router.T).topk(self.top_k, dim=1).indices
+        largest = locality.largest_cosine(tokens, self.router, ids).to(torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.workspace.group)
+        experts, count = self.router.shape[0], tokens.shape[0]
+        bound = locality.capacity_bound(float(largest), tokens.shape[1], experts, count)
+        self.capacity_factor = locality.bounded_factor(bound, count, self.top_k, experts)
+        return bound
 
     def run_experts(self, tokens: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """Routed tokens through the experts: [T, H] to the same."""
