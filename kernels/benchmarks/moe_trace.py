@@ -29,8 +29,9 @@ LEGEND = (
     ("moe_combine", "tile", "layer 1: product"), ("moe_combine", "push", "add up and send"),
     ("moe_dispatch", "wait", "wait"),
 )  # fmt: skip
-LEFT, TOP, ROW, WIDTH, BETWEEN = 150, 62, 15, 900, 24
+LEFT, TOP, ROW, WIDTH, BETWEEN = 196, 62, 15, 900, 24
 MOST_ARROWS = 48
+SLEEP_CYCLES = 15_000_000  # some 8 ms: more than Python needs for three launches and their copies
 STYLE = 'font-family="Helvetica, Arial, sans-serif"'
 
 
@@ -177,6 +178,9 @@ def record(options: argparse.Namespace) -> int:
     workspace.trace_words.zero_()
     dist.barrier()
     torch.cuda.synchronize()
+    # The host queues the whole layer, copy by copy, while the GPUs sleep; then all begin together.
+    torch.cuda._sleep(SLEEP_CYCLES)  # noqa: SLF001 - it has no public name
+    dist.all_reduce(torch.zeros(1, device="cuda"))
     copies = _TimedCopies(workspace)
     plan.run(*given, out)
     workspace.check()
@@ -247,7 +251,7 @@ def parser() -> argparse.ArgumentParser:
     recording = verbs.add_parser("record", help="under torchrun")
     recording.add_argument("--out", default="trace_moe", help="what names of files begin with")
     for name, default in (
-        ("--tokens", 4096), ("--experts", 16), ("--top-k", 2), ("--hidden", 2048), ("--inner", 1408)
+        ("--tokens", 8192), ("--experts", 16), ("--top-k", 2), ("--hidden", 2048), ("--inner", 2048)
     ):  # fmt: skip
         recording.add_argument(name, type=int, default=default)
     recording.add_argument("--std", type=float, default=0.0, help="standard deviation of the experts' shares")

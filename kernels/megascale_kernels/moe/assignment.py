@@ -35,7 +35,8 @@ MOST_WAYS = 6  # that are tried: a contest's
 # were 0.93 to 1.62 times the model's, 1.15 in the geometric mean, but another number of chunks or another lead changed
 # them by what the model says to 4 % (four chunks of 2,048 columns: up to 16 % more than it says).
 PROMISE = 1.05
-LEADS = (0.0, 1.0, math.inf)  # of the model's lead
+# Of the model's lead. None at all took 1.06 to 1.13 times as long on two H200 (moe_tuned_2gpu_h200.txt): it is no way.
+LEADS = (1.0, 2.0, math.inf)
 REDUCERS = (4, 8, 16, 32)
 
 
@@ -136,7 +137,7 @@ def ways(sizes: Sizes, base: MoeConfig | None = None) -> Iterator[MoeConfig]:
     most = max(1, sizes.hidden // default.combine_n)
     for chunks in dict.fromkeys(min(count, most) for count in (1, CHUNKS, 2 * CHUNKS)):
         for share in LEADS:
-            rows = sizes.pairs if math.isinf(share) else int(lead * share)
+            rows = sizes.pairs if math.isinf(share) else min(sizes.pairs, int(lead * share))
             yield default._replace(chunks=chunks, lead_rows=rows)
     for splits in (1, 8):
         yield default._replace(splits=splits)
