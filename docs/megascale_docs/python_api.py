@@ -61,6 +61,7 @@ _ROOMS = (
             "kernels/megascale_kernels/torch_api/moe_ops.py": ("MoELayer", "moe_experts"),
             "kernels/megascale_kernels/moe/schedules/expert_pipeline.py": ("moe_pipelined",),
             "kernels/megascale_kernels/moe/schedules/parm.py": ("moe_parm", "ParmGroups", "ParmRouting"),
+            "kernels/megascale_kernels/moe/schedules/schedule_model.py": ("Links",),
             "kernels/megascale_kernels/torch_api/moe_shortcut.py": ("ShortcutExperts", "ShortcutBlock"),
             "kernels/megascale_kernels/moe/schedules/locality.py": ("locality_loss", "local_experts", "capacity_bound"),
             "kernels/megascale_kernels/moe/moe_config.py": ("MoeConfig",),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from megascale_kernels.moe.schedules.expert_pipeline import moe_pipelined
     from megascale_kernels.moe.schedules.locality import capacity_bound, local_experts, locality_loss
     from megascale_kernels.moe.schedules.parm import ParmGroups, ParmRouting, moe_parm
+    from megascale_kernels.moe.schedules.schedule_model import Links
     from megascale_kernels.planning.config import Config
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.moe_ops import MoELayer, moe_experts
@@ -41,6 +42,7 @@ __all__ = [
     "ColumnParallelLinear",
     "Config",
     "KernelError",
+    "Links",
     "MissingDependency",
     "MoELayer",
     "MoeConfig",
@@ -75,6 +77,7 @@ __all__ = [
 _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
     "moe.moe_config": ("MoeConfig",),
+    "moe.schedules.schedule_model": ("Links",),
     "torch_api.moe_ops": ("MoELayer", "moe_experts"),
     "moe.schedules.expert_pipeline": ("moe_pipelined",),
     "moe.schedules.locality": ("capacity_bound", "local_experts", "locality_loss"),

@@ -16,7 +16,7 @@ from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.experts import check_experts
 from megascale_kernels.moe.schedules.in_flight import Crew
-from megascale_kernels.moe.schedules.schedule_model import Layer, expert_groups
+from megascale_kernels.moe.schedules.schedule_model import Layer, Links, expert_groups
 from megascale_kernels.moe.schedules.shuffle import Shuffle
 
 
@@ -27,7 +27,7 @@ def crew_of(workspace: Workspace) -> Crew:
 
 def moe_pipelined(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
-    groups: int | None = None, dense_rows: int | None = None,
+    groups: int | None = None, dense_rows: int | None = None, links: Links | None = None,
 ) -> Tensor:  # fmt: skip
     """`moe_experts` as a pipeline over groups of experts (EPS-MoE, 2410.12247).
 
@@ -42,6 +42,7 @@ def moe_pipelined(
             ranks share. All ranks must pass the same.
         dense_rows: a group whose experts have so many rows each on average multiplies expert by expert, others as one
             grouped product; None always groups.
+        links: between the ranks, for the model that decides `groups`; NVLink by default. All ranks must pass the same.
 
     Returns:
         [T, H]: a token without experts gets zeros. Differentiable once in x, gates, w_in and w_out.
@@ -60,7 +61,7 @@ def moe_pipelined(
     if groups is None:
         tokens = workspace.max_rows // workspace.world_size
         layer = Layer(workspace.world_size, tokens, ids.shape[1], experts, hidden, inner, x.element_size())
-        groups = expert_groups(layer)
+        groups = expert_groups(layer, links)
     all_to_all.agree(
         f"moe_pipelined(H {hidden}, I {inner}, experts {experts}, top {ids.shape[1]}, {groups} groups, {x.dtype})",
         workspace,

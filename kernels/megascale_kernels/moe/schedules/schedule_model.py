@@ -12,7 +12,11 @@ from megascale_kernels.errors import Unsupported
 FLOPS = 620e12  # grouped products, bf16, measured between two H100
 PROCESSORS = 132
 TILE_ROWS, TILE_COLS = 128, 256  # of a grouped product: an expert's last rows cost a whole tile
-LAUNCH_S = 12e-6  # between a group's launches the device waits
+# What a group costs the device beside its share of the products: 0.4 to 0.75 ms with 16,384 tokens of Mixtral and Phi
+# on two H200, where the host is ahead.
+GROUP_S = 0.4e-3
+MEMORY_BYTES = 3.3e12  # a second
+ADDED_BYTES = 20  # of an element of a pair that is added up: read, turned into fp32, weighted, added by atomics
 # The host queues a layer, and what each group adds: behind it the device waits where groups are short. On two H200,
 # 8,192 tokens of DeepSeek-MoE and Qwen3-30B: 3.9 and 3.5 ms with one group, 1.1 and 0.65 ms more for each (less since
 # parts are sorted together, not measured).
@@ -87,7 +91,7 @@ def pipeline_s(layer: Layer, groups: int, links: Links) -> float:
     for group in range(groups):
         experts = layer.experts * (group + 1) // groups - layer.experts * group // groups
         rows = layer.rows * experts / layer.experts
-        computed = max(computed, arrived[group]) + LAUNCH_S + products_s(layer, experts, rows)
+        computed = max(computed, arrived[group]) + GROUP_S + products_s(layer, experts, rows)
         links_free = max(links_free, computed) + part_s
     return max(links_free, HOST_S + groups * HOST_GROUP_S)
 
@@ -104,7 +108,7 @@ def expert_groups(layer: Layer, links: Links | None = None) -> int:
 
 
 def parm_s(layer: Layer, schedule: Schedule, mp: int, esp: int, links: Links) -> float:
-    """Seconds of communication of one of Parm's schedules (2407.00599, section on the performance models).
+    """Seconds of what Parm's schedules differ by: communication, adding up (2407.00599, its performance models).
 
     Args:
         layer: `tokens` are those of a model-parallel group, which all its ranks hold.
@@ -122,7 +126,9 @@ def parm_s(layer: Layer, schedule: Schedule, mp: int, esp: int, links: Links) ->
         return 2 * shuffled_s + links.seconds(row_bytes)
     # The all-gather has top_k rows a token, and hides behind the way back but for its last half.
     gathered_s = links.seconds(row_bytes * layer.top_k)
-    return shuffled_s + max(shuffled_s, gathered_s) + gathered_s / 2
+    # And every rank of a model-parallel group adds up all pairs, where S1 adds a share, and launches two pieces.
+    added_s = layer.rows * layer.hidden * ADDED_BYTES / MEMORY_BYTES * (mp - 1) / mp
+    return shuffled_s + max(shuffled_s, gathered_s) + gathered_s / 2 + added_s + max(GROUP_S, HOST_GROUP_S)
 
 
 def parm_schedule(layer: Layer, mp: int, esp: int, links: Links | None = None) -> Schedule:
