@@ -24,11 +24,15 @@ if TYPE_CHECKING:
         WorkspaceTooSmall,
     )
     from megascale_kernels.memory.workspace import Workspace
-    from megascale_kernels.moe.experts import moe_experts
-    from megascale_kernels.moe.layer import MoELayer
     from megascale_kernels.moe.moe_config import MoeConfig
+    from megascale_kernels.moe.schedules.expert_pipeline import moe_pipelined
+    from megascale_kernels.moe.schedules.locality import capacity_bound, local_experts, locality_loss
+    from megascale_kernels.moe.schedules.parm import ParmGroups, ParmRouting, moe_parm
+    from megascale_kernels.moe.schedules.schedule_model import Links
     from megascale_kernels.planning.config import Config
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
+    from megascale_kernels.torch_api.moe_ops import MoELayer, moe_experts
+    from megascale_kernels.torch_api.moe_shortcut import ShortcutBlock, ShortcutExperts
     from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
     from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
     from megascale_kernels.torch_api.sequence_parallel import SequenceParallelAttention, sp_attention
@@ -38,22 +42,32 @@ __all__ = [
     "ColumnParallelLinear",
     "Config",
     "KernelError",
+    "Links",
     "MissingDependency",
     "MoELayer",
     "MoeConfig",
     "OverlapColwise",
     "OverlapRowwise",
+    "ParmGroups",
+    "ParmRouting",
     "RankMismatch",
     "RowParallelLinear",
     "SequenceParallelAttention",
+    "ShortcutBlock",
+    "ShortcutExperts",
     "TileTimeout",
     "Unsupported",
     "Workspace",
     "WorkspaceTooSmall",
     "ag_gemm",
+    "capacity_bound",
     "gemm_ar",
     "gemm_rs",
+    "local_experts",
+    "locality_loss",
     "moe_experts",
+    "moe_parm",
+    "moe_pipelined",
     "positions_of",
     "shard_sequence",
     "sp_attention",
@@ -63,8 +77,12 @@ __all__ = [
 _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
     "moe.moe_config": ("MoeConfig",),
-    "moe.layer": ("MoELayer",),
-    "moe.experts": ("moe_experts",),
+    "moe.schedules.schedule_model": ("Links",),
+    "torch_api.moe_ops": ("MoELayer", "moe_experts"),
+    "moe.schedules.expert_pipeline": ("moe_pipelined",),
+    "moe.schedules.locality": ("capacity_bound", "local_experts", "locality_loss"),
+    "moe.schedules.parm": ("ParmGroups", "ParmRouting", "moe_parm"),
+    "torch_api.moe_shortcut": ("ShortcutBlock", "ShortcutExperts"),
     "attention.problem": ("AttentionConfig",),
     "attention.sharding": ("positions_of", "shard_sequence", "unshard_sequence"),
     "planning.config": ("Config",),

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # torch 2.13 gave these two collectives new names and warns about the old ones, the only ones in torch 2.11.
-_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -17,7 +17,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Rows of all ranks, in the order of ranks: [M / W, K] to [M, K]."""
     world_size = dist.get_world_size(group)
     gathered = x.new_empty((world_size * x.shape[0], *x.shape[1:]))
-    _gather_rows(gathered, x.contiguous(), group=group)
+    gather_rows(gathered, x.contiguous(), group=group)
     return gathered
 
 

@@ -75,12 +75,12 @@ def test_wheel_holds_the_dashboards_and_what_belongs_to_them(wheel: zipfile.ZipF
 
 
 def test_wheel_holds_what_examples_copies(wheel: zipfile.ZipFile) -> None:
-    """Both scripts, and all that puts an agent on a node."""
+    """All scripts, and all that puts an agent on a node."""
     scripts = {f"megascale_ops/examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
     deploy = ROOT / "agents" / "deploy"
     files = {f"megascale_ops/deploy/{path.relative_to(deploy)}" for path in deploy.rglob("*") if path.is_file()}
 
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     assert len(files) > 10
     assert scripts | files <= set(wheel.namelist())
 

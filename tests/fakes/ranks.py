@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class FakeWorkspace:
         self.dtype = torch.bfloat16
         self.device = torch.device("cuda")
         self.deadline_s = 30.0
+        self.layout = SimpleNamespace(channels=1 << 16)
         self.resets = 0
 
     def check(self) -> None:

@@ -61,3 +61,49 @@ def test_training_steps_are_measured_on_the_cpu(tmp_path: Path) -> None:
     assert float(rows["ours-eager"]["apart"]) < 1e-5
     assert {row["note"] for name, row in rows.items() if name not in eager} == {"it needs a CUDA GPU"}
     assert "ours-eager over torch-eager" in out.read_text(encoding="utf-8")
+
+
+def test_the_family_of_moe_schedules_is_measured_on_the_cpu(tmp_path: Path) -> None:
+    """Every family has its rows, all that give the same do, and the CSV holds what the table holds."""
+    out = tmp_path / "family.txt"
+    arguments = ["--gpus", "2", "--device", "cpu", "--sizes", "8,2,64,48", "--tokens", "64", "--rounds", "1"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_kernels.bench", "moe-family", *arguments, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
+    assert {row["family"] for row in rows} == {
+        "EPS-MoE", "ScMoE", "LocMoE", "Parm, mp 2 esp 1", "Parm, mp 2 esp 2"
+    }  # fmt: skip
+    assert all(float(row["forward_s"]) > 0 and float(row["both_s"]) > 0 and not row["note"] for row in rows)
+    assert all(float(row["apart"]) < 1e-4 for row in rows if "at home" not in row["way"])
+    assert "over first" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "2"], "torch sees 0 CUDA devices"),
+        (["--device", "cpu", "--sizes", "8,9,64,48"], "EXPERTS,TOP_K,H,I"),
+        (["--device", "cpu", "--sizes", "8,2,64,48", "--tokens", "63"], "multiples of the 2 ranks"),
+        (["--device", "cpu", "--models", "Mixtral-8x7B", "--sizes", "8,2,64,48"], "give one of them"),
+        (["--device", "cpu", "--tokens", "few"], "comma-separated numbers"),
+    ],
+)
+def test_a_wrong_family_request_gets_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error, with exit code 2, before a rank is started."""
+    torch = pytest.importorskip("torch")
+    from megascale_kernels.bench.moe_family.family_command import main
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err

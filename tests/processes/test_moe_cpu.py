@@ -25,3 +25,12 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
     """What the promise's own docstring says is true on every rank."""
     for rank, outcome in outcomes[promise].items():
         assert outcome == "kept", f"rank {rank}: {outcome}"
+
+
+def test_a_compiled_layer_is_the_eager_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the promise's own docstring says is true on both ranks."""
+    promise, folder = "a_compiled_layer_is_one_node_each_way", tmp_path_factory.mktemp("compiled")
+
+    tried = run_ranks("tests.fixtures.moe_compile_promises", [promise], 2, folder, backend="gloo", deadline_s=120)
+
+    assert set(tried[promise].values()) == {"kept"}, tried

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tune one shape on the GPUs of this host and remember the result.
 
-`torchrun --nproc-per-node 4 -m megascale_kernels.autotune ag_gemm --m 8192 --n 7168 --k 8192`
+`torchrun --nproc-per-node 4 -m megascale_kernels.autotune ag_gemm --m 8192 --n 7168 --k 8192`, or a MoE layer:
+`... autotune moe --tokens 8192 --experts 64 --top-k 6 --hidden 2048 --inner 1408` (`moe_tuning.py`).
 """
 
 import argparse
@@ -17,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m megascale_kernels.autotune",
         description="Measure an overlap operator's configurations and remember the fastest. Run it under torchrun.",
+        epilog="`moe --help`: layers of mixtures of experts.",
     )
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("--m", type=int, required=True, help="rows of the whole input")
@@ -45,6 +47,11 @@ def complaint(options: argparse.Namespace, environment: dict[str, str], gpus: in
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; 0 when it worked, 2 for a request that makes no sense."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["moe"]:
+        from megascale_kernels.autotune import moe_tuning
+
+        return moe_tuning.main(arguments[1:])
     options = parser().parse_args(arguments)
     import torch
 

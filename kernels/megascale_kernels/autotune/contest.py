@@ -24,14 +24,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.errors import TileTimeout
-from megascale_kernels.planning.config import Config
 
 if TYPE_CHECKING:
     from megascale_kernels.memory.workspace import Workspace
@@ -50,6 +49,9 @@ MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that
 POLL_S = 20e-6
 
 
+Way = TypeVar("Way")
+
+
 class _Times(NamedTuple):
     """Times of all turns on their way to the host, in nanoseconds, and what tells that they are there."""
 
@@ -57,7 +59,7 @@ class _Times(NamedTuple):
     arrived: torch.cuda.Event
 
 
-class Contest:
+class Contest(Generic[Way]):
     """The contest of one shape on one workspace.
 
     Args:
@@ -65,11 +67,11 @@ class Contest:
         workspace: whose calls they are.
     """
 
-    def __init__(self, ways: Sequence[Config | None], workspace: "Workspace") -> None:
+    def __init__(self, ways: Sequence[Way | None], workspace: "Workspace") -> None:
         self.ways = list(ways)
         self.best = self.ways[0]
         self.decided = len(self.ways) == 1
-        self.seconds: dict[Config | None, float] = {}  # of each way, once it is decided
+        self.seconds: dict[Way | None, float] = {}  # of each way, once it is decided
         self._workspace = workspace
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
@@ -78,7 +80,7 @@ class Contest:
         self._clock: int | None = None
         self._coming: _Times | None = None
 
-    def begin(self) -> Config | None:
+    def begin(self) -> Way | None:
         """The way of the next call; behind it belongs `end`."""
         self._taking_part = not self.decided and not torch.cuda.is_current_stream_capturing() and self._has_room()
         if not self._taking_part:
@@ -173,7 +175,7 @@ def settle(call: Callable[[], object], workspace: "Workspace") -> None:
         call()
 
 
-def best_of(seconds: Mapping[Config | None, float]) -> Config | None:
+def best_of(seconds: Mapping[Way | None, float]) -> Way | None:
     """The fastest way, the first of equals; the serial path where nothing is faster by more than chance.
 
     Args:

@@ -5,6 +5,8 @@ One JSON file in `~/.cache/megascale-ops/kernels` (or `MEGASCALE_KERNEL_CACHE`).
 the library versions, the number of ranks, the element type and the code of the kernels it was measured with; these
 together name an *environment*, and an entry of one is never read in another.
 
+Mixtures of experts have a file of their own, `moe_choices.json`, of the same form (`moe_choosing.py`).
+
     {"format": 1, "environments": {"NVIDIA H200 | 132 | torch 2.11.0 | ...": {"ag_gemm m8192 n7168 k8192": {
         "config": {"block_m": 128, ...} or null, "time_s": 0.0013, "serial_s": 0.0016}}}}
 
@@ -19,11 +21,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.progress.atomic_file import put
@@ -35,7 +37,16 @@ log = logging.getLogger("megascale_kernels.autotune")
 _told: set[str] = set()
 
 
-class Entry(NamedTuple):
+class Kept(Protocol):
+    """A configuration as the file keeps it."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+Way = TypeVar("Way", bound=Kept)
+
+
+class Entry(NamedTuple, Generic[Way]):
     """What a tuning found.
 
     Attributes:
@@ -44,20 +55,20 @@ class Entry(NamedTuple):
         serial_s: the serial path's time, measured in turn with it.
     """
 
-    config: Config | None
+    config: Way | None
     time_s: float
     serial_s: float
 
 
-def cache_file() -> Path | None:
-    """Where the memory lies; None where there is no home, as in a container that runs under a number without a name."""
+def cache_file(name: str = "choices.json") -> Path | None:
+    """Where a memory lies; None where there is no home, as in a container that runs under a number without a name."""
     folder = os.environ.get("MEGASCALE_KERNEL_CACHE")
     if not folder:
         try:
             folder = str(Path.home() / ".cache" / "megascale-ops" / "kernels")
         except RuntimeError:
             return None
-    return Path(folder) / "choices.json"
+    return Path(folder) / name
 
 
 def bucket(m: int) -> int:
@@ -105,20 +116,25 @@ def environment_key(gpu: str, processors: int, world_size: int, dtype: str) -> s
     return f"{gpu} | {processors} | {versions()} | world {world_size} | {dtype}"
 
 
-def read(path: Path | None, environment: str) -> dict[str, Entry]:
+def read(path: Path | None, environment: str) -> dict[str, Entry[Config]]:
     """The entries of one environment; none when there is no file or it cannot be used (which is said once)."""
-    found: dict[str, Entry] = {}
+    return read_as(path, environment, read_config)
+
+
+def read_as(path: Path | None, environment: str, reader: Callable[[dict[str, Any]], Way]) -> dict[str, Entry[Way]]:
+    """`read` for configurations of any kind; `reader` makes one of what `_asdict` gave, or raises ValueError."""
+    found: dict[str, Entry[Way]] = {}
     if path is None:
         return found
     for key, raw in _environments(path).get(environment, {}).items():
         try:
-            found[key] = _entry(raw)
+            found[key] = _entry(raw, reader)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             _tell(f"{path}: entry {key!r} is ignored, it cannot be read: {error}")
     return found
 
 
-def write(path: Path | None, environment: str, key: str, entry: Entry) -> bool:
+def write(path: Path | None, environment: str, key: str, entry: Entry[Any]) -> bool:
     """Add an entry, keeping what others wrote; False when the folder cannot be written (which is said once)."""
     if path is None:
         _tell(
@@ -159,10 +175,8 @@ def _parse(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return environments
 
 
-def _entry(raw: dict[str, Any]) -> Entry:
-    return Entry(
-        None if raw["config"] is None else read_config(raw["config"]), float(raw["time_s"]), float(raw["serial_s"])
-    )
+def _entry(raw: dict[str, Any], reader: Callable[[dict[str, Any]], Way]) -> Entry[Way]:
+    return Entry(None if raw["config"] is None else reader(raw["config"]), float(raw["time_s"]), float(raw["serial_s"]))
 
 
 @contextlib.contextmanager

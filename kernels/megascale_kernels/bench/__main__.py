@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,attention,moe,train} --gpus N`: measure, write it down.
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,attention,moe,moe-family,train} --gpus N`: measure, note.
 
 Without torchrun it starts its own ranks; under torchrun it is one of them.
 """
@@ -16,6 +16,7 @@ from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.request import (
     ATTENTION,
     MOE,
+    MOE_FAMILY,
     PROGRAM,
     TRAIN,
     UserError,
@@ -29,7 +30,12 @@ from megascale_kernels.bench.request import (
 from megascale_kernels.bench.shapes import Shape
 
 # What has a command line of its own, and where that is.
-_OTHERS = {TRAIN: "training.command", MOE: "moe.moe_command", ATTENTION: "sp_attention.sequences"}
+_OTHERS = {
+    TRAIN: "training.command",
+    MOE: "moe.moe_command",
+    MOE_FAMILY: "moe_family.family_command",
+    ATTENTION: "sp_attention.sequences",
+}
 SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
 
 

@@ -195,7 +195,7 @@ def foretell(question: tuple[str, int, int, int], config: Config | None, workspa
     )
 
 
-def contest_of(question: tuple[str, int, int, int], is_nk: bool, workspace: Workspace) -> Contest | None:
+def contest_of(question: tuple[str, int, int, int], is_nk: bool, workspace: Workspace) -> Contest[Config] | None:
     """The contest of a shape, where one was held."""
     contests = workspace.planned.contests.items()
     return next((held for key, held in contests if key.call == question and key.is_nk == is_nk), None)

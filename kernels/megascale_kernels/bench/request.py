@@ -12,7 +12,7 @@ from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.progress.board_format import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"
-TRAIN, MOE, ATTENTION = "train", "moe", "attention"  # verbs with command lines of their own
+TRAIN, MOE, ATTENTION, MOE_FAMILY = "train", "moe", "attention", "moe-family"  # verbs with command lines of their own
 ALL_ROWS, ALL_SCALES = ",".join(map(str, ROWS)), ",".join(SCALES)
 
 
@@ -27,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
         description="Measure an overlap operator on the GPUs of this host.",
         epilog=f"`{PROGRAM} {TRAIN} --help`: training steps of MLP blocks, by torch's parallel layers and by ours. "
         f"`{PROGRAM} {ATTENTION} --help`: attention over a sequence that is cut over ranks. "
-        f"`{PROGRAM} {MOE} --help`: layers of mixtures of experts.",
+        f"`{PROGRAM} {MOE} --help`: layers of mixtures of experts. "
+        f"`{PROGRAM} {MOE_FAMILY} --help`: their schedules on collectives.",
     )
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own. --soak also shares a GPU")

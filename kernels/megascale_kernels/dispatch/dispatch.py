@@ -57,7 +57,7 @@ class Route(NamedTuple):
     call: Call
     is_nk: bool
     config: Config | None
-    contest: "Contest | None" = None
+    contest: "Contest[Config] | None" = None
 
 
 def ag_gemm(
@@ -212,7 +212,7 @@ def _first_route(
     return Route(call, weight.is_nk, _overlapped(call, weight, workspace, config))
 
 
-def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Contest | None":
+def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Contest[Config] | None":
     """What finds out how a shape runs, where that has to be found out; the same on all ranks."""
     if not workspace.adaptive or workspace.native is None or torch.are_deterministic_algorithms_enabled():
         return None
@@ -227,7 +227,7 @@ def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Co
             contests.clear()
         ways = contenders(call.operator, call.m, call.n, call.k, workspace)
         contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
-    found: Contest | None = contests[key]
+    found: Contest[Config] | None = contests[key]
     return found
 
 

@@ -19,6 +19,7 @@ from megascale_kernels.moe import all_to_all
 
 if TYPE_CHECKING:
     from megascale_kernels.moe.moe_config import MoeConfig
+    from megascale_kernels.moe.tables import Sizes
 
 LOG = logging.getLogger("megascale_kernels")
 HOPPER = 9  # major compute capability
@@ -52,7 +53,7 @@ def moe_experts(
         RankMismatch: ranks called different things.
         TileTimeout: a peer did not come.
     """
-    _check(x, ids, gates, w_in, w_out, workspace)
+    check_experts(x, ids, gates, w_in, w_out, workspace)
     reason = "it was asked for" if fused is False else _why_serial(x, ids, w_in, workspace)
     if fused and reason:
         raise Unsupported(f"moe_experts(fused=True): {reason}")
@@ -73,12 +74,8 @@ def _fused(
 ) -> Tensor:  # fmt: skip
     from megascale_kernels.moe.launch import planned
     from megascale_kernels.moe.moe_config import MoeConfig
-    from megascale_kernels.moe.tables import Sizes
 
-    experts, _, inner, hidden = w_in.shape
-    sizes = Sizes(
-        workspace.world_size, workspace.max_rows // workspace.world_size, ids.shape[1], experts, hidden, inner
-    )  # fmt: skip
+    sizes = sizes_of(ids, w_in, workspace)
     if x.shape[0] > sizes.pitch:
         raise WorkspaceTooSmall(
             f"moe_experts: {x.shape[0]} tokens, but the workspace was made with max_rows={workspace.max_rows} for "
@@ -121,7 +118,12 @@ class _Experts(torch.autograd.Function):
         return dx, None, dgates, din, dout, None, None
 
 
-def _check(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:
+def check_experts(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:
+    """Refuse tensors that make no layer.
+
+    Raises:
+        Unsupported: the message names the tensor.
+    """
     if x.ndim != 2 or w_in.ndim != 4 or w_in.shape[1] != 2 or w_in.shape[3] != x.shape[1]:
         raise Unsupported(
             f"moe_experts: x is [T, H] and w_in [experts, 2, I, H]; got {tuple(x.shape)} and {tuple(w_in.shape)}"
@@ -141,6 +143,25 @@ def _check(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, w
     devices = {tensor.device.type for tensor in (x, ids, gates, w_in, w_out)}
     if devices != {workspace.device.type}:
         raise Unsupported(f"moe_experts: tensors on {devices}, the workspace on {workspace.device.type}")
+
+
+def serves(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> bool:
+    """Whether our kernels can run a call; the same on all ranks.
+
+    Raises:
+        Unsupported: tensors that make no layer.
+    """
+    check_experts(x, ids, gates, w_in, w_out, workspace)
+    return not _why_serial(x, ids, w_in, workspace)
+
+
+def sizes_of(ids: Tensor, w_in: Tensor, workspace: Workspace) -> "Sizes":
+    """What all ranks agree on: the sizes of a layer with the most tokens that the workspace was made for."""
+    from megascale_kernels.moe.tables import Sizes
+
+    experts, _, inner, hidden = w_in.shape
+    pitch = workspace.max_rows // workspace.world_size
+    return Sizes(workspace.world_size, pitch, ids.shape[1], experts, hidden, inner)
 
 
 def _why_serial(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> str:

@@ -95,13 +95,15 @@ class MoELayer(nn.Module):
             tokens @ self.router.T, self.top_k, score=self.score, normalise=self.normalise,
             capacity_factor=self.capacity_factor, bias=self.choice_bias,
         )  # fmt: skip
-        out = moe_experts(
-            tokens, routed.ids, routed.gates, self.w_in, self.w_out, self.workspace, config=self.config
-        )  # fmt: skip
+        out = self.run_experts(tokens, routed.ids, routed.gates)
         if self.shared_in is not None and self.shared_out is not None:
             gate, up = (tokens @ self.shared_in.T).chunk(2, dim=-1)
             out = out + (functional.silu(gate) * up) @ self.shared_out.T
         return out.view_as(x)
+
+    def run_experts(self, tokens: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """Routed tokens through the experts: [T, H] to the same."""
+        return moe_experts(tokens, ids, gates, self.w_in, self.w_out, self.workspace, config=self.config)
 
     def load_statistics(self) -> dict[str, float]:
         """How even the last call's load was on this rank's tokens, for metrics; waits for the device.

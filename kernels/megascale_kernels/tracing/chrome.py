@@ -87,6 +87,8 @@ def _names(rank: int, dump: TraceDump, slices: Iterable[Slice]) -> Iterator[dict
 
 def _number_of(one: Slice) -> str:
     """What the number of a slice counts."""
+    if one.operator == "moe_combine" and one.kind in ("wait", "push"):
+        return "job"
     if one.kind in ("push", "copy"):
         return "unit"
     return "flag" if one.operator == "gemm_rs" and one.kind in ("wait", "notify") else "tile"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FORMAT = "megascale-trace-1"
 RING_BYTES = RING_WORDS * 4
 MOST_UNITS = 1 << 12  # of one shard: a unit is at least a row of tiles
+MOST_FLAGS = 1 << 20  # of a mixture of experts: chunks of columns times blocks of tokens
 MOST_OFFSET = (1 << 64) - 1  # nanoseconds: clocks have 64 bits
 MOST_HEADER_BYTES = 1 << 26  # units of some million tiles
 
@@ -55,7 +56,7 @@ class Shape(NamedTuple):
         operator: its name.
         tiles: number of tiles.
         units: per tile the first and last unit it reads (all-gather + GEMM), of one shard where all shards are walked
-            alike; () when unknown.
+            alike; of a mixture of experts per tile or job a rank and a flag (`moe/trace_shapes.py`); () when unknown.
     """
 
     operator: str
@@ -238,7 +239,7 @@ def _facts(header: Mapping[str, Any]) -> TraceDump:
         int(launch): Shape(
             str(operator),
             _number(tiles),
-            tuple((_number(first, MOST_UNITS), _number(last, MOST_UNITS)) for first, last in units),
+            tuple((_number(first, MOST_UNITS), _number(last, _most_of(operator))) for first, last in units),
         )
         for launch, (operator, tiles, units) in header["shapes"].items()
     }
@@ -250,6 +251,11 @@ def _facts(header: Mapping[str, Any]) -> TraceDump:
         shapes=shapes,
         chunks=tuple(Chunk(*(_number(value) for value in chunk)) for chunk in header["chunks"]),
     )
+
+
+def _most_of(operator: object) -> int:
+    """The largest number in a shape: what a range is made of stays small."""
+    return MOST_FLAGS if str(operator).startswith("moe_") else MOST_UNITS
 
 
 def _number(value: object, most: int = (1 << 64) - 1, *, least: int = 0) -> int:

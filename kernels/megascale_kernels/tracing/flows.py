@@ -9,6 +9,11 @@ trace records is that number, the tile or the unit. What follows from it without
     gemm_ar   the same tile number on every rank. Exact.
     ag_gemm   a wait needs a range of units. Exact with the units of that launch; without them only where a rank has
               announced a single unit, number 0.
+    moe_dispatch
+              a tile needs the copies up to one of a peer's units. Exact with the shape of that launch, which names it.
+    moe_combine
+              a job that sends is recorded with its number, and so is the wait of the tokens' owner. Exact with the
+              shapes of both ranks' launches, which tell the flag of each job (`moe/trace_shapes.py`).
 
 A wait for several flags gets an arrow from each. The notification of a reduction is recorded when the tile is stored
 and published while the next one is multiplied, so its arrow begins a little early. A rank's waits for launches of
@@ -79,6 +84,11 @@ def _raised(rank: int, notice: Slice, dump: TraceDump) -> Iterator[Flag]:
     elif (notice.kind, notice.operator) == ("notify", "gemm_ar"):
         for target in _others(rank, dump):
             yield Flag(notice.operator, notice.launch, notice.role, rank, target, notice.tile)
+    elif (notice.kind, notice.operator) == ("copy", "moe_dispatch"):
+        yield Flag(notice.operator, notice.launch, "", rank, notice.peer, notice.tile)
+    elif (notice.kind, notice.operator) == ("push", "moe_combine"):
+        for owner, flag in _of_layer(notice, dump):
+            yield Flag(notice.operator, notice.launch, "", rank, owner, flag)
 
 
 def _awaited(
@@ -91,6 +101,19 @@ def _awaited(
         role = wait.role if wait.operator == "gemm_ar" else ""
         for source in _others(rank, dump):
             yield Flag(wait.operator, wait.launch, role, source, rank, wait.tile)
+    elif wait.operator in ("moe_dispatch", "moe_combine"):
+        for owner, flag in _of_layer(wait, dump):
+            if wait.operator == "moe_dispatch" and owner != rank:
+                yield Flag(wait.operator, wait.launch, "", owner, rank, flag)
+            elif wait.operator == "moe_combine" and owner == rank:
+                for source in _others(rank, dump):
+                    yield Flag(wait.operator, wait.launch, "", source, rank, flag)
+
+
+def _of_layer(what: Slice, dump: TraceDump) -> Iterable[tuple[int, int]]:
+    """The entry of a tile or job of a mixture of experts in its launch's shape; none where that is unknown."""
+    table = shape.units if (shape := _shape(what, dump)) else ()
+    return table[what.tile : what.tile + 1] if what.tile >= 0 else ()
 
 
 def _units(

@@ -9,7 +9,8 @@ pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels.bench.moe import moe_table  # noqa: E402
 from megascale_kernels.bench.moe.measure import MoeRow  # noqa: E402
 from megascale_kernels.bench.moe.moe_command import main, settings  # noqa: E402
-from megascale_kernels.bench.moe.moe_shapes import MODELS, MoeShape, drawn, routing, shares, wanted  # noqa: E402
+from megascale_kernels.bench.moe.moe_shapes import MODELS, MoeShape, drawn, routing, wanted  # noqa: E402
+from megascale_kernels.moe.skewed import shares  # noqa: E402
 
 SHAPE = MoeShape("Mixtral-8x7B", *MODELS["Mixtral-8x7B"], 4096)
 

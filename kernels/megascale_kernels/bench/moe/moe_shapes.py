@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from megascale_kernels.moe.skewed import SKEWS, drawn_routing
+
 # Experts, top k, hidden, inner: the models' configurations. DeepSeek-V3-like has 32 of its 256 experts.
 MODELS = {
     "Mixtral-8x7B": (8, 2, 4096, 14336),
@@ -18,7 +20,6 @@ MODELS = {
     "DeepSeek-V3-like": (32, 8, 7168, 2048),
 }
 TOKENS = (4096, 8192, 16384)
-SKEWS = (0.0, 0.032, 0.05)
 
 
 class MoeShape(NamedTuple):
@@ -86,24 +87,6 @@ def drawn(count: int, seed: int, ranks: int) -> list[MoeShape]:
     return sorted(found, key=lambda shape: shape.tokens)
 
 
-def shares(experts: int, std: float, generator: torch.Generator) -> Tensor:
-    """Each expert's share of the load, with about this standard deviation; as uneven as can be where it is large."""
-    steps = torch.randn(experts, generator=generator, dtype=torch.float64)
-    low, high = 0.0, 20.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if float((middle * steps).softmax(0).std(correction=0)) < std:
-            low = middle
-        else:
-            high = middle
-    return (low * steps).softmax(0)
-
-
 def routing(shape: MoeShape, tokens: int, seed: int, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Experts and gates of a rank's tokens: different experts for a token, drawn by their shares (Gumbel top k)."""
-    load = shares(shape.experts, shape.skew, torch.Generator().manual_seed(seed)).to(device, torch.float32)
-    generator = torch.Generator(device).manual_seed(seed + 7919 * (rank + 1))
-    noise = -torch.empty(tokens, shape.experts, device=device).exponential_(generator=generator).log()
-    ids = (load.clamp_min(1e-30).log() + noise).topk(shape.top_k, dim=1).indices.to(torch.int32)
-    gates = torch.rand(tokens, shape.top_k, generator=generator, device=device) + 0.1
-    return ids.contiguous(), (gates / gates.sum(dim=1, keepdim=True)).contiguous()
+    """Experts and gates of a rank's tokens, as uneven as the layer has it."""
+    return drawn_routing(shape.experts, shape.top_k, tokens, shape.skew, seed=seed, rank=rank, device=device)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a MoE layer runs that names no configuration: as it was tuned, as its first calls found out, or by the model.
+
+The same mechanism as for matrix products (`dispatch.py`): where calls can be timed, the first ones of a size are a
+contest between a few configurations, which all ranks begin together and end with the same answer; `adaptive=False` or
+torch's deterministic mode leave it to the file of tunings and the model, so that two runs give the same bits.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.moe import experts
+
+if TYPE_CHECKING:
+    from megascale_kernels.autotune.contest import Contest
+    from megascale_kernels.moe.moe_config import MoeConfig
+    from megascale_kernels.moe.tables import Sizes
+
+MOST_CONTESTS = 4096  # layers of one workspace; sizes belong to a model
+
+
+def moe_experts(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
+    config: "MoeConfig | None" = None, fused: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """`moe.experts.moe_experts` with the configuration chosen where there is none; raises what that raises."""
+    if config is not None or fused is False or not experts.serves(x, ids, gates, w_in, w_out, workspace):
+        return experts.moe_experts(x, ids, gates, w_in, w_out, workspace, config=config, fused=fused)
+    sizes = experts.sizes_of(ids, w_in, workspace)
+    contest = _contest(sizes, workspace)
+    chosen = _chosen(sizes, workspace) if contest is None else contest.begin()
+    # Only a tuning chooses the serial path, and a caller who insists on our kernels gets them.
+    serial = chosen is None and not fused
+    out = experts.moe_experts(
+        x, ids, gates, w_in, w_out, workspace, config=chosen, fused=False if serial else fused
+    )  # fmt: skip
+    if contest is not None:
+        contest.end()
+    return out
+
+
+def _chosen(sizes: "Sizes", workspace: Workspace) -> "MoeConfig | None":
+    from megascale_kernels.autotune.moe_choosing import choose_moe
+
+    # A plan may not be None: it is kept in a tuple.
+    found: tuple[MoeConfig | None] = workspace.plan(("moe choice", sizes), lambda: (choose_moe(sizes, workspace),))
+    return found[0]
+
+
+def _contest(sizes: "Sizes", workspace: Workspace) -> "Contest[MoeConfig] | None":
+    """What finds out how a layer runs, where that has to be found out; the same on all ranks."""
+    if not workspace.adaptive or workspace.native is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    from megascale_kernels.autotune.contest import Contest
+    from megascale_kernels.autotune.moe_choosing import moe_contenders
+
+    contests = workspace.planned.contests
+    key = ("moe", sizes)
+    if key not in contests:
+        if len(contests) >= MOST_CONTESTS:
+            contests.clear()
+        ways = moe_contenders(sizes, workspace)
+        contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
+    found: Contest[MoeConfig] | None = contests[key]
+    return found

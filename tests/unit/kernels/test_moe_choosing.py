@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a MoE layer runs is chosen: the same on all ranks, remembered in a file, steady under skew, repeatable."""
+
+import json
+import logging
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from megascale_kernels.autotune import choosing, moe_choosing, moe_tuning, store  # noqa: E402 - after the skips
+from megascale_kernels.autotune.moe_choosing import (  # noqa: E402
+    FILE,
+    choose_moe,
+    moe_contenders,
+    moe_key,
+    open_moe_table,
+    read_moe_config,
+)
+from megascale_kernels.autotune.moe_tuning import complaint, parser, steadiest, tune_moe  # noqa: E402
+from megascale_kernels.autotune.store import Entry  # noqa: E402
+from megascale_kernels.autotune.timing import Measured  # noqa: E402
+from megascale_kernels.dispatch import moe_path  # noqa: E402
+from megascale_kernels.memory.planned import Planned  # noqa: E402
+from megascale_kernels.moe.assignment import (  # noqa: E402
+    MOST_WAYS,
+    busiest_rows,
+    by_model,
+    even_shares,
+    flags_of,
+    layer_s,
+    likely_ways,
+    mean_s,
+    ways,
+)
+from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
+from megascale_kernels.moe.skewed import SKEWS  # noqa: E402
+from megascale_kernels.moe.tables import Sizes  # noqa: E402
+
+from tests.fakes.ranks import FakeGroup, together, workspaces  # noqa: E402
+
+H200 = ("NVIDIA H200", 132)
+DEEPSEEK = Sizes(2, 4096, 6, 32, 2048, 1408)
+MIXTRAL = Sizes(2, 8192, 2, 4, 4096, 14336)
+ODD = MoeConfig(chunks=3, lead_rows=77, splits=2)
+
+
+@pytest.fixture(autouse=True)
+def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
+    for module in (choosing, moe_choosing):
+        monkeypatch.setattr(module, "describe", lambda _device: H200)
+
+
+def remember(sizes: Sizes, config: MoeConfig | None) -> None:
+    """Put a choice into the file."""
+    environment = store.environment_key(*H200, sizes.world_size, "bfloat16")
+    store.write(store.cache_file(FILE), environment, moe_key(sizes), Entry(config, 1.0, 2.0))
+
+
+def test_shares_have_the_skew_that_is_asked_for() -> None:
+    """COMET's three, without a draw; a rank's busiest experts have more rows the more uneven, and none is lost."""
+    for std in SKEWS:
+        share = even_shares(64, std)
+        assert sum(share) == pytest.approx(1)
+        assert torch.tensor(share).double().std(correction=0) == pytest.approx(std, abs=1e-3)
+    rows = [sum(busiest_rows(DEEPSEEK, std)) for std in SKEWS]
+    assert rows[0] == pytest.approx(DEEPSEEK.pairs / 2)
+    assert rows == sorted(rows)
+
+
+def test_the_model_knows_what_costs_what() -> None:
+    """One chunk hides no sums and many cost; skew costs; programs that only add up are missing where tiles are."""
+    default = MoeConfig().resolved(MIXTRAL)
+    assert layer_s(MIXTRAL, default, 0.0) < layer_s(MIXTRAL, default._replace(chunks=1), 0.0)
+    assert layer_s(DEEPSEEK, MoeConfig(chunks=2).resolved(DEEPSEEK), 0.0) < layer_s(
+        DEEPSEEK, MoeConfig(chunks=8).resolved(DEEPSEEK), 0.0
+    )
+    assert layer_s(MIXTRAL, default, 0.05) > layer_s(MIXTRAL, default, 0.0)
+    plain = MoeConfig(kernel="triton").resolved(MIXTRAL)
+    times = {count: layer_s(MIXTRAL, plain._replace(reducers=count), 0.0) for count in (0, 8, 64)}
+    assert times[8] < times[64]
+    # What was measured on two H200 (moe_2gpu_h200.txt): layer 0 and 1 took 4.47 and 10.07 ms, the model 4.8 and 9.5.
+    assert layer_s(MIXTRAL, default, 0.0) == pytest.approx(10.07e-3, rel=0.15)
+
+
+@pytest.mark.parametrize("sizes", [DEEPSEEK, MIXTRAL, Sizes(1, 100, 1, 1, 16, 16), Sizes(8, 64, 8, 16, 7168, 2048)])
+@pytest.mark.parametrize("base", [None, MoeConfig(kernel="triton")])
+def test_ways_are_few_and_can_run(sizes: Sizes, base: MoeConfig | None) -> None:
+    """All pass the kernels' check, none comes twice, the default is first; the model's own is one of them."""
+    found = likely_ways(sizes, base)
+
+    assert 1 <= len(found) <= MOST_WAYS
+    assert len(set(found)) == len(found)
+    assert found[0] == (base or MoeConfig()).resolved(sizes)
+    assert by_model(sizes, base) in found
+    for way in ways(sizes, base):
+        way.check()
+        assert mean_s(sizes, way) > 0
+
+
+def test_all_ranks_choose_what_rank_0_remembers() -> None:
+    """The file is read by rank 0; what it holds and what it does not is answered alike; a tuning is not contested."""
+    remember(DEEPSEEK, ODD)
+    remember(MIXTRAL, None)
+    other = DEEPSEEK._replace(hidden=4096)
+    ranks = workspaces(2)
+
+    answers = together([
+        partial(lambda rank: [choose_moe(sizes, rank) for sizes in (DEEPSEEK, MIXTRAL, other)], rank) for rank in ranks
+    ])  # fmt: skip
+
+    assert answers[0] == answers[1] == [ODD, None, by_model(other)]
+    assert moe_contenders(DEEPSEEK, ranks[0]) == [ODD]
+    assert moe_contenders(other, ranks[0]) == moe_contenders(other, ranks[1])
+    assert 1 < len(moe_contenders(other, ranks[0])) <= MOST_WAYS
+    assert choose_moe(DEEPSEEK._replace(pitch=4000), ranks[1]) == ODD  # of the same bucket of tokens
+
+
+def test_a_workspace_with_few_flags_gets_what_fits() -> None:
+    """More chunks take more flags; what a larger workspace was tuned with is not taken, nor tried."""
+    remember(DEEPSEEK, MoeConfig(chunks=8, lead_rows=1))
+    rank = workspaces(2)[0]
+    rank.layout.channels = flags_of(DEEPSEEK, MoeConfig(chunks=2))
+
+    assert choose_moe(DEEPSEEK, rank) == MoeConfig().resolved(DEEPSEEK)
+    assert moe_contenders(MIXTRAL._replace(pitch=4096), rank)
+    assert all(way.chunks <= 2 for way in moe_contenders(MIXTRAL._replace(pitch=4096), rank) if way is not None)
+
+
+def test_a_rank_s_own_file_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 stands on a host with another memory: it hears rank 0's."""
+    remember(DEEPSEEK, ODD)
+    first, second = workspaces(2)
+    before = together([partial(choose_moe, DEEPSEEK, first), partial(choose_moe, DEEPSEEK, second)])
+    monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path / "elsewhere"))
+    remember(DEEPSEEK, MoeConfig(chunks=1))
+
+    assert before == [ODD, ODD]
+    assert choose_moe(DEEPSEEK, second) == ODD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": 9, "environments": {}}',
+        '{"format": 1, "environments": {"%s": {"%s": {"config": {"chunks": 1}}}}}',
+    ],
+)
+def test_a_broken_file_is_told_and_ignored(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning with the path; the model answers, and the next tuning mends it."""
+    environment = store.environment_key(*H200, 2, "bfloat16")
+    (tmp_path / FILE).write_text(text % (environment, moe_key(DEEPSEEK)) if "%s" in text else text)
+    ranks = workspaces(2)
+
+    with caplog.at_level(logging.WARNING, "megascale_kernels.autotune"):
+        answers = together([partial(choose_moe, DEEPSEEK, rank) for rank in ranks])
+
+    assert answers == [by_model(DEEPSEEK)] * 2
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert str(tmp_path / FILE) in told[0]
+    remember(DEEPSEEK, ODD)
+    assert choose_moe(DEEPSEEK, workspaces(1)[0]) != ODD  # of one rank: another environment
+    assert together([partial(choose_moe, DEEPSEEK, rank) for rank in workspaces(2)]) == [ODD, ODD]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"chunks": 99}, "1 to 8"), ({"colour": 1}, "fields"), ({"splits": "2"}, "splits is"), ({"kernel": "x"}, "kernel"),
+     ({"lead_rows": -1}, "too small"), ({"stages": True}, "stages is")],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_is_not_read(change: dict[str, Any], said: str) -> None:
+    """A sentence, and ValueError, which the file's reader tells and passes over."""
+    assert read_moe_config(json.loads(json.dumps(ODD._asdict()))) == ODD
+    with pytest.raises(ValueError, match=said):
+        read_moe_config({**ODD._asdict(), **change})
+
+
+def test_the_steadiest_way_is_kept() -> None:
+    """Fastest when even and slow when not loses against never far behind; one that failed under any skew is out."""
+    inf = float("inf")
+    one, two, three = MoeConfig(chunks=1), MoeConfig(chunks=2), MoeConfig(chunks=4)
+
+    assert steadiest({one: [1.0, 1.4, 1.6], two: [1.05, 1.1, 1.2], None: [3.0, 3.0, 3.0]}) == two
+    assert steadiest({one: [0.5, inf], two: [1.0, 1.0], None: [0.9, 2.0]}) == two
+    assert steadiest({three: [2.0, 2.0], None: [1.0, 1.0]}) is None
+    assert steadiest({three: [inf]}) is None
+
+
+class GpuWorkspace:
+    """What tuning asks of a workspace on a GPU that is only claimed."""
+
+    def __init__(self, rank: int, group: FakeGroup) -> None:
+        self.rank, self.group, self.world_size, self.dtype = rank, group, 2, torch.bfloat16
+        self.device = torch.device("cuda")
+        self.layout, self.forgotten = SimpleNamespace(channels=1 << 16), 0
+
+    def check(self) -> None:
+        """Nothing is broken."""
+
+    def forget_plans(self) -> None:
+        """Counted."""
+        self.forgotten += 1
+
+
+def test_a_tuning_is_remembered_by_this_process_and_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All skews are measured; what rank 0 measured decides, on both ranks; a later workspace finds it in the file."""
+    candidates = likely_ways(DEEPSEEK)
+    asked: list[float] = []
+
+    def compare(_: Sizes, found: list[MoeConfig], std: float, workspace: GpuWorkspace, __: int) -> dict[Any, float]:
+        asked.append(std)
+        best = 2 if workspace.rank == 0 else 1  # clocks differ
+        return {None: 9.0, **{way: 1.0 if place == best else 2.0 for place, way in enumerate(found)}}
+
+    monkeypatch.setattr(moe_tuning, "_compare", compare)
+    monkeypatch.setattr(moe_tuning, "_over", lambda *_, **__: False)
+    ranks = [GpuWorkspace(rank, workspace.group) for rank, workspace in enumerate(workspaces(2))]
+
+    tuned = together([partial(tune_moe, DEEPSEEK, rank) for rank in ranks])
+
+    assert [one.config for one in tuned] == [candidates[2]] * 2
+    assert sorted(set(asked)) == sorted(SKEWS)
+    assert [choose_moe(DEEPSEEK, rank) for rank in ranks] == [candidates[2]] * 2
+    assert [rank.forgotten for rank in ranks] == [1, 1]
+    assert together([partial(choose_moe, DEEPSEEK, rank) for rank in workspaces(2)]) == [candidates[2]] * 2
+    with pytest.raises(ValueError, match="positive number of seconds"):
+        tune_moe(DEEPSEEK, ranks[0], budget_s=0)
+    ranks[0].device = torch.device("cpu")
+    with pytest.raises(ValueError, match="without CUDA nothing is measured"):
+        tune_moe(DEEPSEEK, ranks[0])
+
+
+def test_a_wrong_tuning_request_gets_one_sentence() -> None:
+    """What makes no sense, and what this machine cannot serve."""
+    right = ["--tokens", "8", "--experts", "4", "--top-k", "2", "--hidden", "16", "--inner", "16"]
+    two = {"RANK": "0", "WORLD_SIZE": "2"}
+
+    def said(*more: str, environment: dict[str, str] = two, gpus: int = 2) -> str | None:
+        return complaint(parser().parse_args([*right, *more]), environment, gpus)
+
+    assert said() is None
+    for told, words in (
+        (said("--tokens", "0"), "positive"), (said("--top-k", "5"), "at most all experts"),
+        (said(environment={}), "no ranks"), (said(gpus=1), "want a GPU each"),
+        (said("--experts", "3"), "does not divide"),
+    ):  # fmt: skip
+        assert told is not None
+        assert words in told
+
+
+class Calls:
+    """A workspace on which calls of a layer are timed, and what ran on it."""
+
+    def __init__(self, *, adaptive: bool) -> None:
+        self.rank, self.world_size, self.group, self.dtype = 0, 1, None, torch.bfloat16
+        self.device, self.max_rows, self.adaptive, self.native = torch.device("cuda"), 8192, adaptive, object()
+        self.planned, self.layout = Planned(), SimpleNamespace(channels=1 << 16)
+        self.plan = self.planned.get
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_calls_are_a_contest_unless_the_same_is_asked_for(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way has its turns; `adaptive=False` and torch's deterministic mode take the model's; a caller's stays."""
+    ran: list[MoeConfig | None] = []
+    sizes = DEEPSEEK._replace(world_size=1, pitch=8192, experts=64)
+
+    class Held:
+        def __init__(self, found: list[MoeConfig], _: object) -> None:
+            self.found, self.turn = found, 0
+
+        def begin(self) -> MoeConfig:
+            return self.found[self.turn % len(self.found)]
+
+        def end(self) -> None:
+            self.turn += 1
+
+    monkeypatch.setattr("megascale_kernels.autotune.contest.Contest", Held)
+    monkeypatch.setattr(moe_path.experts, "serves", lambda *_: True)
+    monkeypatch.setattr(moe_path.experts, "sizes_of", lambda *_: sizes)
+    monkeypatch.setattr(moe_path.experts, "moe_experts", lambda *_, config, **__: ran.append(config))
+    workspace = Calls(adaptive=adaptive)
+    nothing = (None,) * 5
+
+    for _ in range(8):
+        moe_path.moe_experts(*nothing, workspace)
+    moe_path.moe_experts(*nothing, workspace, config=ODD)
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        moe_path.moe_experts(*nothing, workspace)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+    expected = likely_ways(sizes) if adaptive else [by_model(sizes)]
+    assert set(ran[:8]) == set(expected)
+    assert ran[8:] == [ODD, by_model(sizes)]
+    assert len(workspace.planned.contests) == int(adaptive)
+
+
+def test_a_tuning_may_choose_the_serial_path_and_a_caller_may_not_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None in the file is the serial path; `fused=True` takes our kernels all the same."""
+    ran: list[tuple[MoeConfig | None, bool | None]] = []
+    workspace = Calls(adaptive=True)
+    open_moe_table(workspace).learn(MIXTRAL, None)
+    monkeypatch.setattr(moe_path.experts, "serves", lambda *_: True)
+    monkeypatch.setattr(moe_path.experts, "sizes_of", lambda *_: MIXTRAL)
+    monkeypatch.setattr(moe_path.experts, "moe_experts", lambda *_, config, fused: ran.append((config, fused)))
+
+    moe_path.moe_experts(*(None,) * 5, workspace)
+    moe_path.moe_experts(*(None,) * 5, workspace, fused=True)
+
+    assert ran == [(None, False), (None, True)]
+
+
+def test_measured_times_become_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way and the serial path are timed on one routing; after a failure the workspace is made usable again."""
+    found = likely_ways(DEEPSEEK)[:2]
+    workspace = workspaces(1)[0]
+    monkeypatch.setattr(moe_tuning, "_operands", lambda *_: (None,) * 5)
+    monkeypatch.setattr(
+        moe_tuning, "measure", lambda calls, **_: Measured(dict(zip(calls, (3.0, 1.0, float("inf")), strict=True)), {})
+    )
+
+    assert moe_tuning._compare(DEEPSEEK, found, 0.0, workspace, 0) == {None: 3.0, found[0]: 1.0, found[1]: float("inf")}
+    assert workspace.resets == 1
