@@ -96,6 +96,8 @@ class Loop:
         self.registry = Registry()
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
         self.transitions = Transitions(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
+        self.nodes = self.transitions.nodes
+        self.nodes.jobs = self.jobs
         self.faults = OwnFaults(clock, self._tell_fault)
         self.slowness = Slowness(self.transitions)
         self.hardware = HardwareWatch(journal, self.transitions, self.jobs)
@@ -395,6 +397,8 @@ class Loop:
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
             self.faults.forget(self.jobs.__contains__)
+            with self.faults.contain("", "letting time pass for nodes"):
+                self.nodes.poll()
         self.profiling.poll_profiles()
         for job in list(self.jobs.values()):
             if self.faults.is_paused(job.name):

@@ -23,7 +23,7 @@ from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
-from megascale_ops.runner.node_check import check_node
+from megascale_ops.runner.node_check import check_node, recheck_node
 from megascale_ops.runner.output.console import Console
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.preflight import (
@@ -44,6 +44,7 @@ from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
+from megascale_ops.schema.nodes import NodeCheck
 from megascale_ops.whole_file import write_whole
 
 log = logging.getLogger(__name__)
@@ -239,7 +240,9 @@ def _launch(
             log.info("the evidence of the %d oldest incidents was removed (keep_incidents)", gone)
         observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
 
-    handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
+    handler = MegascaleRendezvous(
+        link, local_workers, terms, observe=note, master=plan.master, check=lambda: _check_again(plan)
+    )
     outcome = None
     began_mono_s = time.monotonic()
     try:
@@ -254,6 +257,11 @@ def _launch(
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
     return outcome.code
+
+
+def _check_again(plan: Plan) -> NodeCheck:
+    """Measure this node between two rounds."""
+    return recheck_node(plan.node, Path(plan.run_dir), [plan.run_dir, plan.checkpoint_dir])
 
 
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:

@@ -34,6 +34,8 @@ class Marks(msgspec.Struct, frozen=True, omit_defaults=True):
     named: float = 0.0
     ordered: float = 0.0
     stopped: float = 0.0
+    checking: float = 0.0  # the first node was asked to measure itself before the next round
+    checked: float = 0.0  # the last result of these checks
     formed: float = 0.0
     stepped: float = 0.0  # first new step of every rank
     caught_up: float = 0.0

@@ -110,6 +110,9 @@ class Job:
         self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}
+        self.checking: dict[str, float] = {}  # nodes that measure themselves, and until when that is waited for
+        self.checked: set[str] = set()  # those that have, since the last round was formed
+        self.checks_all = False  # all nodes do before the next round
         self.superseded: set[str] = set()  # runner ids that another one has replaced
         self.harmless_s = 0.0  # the longest such silence that ended by itself
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before

@@ -32,6 +32,7 @@ from megascale_ops.controller.policy.decision import (
 from megascale_ops.controller.policy.eviction import evict, is_evicted
 from megascale_ops.controller.record.job_record import LeftAlone
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.recovery import checks
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import PolicyView
@@ -107,7 +108,10 @@ def spares(transitions: Transitions, job: Job) -> list[str]:
     return [
         node
         for node in diagnose.joined(job, now_s)
-        if job.member(node) is None and is_evicted(job.record.evictions, node, wall_s) is None
+        if job.member(node) is None
+        and is_evicted(job.record.evictions, node, wall_s) is None
+        and not transitions.nodes.book.is_barred(node)
+        and not checks.is_wanted(transitions, job, node)
     ]
 
 
@@ -116,8 +120,11 @@ def evicted(job: Job, wall_s: float) -> list[str]:
     return [one.node for one in job.record.evictions if one.until_wall_s > wall_s]
 
 
-def why_out(job: Job, node: str, wall_s: float) -> str:
+def why_out(transitions: Transitions, job: Job, node: str, wall_s: float) -> str:
     """Return why a runner waits outside of a round, for its log; "" where that is nothing special."""
+    barred = transitions.nodes.why_barred(node)
+    if barred and job.member(node) is None and job.state in (*ACTIVE, State.REPLACING):
+        return f"job {job.name} goes on without {node}: {barred}"
     if job.state not in ACTIVE or job.member(node) is not None:
         return ""
     out = is_evicted(job.record.evictions, node, wall_s)

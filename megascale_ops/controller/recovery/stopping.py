@@ -9,10 +9,12 @@ import msgspec
 from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
+from megascale_ops.controller.nodes.evidence import Accusation, accusations_of, is_machines
 from megascale_ops.controller.policy import actions
 from megascale_ops.controller.policy.decision import Decision, would
 from megascale_ops.controller.record.state_machine import EventKind, State
 from megascale_ops.controller.recovery import decide
+from megascale_ops.schema.health import Verdict
 
 _replace = msgspec.structs.replace
 
@@ -64,6 +66,8 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     if job.record.decided is None:
         decide.report_decision(job, question, decision, job.record.incident)
     changes = decide.after(job, verdict, decision, wall_s)
+    if not stop:
+        _accuse(transitions, job, verdict, decision)
     _close_round(job)
     ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
     if stop:
@@ -75,6 +79,22 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
         return True
     transitions.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
     return True
+
+
+def _accuse(transitions: Transitions, job: Job, verdict: Verdict, decision: Decision) -> None:
+    """Hold against nodes what the verdict says of their hardware, before the next round is formed."""
+    wall_s = transitions.wall()
+    found = list(accusations_of(verdict, wall_s, job.name))
+    named = {one.node for one in found}
+    if is_machines(decision.fault):
+        found += [
+            Accusation(node, f"evicted_{decision.fault}", wall_s, decision.reason, (), job.name)
+            for node in decision.nodes
+            if node not in named
+        ]
+    for one in found:
+        transitions.nodes.accuse(one)
+    job.checks_all = bool(found) and job.record.policy.check_all
 
 
 def end(transitions: Transitions, job: Job, event: EventKind, text: str, exit_code: int) -> None:
