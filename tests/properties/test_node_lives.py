@@ -67,7 +67,7 @@ class Cluster:
         for node, event in self.book.due(self.now_s):
             self.move(node, event)
 
-    def do(self, what: str, node: str, key: str, *, flag: bool) -> None:
+    def do(self, what: str, node: str, key: str, *, flag: bool) -> None:  # noqa: C901  one branch for each thing
         """Do one drawn thing."""
         life = self.book.life(node)
         if what == "accuse":

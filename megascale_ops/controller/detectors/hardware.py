@@ -14,6 +14,7 @@ from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Journal, Transitions
 from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 from megascale_ops.schema.messages import Heartbeat
 
@@ -90,6 +91,8 @@ class HardwareWatch:
                 f"when it was mended: megascale-ops bad-hardware forget {one.uuid}"
             )
             log.warning("%s: %s", job.name, text, extra={"job": job.name, "node": heartbeat.node})
+            said = Accusation(heartbeat.node, "remembered", one.last_wall_s, text, (one.text,), job.name)
+            self._transitions.nodes.accuse(said)
             self._transitions.note(job, "bad_hardware", text, node=heartbeat.node)
             self._transitions.save(job)
 

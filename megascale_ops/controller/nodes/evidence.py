@@ -47,7 +47,8 @@ def event_for(
         return None
     if life.state == NodeState.HEALTHY:
         return NodeEvent.ACCUSED
-    is_same = accusation.key == life.key and wall_s - life.accused_wall_s < SAME_S
+    is_same = accusation.wall_s < life.accused_wall_s  # it tells of what came before, and is no second time
+    is_same = is_same or (accusation.key == life.key and wall_s - life.accused_wall_s < SAME_S)
     if life.state not in (NodeState.SUSPECT, NodeState.BACK) or is_same:
         return None
     if not has_room:

@@ -44,7 +44,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         waiting_since_s=job.entered_s,
         last_call_s=record.policy.last_call_s,
         straggler_s=record.policy.node_lost_s,
-        evicted=decide.evicted(job, transitions.wall()),
+        evicted=[*decide.evicted(job, transitions.wall()), *filter(transitions.nodes.book.is_barred, before)],
         asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
     )
     if checks.are_awaited(job, now_s, is_full=len(formation.nodes) >= record.max_nodes):
