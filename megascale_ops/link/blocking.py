@@ -22,6 +22,7 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     PolicyView,
 )
+from megascale_ops.schema.nodes import NodeAsk, NodeMoves, NodesView
 from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 
@@ -100,6 +101,18 @@ class BlockingLink:
     def mend_hardware(self, uuid: str) -> None:
         """See ``Link.mend_hardware``."""
         return self._wait(self._link.mend_hardware(uuid))
+
+    def nodes(self) -> NodesView:
+        """See ``Link.nodes``."""
+        return self._wait(self._link.nodes())
+
+    def node_moves(self, node: str) -> NodeMoves:
+        """See ``Link.node_moves``."""
+        return self._wait(self._link.node_moves(node))
+
+    def ask_node(self, node: str, ask: NodeAsk) -> NodeMoves:
+        """See ``Link.ask_node``."""
+        return self._wait(self._link.ask_node(node, ask))
 
     def policy(self, job: str) -> PolicyView:
         """See ``Link.policy``."""

@@ -50,7 +50,7 @@ class HardwareWatch:
             for report in heartbeat.jobs:
                 job = self._jobs.get(report.job)
                 if job is not None and report.round == job.record.round:
-                    self._warn_of_return(job, heartbeat)
+                    self._warn_of_return(job, heartbeat, only_job)
         if heartbeat.findings:
             if not only_job:
                 self._remember(heartbeat.node, heartbeat.findings)
@@ -78,7 +78,7 @@ class HardwareWatch:
     def _write(self, entries: tuple[BadHardware, ...]) -> None:
         self._journal.submit(Batch(hardware=entries), _nothing)
 
-    def _warn_of_return(self, job: Job, heartbeat: Heartbeat) -> None:
+    def _warn_of_return(self, job: Job, heartbeat: Heartbeat, only_job: str) -> None:
         """Warn that a job trains on a GPU that failed before, once for each round."""
         for one in self.book.of(heartbeat.gpus):
             if one.uuid in job.round.bad_gpus_told:
@@ -92,7 +92,8 @@ class HardwareWatch:
             )
             log.warning("%s: %s", job.name, text, extra={"job": job.name, "node": heartbeat.node})
             said = Accusation(heartbeat.node, "remembered", one.last_wall_s, text, (one.text,), job.name)
-            self._transitions.nodes.accuse(said)
+            if not only_job:  # on the word of a job's own agent no node is kept from all others
+                self._transitions.nodes.accuse(said)
             self._transitions.note(job, "bad_hardware", text, node=heartbeat.node)
             self._transitions.save(job)
 

@@ -186,14 +186,14 @@ class NodeMoves:
             f"`megascale-ops nodes release {node}` ends that"
         )
 
-    def known(self) -> int:
-        """Return how many nodes there are: those with an agent or a runner that is heard."""
+    def names(self) -> set[str]:
+        """Return the nodes that there are: those with an agent or a runner that is heard."""
         names = {view.node for view in self._registry.nodes()}
-        return len(names.union(*(job.runners for job in self.jobs.values())))
+        return names.union(*(job.runners for job in self.jobs.values() if not job.is_over))
 
     def view(self) -> NodesView:
         """Return the nodes that are not simply healthy, and the day's limit."""
-        wall_s, known = self._wall(), self.known()
+        wall_s, known = self._wall(), len(self.names())
         shown = tuple(life for life in self.book.lives() if life.state != NodeState.HEALTHY)
         return NodesView(
             nodes=shown,
@@ -218,14 +218,14 @@ class NodeMoves:
 
     def _has_room(self, wall_s: float) -> bool:
         out = limits.moved_out(self.book.moves.values(), wall_s)
-        return out < limits.most_out(self.known(), self.share)
+        return out < limits.most_out(len(self.names()), self.share)
 
     def _with_limit(self, event: NodeEvent, text: str) -> str:
         if event is not NodeEvent.SPARED:
             return text
-        most = limits.most_out(self.known(), self.share)
+        most = limits.most_out(len(self.names()), self.share)
         return (
-            f"{text}; it stays all the same: {most} of {self.known()} nodes a day go by themselves at most, and a "
+            f"{text}; it stays all the same: {most} of {len(self.names())} nodes a day go by themselves at most, and a "
             "person decides about more (`megascale-ops nodes quarantine` or `release`)"
         )
 

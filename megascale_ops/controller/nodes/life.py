@@ -134,7 +134,7 @@ ILLEGAL: dict[NodeEvent, str] = {
     _E.TOLD_AGAIN: _TAKES_PART,
     _E.QUARANTINED_BY_HAND: "a person may do it anywhere",
     _E.DRAINED_BY_HAND: "a person may do it anywhere",
-    _E.RELEASED: "it is healthy: there is nothing to release it from",
+    _E.RELEASED: "there is nothing to release it from",
 }
 
 

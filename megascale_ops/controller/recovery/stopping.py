@@ -93,7 +93,9 @@ def _accuse(transitions: Transitions, job: Job, verdict: Verdict, decision: Deci
             if node not in named
         ]
     for one in found:
-        transitions.nodes.accuse(one)
+        view = transitions.registry.node(one.node, job.name)
+        if view is None or not view.only_job:  # on the word of a job's own agent no node is kept from all others
+            transitions.nodes.accuse(one)
     job.checks_all = bool(found) and job.record.policy.check_all
 
 
