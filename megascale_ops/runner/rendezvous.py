@@ -123,7 +123,7 @@ class MegascaleRendezvous(RendezvousHandler):
                 self._part.count_out()
                 self._observe("stop", reply)
                 raise JobStopped(reply)
-            self._local_workers.begin_round(reply.round, reply.job_id)
+            self._local_workers.begin_round(reply.round, reply.job_id, reply.restore_before)
             self._observe("go", reply)
             self._part.listen()
             try:

@@ -9,9 +9,9 @@ verdicts that end rounds, the rest from people.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from megascale_ops.controller.cluster.registry import Registry
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.nodes import evidence, limits
 from megascale_ops.controller.nodes.book import NodeBook
@@ -31,9 +31,6 @@ from megascale_ops.errors import RefusedError
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.nodes import FleetFailures, NodeCheck, NodeLife, NodeMove, NodesView
 from megascale_ops.schema.wording import clock
-
-if TYPE_CHECKING:
-    from megascale_ops.controller.job.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +60,11 @@ class NodeMoves:
         self._journal = journal
         self._registry = registry
         self._wall = wall
+
+    def over(self, jobs: Mapping[str, Job]) -> "NodeMoves":
+        """Look at these jobs from now on; return self."""
+        self.jobs = jobs
+        return self
 
     def restore(self, moves: Iterable[NodeMove]) -> None:
         """Stand where the journal says that all nodes stood."""

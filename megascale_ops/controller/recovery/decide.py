@@ -23,6 +23,7 @@ from megascale_ops.controller.policy.decision import (
     Failure,
     Question,
     Restart,
+    StateFailure,
     Tab,
     blamed_node,
     remembered,
@@ -63,6 +64,7 @@ def ask(
     verdict: Verdict,
     *,
     failure: Failure | None = None,
+    state_failure: StateFailure | None = None,
     tab: Tab | None = None,
 ) -> tuple[Question, Decision]:
     """Return what is known, as one question, and the answer to it."""
@@ -89,6 +91,9 @@ def ask(
         tab=tab,
         prices_s=record.prices_s,
         cut_before=_cut_before(job),
+        state_failure=state_failure,
+        state_failure_before=record.state_failure if state_failure is not None else None,
+        restore_before=record.restore_before,
         first_node=record.members[0].node if record.members else "",
     )
     return question, answer(question)
@@ -144,6 +149,8 @@ def after(job: Job, verdict: Verdict, decision: Decision, wall_s: float) -> dict
         changes["restarts"] = (*record.restarts, restart)[-MOST_RESTARTS:]
         cause = restart.cause or "unknown"
         changes["restarted"] = record.restarted | {cause: record.restarted.get(cause, 0) + 1}
+    if decision.restore_before >= 0:
+        changes["restore_before"] = decision.restore_before
     if decision.nodes:
         changes["evictions"] = evict(record.evictions, decision.nodes, record.policy, wall_s, verdict.reason)
     return changes

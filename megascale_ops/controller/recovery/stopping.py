@@ -51,8 +51,10 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     verdict = verdict or diagnose.judge_exits(transitions.registry, job, now_s, wall_s, missing=silent)
     verdict = diagnose.quote_hardware(transitions.registry, job, verdict)
     failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.round.exits.values()))
-    question, decision = decide.ask(transitions, job, "end", verdict, failure=failure)
-    decision = job.record.decided or decision
+    state_failure = actions.state_failure_of(verdict, failure, tuple(one.exit for one in job.round.exits.values()))
+    question, decision = decide.ask(transitions, job, "end", verdict, failure=failure, state_failure=state_failure)
+    decided = None if decision.rule in ("one_back", "restored_bad") else job.record.decided
+    decision = decided or decision
     stop = decision.action == "stop" or decision.dry_run
     verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
     if job.incident is None:
@@ -63,13 +65,14 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     if incident is not None:
         closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
         transitions.put_incident(job, closed)
-    if job.record.decided is None:
+    if decided is None:
         decide.report_decision(job, question, decision, job.record.incident)
     changes = decide.after(job, verdict, decision, wall_s)
     if not stop:
         _accuse(transitions, job, verdict, decision)
     _close_round(job)
     ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
+    ended["state_failure"] = state_failure
     if stop:
         why = _done(decision) if decision.dry_run else decision.reason
         reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"

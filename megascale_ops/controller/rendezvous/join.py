@@ -213,6 +213,7 @@ class Joining:
                 verdict=record.ended_verdict,
                 job_id=record.job_id,
                 incidents=record.incidents,
+                restore_before=record.restore_before,
             )
         if job.runners[join.node].runner_id != join.runner_id:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")
