@@ -74,6 +74,8 @@ class HardwareWatch:
             if one.count:
                 log.warning("GPU %s of node %s is remembered as bad: %s", one.uuid, node, one.text,
                             extra={"node": node})  # fmt: skip
+                text = f"GPU {one.uuid} is remembered as bad ({one.text})"
+                self._transitions.nodes.accuse(Accusation(node, one.reason, one.last_wall_s, text, (one.text,)))
 
     def _write(self, entries: tuple[BadHardware, ...]) -> None:
         self._journal.submit(Batch(hardware=entries), _nothing)

@@ -6,6 +6,7 @@ import signal
 import msgspec
 import pytest
 
+from megascale_ops.controller.live.node_lines import node_lines
 from megascale_ops.controller.nodes.evidence import Accusation, accusations_of
 from megascale_ops.controller.nodes.life import ILLEGAL, TABLE, NodeEvent, NodeState
 from megascale_ops.errors import RefusedError
@@ -312,3 +313,33 @@ def test_a_slow_rank_is_no_evidence_against_a_machine() -> None:
     assert accused("straggler") == []
     assert accused("disk_full", xid) == []
     assert accused("killed", Finding("hardware_oom_kill", "a: killed for memory", "hardware", 3, "a")) == []
+
+
+async def test_the_page_shows_the_nodes_of_its_job_alone() -> None:
+    """Where each stands, why, until when and what a person may type; no node of another job, and no healthy one."""
+    world = World(min_nodes=1, max_nodes=2)
+    await world.up("a", "b")
+    world.beat("z")
+    nodes = world.loop.nodes
+    nodes.quarantine("a", "ada", "a fan is loud", 0.0)
+    nodes.quarantine("z", "ada", "another job's", 0.0)
+
+    (line,) = node_lines(nodes.book, world.loop.jobs["job"])
+
+    assert (line.node, line.state, line.by, line.reason) == ("a", "draining", "ada", "a fan is loud")
+    assert line.until_wall_s == 0.0
+    assert line.command == "megascale-ops nodes release a"
+
+
+async def test_a_gpu_that_fails_makes_its_node_a_suspect_though_no_job_runs_there() -> None:
+    """By the node's own agent; what is told by the agent of one job keeps no node from all others."""
+    world = World()
+    now_s = world.loop.wall()
+    world.findings["z"] = (
+        HardwareFinding("xid_79", "GPU 3: Xid 79", "kernel_log", "fail", "GPU-3", now_s, now_s, is_bad=True),
+    )
+
+    world.beat("z")
+
+    assert world.loop.nodes.book.life("z").state == "suspect"
+    assert world.memory.events[-1].kind == "node_moved"
