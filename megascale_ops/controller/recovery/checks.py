@@ -9,6 +9,7 @@ waits, at most as long as a check may take. A runner that can't check (an older 
 from collections.abc import Iterable, Mapping
 
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.node_checks import NodeChecks
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import CHECK_S, NodeState
 from megascale_ops.schema.messages import Join
@@ -19,10 +20,10 @@ _IN = (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.BACK)
 def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: float) -> None:
     """Ask the runners of those nodes to measure them that must be measured before they take part."""
     for node in joined:
-        if node in job.checking or not _is_wanted(transitions, job, node):
+        if node in job.checks.asked or not _is_wanted(transitions, job, node):
             continue
         transitions.nodes.begin_check(node, _why(transitions, job, node), job.name)
-        job.checking[node] = now_s + CHECK_S
+        job.checks.asked[node] = now_s + CHECK_S
         transitions.mark(job, "checking")
         runner = job.runners.get(node)
         if runner is not None:
@@ -40,7 +41,7 @@ def _is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
     if is_wanted(transitions, job, node):
         return True
     waiting = job.waiting.get(node)
-    if not job.checks_all or node in job.checked or waiting is None or not waiting.join.can_check:
+    if not job.checks.wants_all or node in job.checks.done or waiting is None or not waiting.join.can_check:
         return False
     return transitions.nodes.book.life(node).state in _IN
 
@@ -57,28 +58,27 @@ def take_result(transitions: Transitions, job: Job, join: Join) -> None:
     if join.check is None:
         return
     transitions.nodes.end_check(join.node, join.check, job.name)
-    if job.checking.pop(join.node, None) is not None:
-        job.checked.add(join.node)
-        if not job.checking:
+    if job.checks.asked.pop(join.node, None) is not None:
+        job.checks.done.add(join.node)
+        if not job.checks.asked:
             transitions.mark(job, "checked")
 
 
 def are_awaited(job: Job, now_s: float, *, is_full: bool) -> str:
     """Return why a round is not formed yet, "" where no check holds it up; checks whose time is over are given up."""
-    for node in [node for node, until_s in job.checking.items() if until_s <= now_s]:
-        del job.checking[node]
-        job.checked.add(node)
-    if is_full or not job.checking:
+    for node in [node for node, until_s in job.checks.asked.items() if until_s <= now_s]:
+        del job.checks.asked[node]
+        job.checks.done.add(node)
+    if is_full or not job.checks.asked:
         return ""
-    return f"{', '.join(sorted(job.checking))} measures itself first"
+    return f"{', '.join(sorted(job.checks.asked))} measures itself first"
 
 
 def end(transitions: Transitions, job: Job) -> None:
     """A round is formed: the next one asks anew. What is still under check goes on, and may be a spare."""
     if job.incident is not None and job.incident.marks.checking:
         transitions.mark(job, "checked")
-    job.checked.clear()
-    job.checks_all = False
+    job.checks = NodeChecks(job.checks.asked)
 
 
 def without_barred(transitions: Transitions, joined: Mapping[str, float]) -> dict[str, float]:

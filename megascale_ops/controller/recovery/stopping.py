@@ -8,6 +8,7 @@ import msgspec
 
 from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.node_checks import NodeChecks
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.evidence import Accusation, accusations_of, is_machines
 from megascale_ops.controller.policy import actions
@@ -99,7 +100,7 @@ def _accuse(transitions: Transitions, job: Job, verdict: Verdict, decision: Deci
         view = transitions.registry.node(one.node, job.name)
         if view is None or not view.only_job:  # on the word of a job's own agent no node is kept from all others
             transitions.nodes.accuse(one)
-    job.checks_all = bool(found) and job.record.policy.check_all
+    job.checks = NodeChecks(job.checks.asked, wants_all=bool(found) and job.record.policy.check_all)
 
 
 def end(transitions: Transitions, job: Job, event: EventKind, text: str, exit_code: int) -> None:

@@ -2,13 +2,14 @@
 """A node outlives its jobs: suspected, measured, kept out and taken back, with a limit and a person's word."""
 
 import signal
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from megascale_ops.controller.live.node_lines import node_lines
 from megascale_ops.controller.nodes.evidence import Accusation, accusations_of
-from megascale_ops.controller.nodes.life import ILLEGAL, TABLE, NodeEvent, NodeState
+from megascale_ops.controller.nodes.life import ILLEGAL, TABLE, NodeEvent, NodeState, diagram
 from megascale_ops.errors import RefusedError
 from megascale_ops.ledger import ROWS
 from megascale_ops.schema.health import Finding, HardwareFinding, Verdict
@@ -343,3 +344,10 @@ async def test_a_gpu_that_fails_makes_its_node_a_suspect_though_no_job_runs_ther
 
     assert world.loop.nodes.book.life("z").state == "suspect"
     assert world.memory.events[-1].kind == "node_moved"
+
+
+def test_the_picture_in_the_guide_is_the_table() -> None:
+    """Whoever changes the table changes what people read of it."""
+    guide = Path(__file__).parents[3] / "docs" / "how-to" / "keep-bad-nodes-out.md"
+
+    assert f"<!-- nodes -->\n```mermaid\n{diagram()}\n```\n<!-- /nodes -->" in guide.read_text(encoding="utf-8")
