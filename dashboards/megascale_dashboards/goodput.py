@@ -160,27 +160,31 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
                 width=12,
             ),
         ),
-        (
-            table_card(
-                "Hardware remembered as bad",
-                "GPUs that were to blame before, by their UUID, and where they are now. One that is back under a job "
-                "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware forget`.",
-                (Ask("topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info))"),),
-                ("node", "uuid", "reason"),
-                width=12,
-                height=7,
-                empty="none",
-            ),
-            table_card(
-                "Nodes that are not healthy",
-                "Where each stands as a machine: quarantined, draining, under check, suspect, back. Why, and how it "
-                "came there: `megascale-ops nodes history NODE`; `nodes release` and `nodes undo` change it.",
-                (Ask("topk(100, max by (node, state) (megascale_node_life_info))"),),
-                ("node", "state"),
-                width=12,
-                height=7,
-                empty="none",
-            ),
+        _machines(),
+    )
+
+
+def _machines() -> tuple[Card, ...]:
+    return (
+        table_card(
+            "Hardware remembered as bad",
+            "GPUs that were to blame before, by their UUID, and where they are now. One that is back under a job "
+            "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware forget`.",
+            (Ask("topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info))"),),
+            ("node", "uuid", "reason"),
+            width=12,
+            height=7,
+            empty="none",
+        ),
+        table_card(
+            "Nodes that are not healthy",
+            "Where each stands as a machine: quarantined, draining, under check, suspect, back. Why, and how it "
+            "came there: `megascale-ops nodes history NODE`; `nodes release` and `nodes undo` change it.",
+            (Ask("topk(100, max by (node, state) (megascale_node_life_info))"),),
+            ("node", "state"),
+            width=12,
+            height=7,
+            empty="none",
         ),
     )
 

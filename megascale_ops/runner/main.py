@@ -43,8 +43,8 @@ from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.schema import environment
+from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
-from megascale_ops.schema.nodes import NodeCheck
 from megascale_ops.whole_file import write_whole
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.events import OVER
+from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit
-from megascale_ops.schema.nodes import NodeCheck
 from megascale_ops.schema.policy import JobPolicy
 
 log = logging.getLogger(__name__)

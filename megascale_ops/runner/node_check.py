@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.nodes import NodeCheck
+from megascale_ops.schema.health import NodeCheck
 
 log = logging.getLogger(__name__)
 

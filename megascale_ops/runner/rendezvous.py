@@ -29,8 +29,8 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.membership import Membership, Terms
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
+from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
-from megascale_ops.schema.nodes import NodeCheck
 
 log = logging.getLogger(__name__)
 

@@ -172,7 +172,7 @@ class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node of the job, or one that waits for it, that is not simply healthy as a machine."""
 
     node: str
-    state: str  # of schema.nodes.NODE_STATES
+    state: str  # of schema.health.NODE_STATES
     means: str = ""  # what that state means for jobs
     reason: str = ""
     by: str = ""

@@ -12,9 +12,8 @@ from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.gpu_queue import GpuQueue
-from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
+from megascale_ops.schema.health import HardwareFinding, HostReading, NodeCheck, Verdict
 from megascale_ops.schema.kernels import RankKernels
-from megascale_ops.schema.nodes import NodeCheck
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankError, RankReport, Trail
 from megascale_ops.schema.ranges import (

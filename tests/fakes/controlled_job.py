@@ -17,8 +17,7 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 if TYPE_CHECKING:
-    from megascale_ops.schema.health import BadHardware, HardwareFinding
-    from megascale_ops.schema.nodes import NodeMove
+    from megascale_ops.schema.health import BadHardware, HardwareFinding, NodeMove
 
 
 class MemoryJournal:

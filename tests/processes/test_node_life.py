@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from megascale_ops.schema.nodes import NodeAsk
+from megascale_ops.schema.health import NodeAsk
 from tests.processes.launch import acted_upon, until
 from tests.processes.nodes import Clusters
 

@@ -18,7 +18,7 @@ from megascale_ops.controller.nodes.life import (
     step,
     unmade,
 )
-from megascale_ops.schema.nodes import NodeLife, NodeMove
+from megascale_ops.schema.health import NodeLife, NodeMove
 
 T0 = 1_795_000_000.0
 NODES = tuple("abcdefgh")

@@ -29,7 +29,7 @@ from megascale_ops.controller.nodes.life import (
 from megascale_ops.controller.record.state_machine import ACTIVE, State
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.events import Event
-from megascale_ops.schema.nodes import FleetFailures, NodeCheck, NodeLife, NodeMove, NodesView
+from megascale_ops.schema.health import FleetFailures, NodeCheck, NodeLife, NodeMove, NodesView
 from megascale_ops.schema.wording import clock
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ EVENT_KIND = "node_moved"
 DAY_S = 86_400.0
 # Ranks of a round may run on a node in these states of its job.
 _RUNS = (*ACTIVE, State.STOPPING)
-# What people must hear of although nobody did anything: it stands still until somebody does.
+# What people must hear of: it stays as it is until a person acts.
 _LOUD = frozenset({NodeEvent.SPARED.value, NodeEvent.TOLD_AGAIN.value, *(one.value for one in LEAVES)})
 
 
@@ -247,7 +247,7 @@ class NodeMoves:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn what the table forbids into a refusal for whoever asked."""
+    """Turn what the table forbids into a refusal for the person who asked."""
     try:
         yield
     except IllegalNodeMoveError as error:

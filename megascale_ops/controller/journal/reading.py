@@ -18,8 +18,7 @@ from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed, un
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS, key_of
 from megascale_ops.controller.policy.decision import Restart, Tab
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware
-from megascale_ops.schema.nodes import NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove
 
 T = TypeVar("T")
 _PARTS = {"restart": Restart, "habit": Longest, "tab": Tab, "runner": Known}

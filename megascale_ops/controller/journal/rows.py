@@ -12,8 +12,7 @@ from megascale_ops.controller.journal.parts import Part
 from megascale_ops.controller.journal.seal import seal
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, NODES, PARTS, key_of
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware
-from megascale_ops.schema.nodes import NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -27,8 +27,7 @@ from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.seal import DamagedRowError
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS, TABLES
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware
-from megascale_ops.schema.nodes import NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove
 
 # What journals contain, in their schema and their rows; another file may contain one of these, not three.
 _OURS = (

@@ -43,9 +43,8 @@ from megascale_ops.controller.journal.writer import Clerk
 from megascale_ops.distribution import Distribution
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware
+from megascale_ops.schema.health import BadHardware, NodeMove
 from megascale_ops.schema.metrics import METRICS
-from megascale_ops.schema.nodes import NodeMove
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ Pure: reads what the loop knows and changes nothing of it.
 
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.nodes.book import NodeBook
+from megascale_ops.schema.health import NODE_STATES, NodeLife
 from megascale_ops.schema.live import NodeLine
-from megascale_ops.schema.nodes import NODE_STATES, NodeLife
 
 # 50 nodes: more than a person reads; ``megascale-ops nodes list`` has all.
 MOST_NODES = 50

@@ -22,7 +22,7 @@ from megascale_ops.controller.nodes.life import (
     step,
 )
 from megascale_ops.controller.nodes.limits import leaves
-from megascale_ops.schema.nodes import OUT, NodeLife, NodeMove
+from megascale_ops.schema.health import OUT, NodeLife, NodeMove
 
 UNDONE = "undone"
 # 20,000 moves are 20 MB in memory and 10 MB in the journal: years of a thousand nodes. The oldest go first.
@@ -85,7 +85,7 @@ class NodeBook:
     def undo(self, node: str, wall_s: float, by: str, reason: str = "") -> tuple[NodeMove, ...]:
         """Take back the newest move of a node that was not taken back yet; the same return value as ``move``.
 
-        What was only told again is no move that anybody would mean.
+        What was only told again is no move that a person would mean.
 
         Raises:
             IllegalNodeMoveError: there is none.

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from megascale_ops.controller.nodes.life import NodeEvent, NodeState
 from megascale_ops.diagnosis.hardware import SOURCE
 from megascale_ops.schema.fault_classes import class_of
-from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.nodes import NodeLife
+from megascale_ops.schema.health import NodeLife, Verdict
 
 # 10 min: a finding of something that happened once stands for so long, and a burst of Xids is one fault.
 SAME_S = 600.0

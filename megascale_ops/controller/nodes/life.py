@@ -4,7 +4,7 @@
 A node outlives its jobs. What one job has seen of it counts for the next one, so its state is the controller's, not a
 job's. An event either stands in ``TABLE`` for a state, or in ``ILLEGAL`` with the reason why it cannot happen there;
 an illegal move raises and changes nothing. ``step`` gives the node's next life, with the deadline by which its state
-ends by itself or is told again: a quarantine that nobody remembers keeps good machines idle for weeks.
+ends by itself or is told again: a quarantine that is forgotten keeps good machines idle for weeks.
 
 Who moves a node: ``CONDEMNED``, ``SPARED`` and what follows from checks and deadlines are the controller's, on evidence
 that is journaled with the move; the rest a person's. Events that end in ``_BUSY`` are for a node whose ranks run: they
@@ -19,7 +19,7 @@ import enum
 import msgspec
 
 from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.nodes import NodeLife
+from megascale_ops.schema.health import NodeLife
 
 BY_CONTROLLER = "controller"
 
@@ -118,8 +118,8 @@ _TAKES_PART = "it takes part"
 # Why an event cannot happen in the states where the table has no row for it.
 ILLEGAL: dict[NodeEvent, str] = {
     _E.ACCUSED: "it is suspected already, or out",
-    _E.CONDEMNED: "nobody is condemned who was not suspected first, or who is out already",
-    _E.CONDEMNED_BUSY: "nobody is condemned who was not suspected first, or who is out already",
+    _E.CONDEMNED: "a node is condemned that was suspected first, and is not out already",
+    _E.CONDEMNED_BUSY: "a node is condemned that was suspected first, and is not out already",
     _E.SPARED: "nothing would move it out here",
     _E.VACATED: "it is not draining",
     _E.CHECK_BEGAN: "its ranks run, or a check of it is under way",

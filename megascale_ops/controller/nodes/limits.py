@@ -10,7 +10,7 @@ Pure: moves and the time in, how much room there is out.
 from collections.abc import Iterable
 
 from megascale_ops.controller.nodes.life import LEAVES, NodeState
-from megascale_ops.schema.nodes import NodeMove
+from megascale_ops.schema.health import NodeMove
 
 DAY_S = 86_400.0
 # A tenth: Meta's Llama 3 run lost 419 nodes' worth of work in 54 days on 2,048 hosts, 0.4 % a day; 25 times that is no

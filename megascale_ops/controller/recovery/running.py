@@ -26,7 +26,7 @@ _MOVED = {
 
 def from_running(transitions: Transitions, job: Job, now_s: float) -> bool:
     """Has a rank fallen silent, or is a warning worth a restart by now?"""
-    if job.waiting:  # spares in doubt measure themselves while nobody waits for them
+    if job.waiting:  # spares in doubt measure themselves while no round waits for them
         checks.begin(transitions, job, diagnose.joined(job, now_s), now_s)
     return watch(transitions, job, now_s) or weighing.weigh_warnings(transitions, job, now_s)
 

@@ -12,6 +12,7 @@ web page sent it. 404: there is no such thing. 408: it came too slowly. 409: und
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,11 +31,11 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
+from megascale_ops.controller.server import node_lives
 from megascale_ops.controller.server.agent_logs import AgentLogs
 from megascale_ops.controller.server.bodies import SlowError, answer, body_of, convert, decode, query_of
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
-from megascale_ops.controller.server.node_lives import NodeLives
 from megascale_ops.controller.server.openapi import describe
 from megascale_ops.controller.server.operations import (
     IncidentsQuery,
@@ -128,7 +129,6 @@ class Api:
         self._runbooks = Runbooks()
         self._rank_logs = RankLogs(logs_of)
         self._agent_logs = AgentLogs(loop)
-        self._nodes = NodeLives(loop)
         self._open_page = open_page
         self._described = b""  # the answer to /openapi.json, after the first request
         self._access = access.Access(token, loop.wall)
@@ -161,9 +161,9 @@ class Api:
         add("GET", "/v1/incidents/{id}", self._guard(self._incident, may=_may_read_asked, for_page=True))
         add("GET", "/v1/hardware", self._guard(self._hardware, may=_may_read_all))
         add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend, may=_may_operate_all))
-        add("GET", "/v1/nodes", self._guard(self._nodes.all, may=_may_read_all))
-        add("GET", "/v1/nodes/{node}", self._guard(self._nodes.moves, may=_may_read_all))
-        add("POST", "/v1/nodes/{node}", self._guard(self._nodes.ask, may=_may_operate_all))
+        add("GET", "/v1/nodes", self._guard(partial(node_lives.show_all, self._loop.nodes), may=_may_read_all))
+        add("GET", "/v1/nodes/{node}", self._guard(partial(node_lives.show_moves, self._loop.nodes), may=_may_read_all))
+        add("POST", "/v1/nodes/{node}", self._guard(partial(node_lives.do, self._loop.nodes), may=_may_operate_all))
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
         add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))

@@ -12,9 +12,8 @@ from megascale_ops.controller.nodes.evidence import Accusation, accusations_of
 from megascale_ops.controller.nodes.life import ILLEGAL, TABLE, NodeEvent, NodeState, diagram
 from megascale_ops.errors import RefusedError
 from megascale_ops.ledger import ROWS
-from megascale_ops.schema.health import Finding, HardwareFinding, Verdict
+from megascale_ops.schema.health import NODE_STATES, Finding, HardwareFinding, NodeCheck, Verdict
 from megascale_ops.schema.messages import Join, JoinReply
-from megascale_ops.schema.nodes import NODE_STATES, NodeCheck
 from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 

@@ -11,9 +11,8 @@ from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options, where_options
 
 if TYPE_CHECKING:
-    from megascale_ops.diagnosis.statistics.spares import Spares
     from megascale_ops.link import BlockingLink
-    from megascale_ops.schema.nodes import FleetFailures, NodeLife, NodeMoves, NodesView
+    from megascale_ops.schema.health import FleetFailures, NodeMoves
 
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
 _reason = click.option("--reason", default="", metavar="TEXT", help="Why, for whoever looks later.")
@@ -47,6 +46,8 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 
         print_json(view)
         return
+    from megascale_ops.cli.nodes.telling import lines_of
+
     click.echo("\n".join(lines_of(view)))
 
 
@@ -66,6 +67,8 @@ def history(
 
         print_json(found)
         return
+    from megascale_ops.cli.nodes.telling import history_of
+
     click.echo("\n".join(history_of(found)))
 
 
@@ -156,6 +159,8 @@ def spares(
 
         print_json(answer._asdict())
         return
+    from megascale_ops.cli.nodes.telling import spares_lines
+
     click.echo("\n".join(spares_lines(answer, whence, is_out_given=out_h is not None)))
 
 
@@ -192,73 +197,6 @@ def _out_s(given: float | None, measured: "FleetFailures | None") -> float:
     return measured.out_s
 
 
-def spares_lines(answer: "Spares", whence: str, *, is_out_given: bool) -> list[str]:
-    """Return the answer and all that it rests on."""
-    from megascale_ops.schema.wording import duration
-
-    last = answer.shares[-1]
-    out_whence = "given by --out" if is_out_given else "the median so far"
-    fewer = f"; {answer.spares - 1} would be enough {answer.shares[-2]:.2%}" if answer.spares else ""
-    return [
-        f"{answer.spares} spare nodes for {answer.nodes:,}: all places are filled {last:.2%} of the time{fewer}",
-        f"    failures: {answer.rate:.3g} a node and day ({whence})",
-        f"    out for:  {duration(answer.out_s)} each time ({out_whence})",
-        f"    so a node is out with p = {answer.p_out:.3g}; how many are at once is binomial (n = {answer.nodes:,})",
-        "    faults of several nodes at once (a switch, a rack) come on top",
-    ]
-
-
-def lines_of(view: "NodesView") -> list[str]:
-    """Return where nodes stand as people read it: the worst first."""
-    from megascale_ops.schema.nodes import NODE_STATES
-
-    order = list(NODE_STATES)
-    shown = sorted(view.nodes, key=lambda life: (order.index(life.state) if life.state in order else -1, life.node))
-    lines = [line for life in shown for line in _life_lines(life)]
-    if not lines:
-        lines = ["every node is healthy"]
-    lines += [
-        "",
-        f"{view.known:,} nodes are known; {view.moved_out} of at most {view.most_out} a day went by themselves",
-    ]
-    if view.spared:
-        lines.append(
-            f"{', '.join(view.spared)} would be out, had that limit not been reached: `megascale-ops nodes quarantine "
-            "NODE` or `release NODE` decides"
-        )
-    return lines
-
-
-def _life_lines(life: "NodeLife") -> Iterator[str]:
-    from megascale_ops.schema.nodes import NODE_STATES
-    from megascale_ops.schema.wording import clock, printable
-
-    until = "until it is released" if life.is_held else f"until {clock(life.until_wall_s)}" if life.until_wall_s else ""
-    yield f"{printable(life.node)}  {life.state} {until}".rstrip() + f"  ({NODE_STATES.get(life.state, '')})"
-    yield f"    since {clock(life.since_wall_s)} by {printable(life.by)}: {printable(life.reason)}"
-
-
-def history_of(found: "NodeMoves") -> list[str]:
-    """Return a node's moves as people read them, oldest first, and where it stands."""
-    from megascale_ops.schema.wording import clock, printable
-
-    lines = []
-    for move in found.moves:
-        what = move.event.replace("_", " ")
-        led = (
-            f"{move.before.state} -> {move.after.state}" if move.before.state != move.after.state else move.after.state
-        )
-        of_job = f" (job {printable(move.job)})" if move.job else ""
-        lines.append(f"{move.number:>5}  {clock(move.wall_s)}  {led}: {what}, by {printable(move.by)}{of_job}")
-        lines += [f"       {printable(move.reason)}"] if move.reason else []
-        lines += [f"       - {printable(text)}" for text in move.evidence]
-    if not lines:
-        lines = [f"{printable(found.node.node)} has never been anything but healthy"]
-    else:
-        lines += ["", *_life_lines(found.node)]
-    return lines
-
-
 @contextmanager
 def _link(
     controller: str | None, job: str | None, run_dir: str | None, token_file: str | None
@@ -285,14 +223,16 @@ def _done(link: "BlockingLink", node: str, do: str, reason: str, for_s: float = 
     import getpass
 
     from megascale_ops.errors import RefusedError, UsageError
-    from megascale_ops.schema.nodes import NodeAsk
+    from megascale_ops.schema.health import NodeAsk
 
     try:
         by = getpass.getuser()
     except (OSError, KeyError):  # a user without an entry in the password file
-        by = "somebody"
+        by = "a person"
     try:
         found = link.ask_node(node, NodeAsk(do, reason[:500], by[:100], for_s))
     except RefusedError as error:
         raise UsageError(str(error)) from error
-    return "\n".join(_life_lines(found.node))
+    from megascale_ops.cli.nodes.telling import life_lines
+
+    return "\n".join(life_lines(found.node))
