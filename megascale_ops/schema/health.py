@@ -60,7 +60,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A GPU that failed, remembered by its UUID until an operator marks it as mended or replaced."""
+    """A GPU that failed, remembered by UUID and serial number until an operator marks it as mended or replaced."""
 
     uuid: str
     reason: str  # name of the finding
@@ -69,6 +69,7 @@ class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
     since_wall_s: float
     last_wall_s: float
     count: int = 1  # how often, at least a minute apart
+    serial: str = ""  # of its board, as on the label; "" where that is not known
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):

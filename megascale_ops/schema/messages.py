@@ -114,6 +114,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     # All that is wrong with the hardware now, at most MOST_FINDINGS; None: as in the heartbeat before.
     findings: Annotated[tuple[HardwareFinding, ...], Meta(max_length=MOST_FINDINGS)] | None = None
     gpus: Words = ()  # UUIDs, in full heartbeats and when they have changed
+    serials: Words = ()  # of these, in the same order; "" where one is not known
     metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
     serves: Word = ""  # user whose black boxes the agent reads: a node may have an agent per user; "": not set
 

@@ -46,7 +46,7 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 
         print_json(view)
         return
-    from megascale_ops.cli.nodes.telling import lines_of
+    from megascale_ops.cli.nodes.node_words import lines_of
 
     click.echo("\n".join(lines_of(view)))
 
@@ -67,7 +67,7 @@ def history(
 
         print_json(found)
         return
-    from megascale_ops.cli.nodes.telling import history_of
+    from megascale_ops.cli.nodes.node_words import history_of
 
     click.echo("\n".join(history_of(found)))
 
@@ -159,7 +159,7 @@ def spares(
 
         print_json(answer._asdict())
         return
-    from megascale_ops.cli.nodes.telling import spares_lines
+    from megascale_ops.cli.nodes.node_words import spares_lines
 
     click.echo("\n".join(spares_lines(answer, whence, is_out_given=out_h is not None)))
 
@@ -233,6 +233,6 @@ def _done(link: "BlockingLink", node: str, do: str, reason: str, for_s: float = 
         found = link.ask_node(node, NodeAsk(do, reason[:500], by[:100], for_s))
     except RefusedError as error:
         raise UsageError(str(error)) from error
-    from megascale_ops.cli.nodes.telling import life_lines
+    from megascale_ops.cli.nodes.node_words import life_lines
 
     return "\n".join(life_lines(found.node))

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
-from megascale_ops.cli.nodes.telling import spares_lines
+from megascale_ops.cli.nodes.node_words import spares_lines
 from megascale_ops.cli.nodes.verb import nodes
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
