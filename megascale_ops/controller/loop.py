@@ -393,7 +393,8 @@ class Loop:
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
             self.faults.forget(self.jobs.__contains__)
-            self.nodes.poll()
+            with self.faults.contain("", "letting time pass for nodes"):
+                self.nodes.poll()
         self.profiling.poll_profiles()
         for job in list(self.jobs.values()):
             if self.faults.is_paused(job.name):

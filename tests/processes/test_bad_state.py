@@ -53,3 +53,17 @@ def test_a_nan_that_comes_once_costs_no_checkpoint(launch: Launch) -> None:
     assert _begun(launch) == ["0 in round 1", "21 in round 2"]
     assert "passed over" not in launch.output()
     assert len(acted_upon(launch.incidents())) == 1
+
+
+def test_a_failure_late_in_the_run_is_the_scripts(launch: Launch) -> None:
+    """The same exception 14 steps after the checkpoint: nothing goes back, and it is a bug as it ever was."""
+    run = launch.run("--late-at=34", "--save-every=20", nproc=1, script=BAD_STATE)
+
+    code = launch.finish(run)
+
+    assert code == 1, launch.output()
+    assert _begun(launch) == ["0 in round 1", "21 in round 2"]
+    last = acted_upon(launch.incidents())[-1]
+    assert last.verdict is not None
+    assert (last.verdict.fault, last.verdict.action) == ("script_bug", "stop")
+    assert "passed over" not in launch.output()

@@ -33,7 +33,8 @@ def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: floa
 def is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
     """Return whether a node in doubt would be measured before it takes part in a round."""
     waiting = job.waiting.get(node)
-    can_check = waiting is not None and waiting.join.can_check
+    # A node that another job trains on is not measured: the two would disturb each other.
+    can_check = waiting is not None and waiting.join.can_check and not transitions.nodes.runs_on(node)
     return can_check and job.record.policy.check_suspects and transitions.nodes.is_to_check(node)
 
 
@@ -42,6 +43,8 @@ def _is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
         return True
     waiting = job.waiting.get(node)
     if not job.checks.wants_all or node in job.checks.done or waiting is None or not waiting.join.can_check:
+        return False
+    if transitions.nodes.runs_on(node):
         return False
     return transitions.nodes.book.life(node).state in _IN
 

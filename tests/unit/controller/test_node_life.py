@@ -350,3 +350,36 @@ def test_the_picture_in_the_guide_is_the_table() -> None:
     guide = Path(__file__).parents[3] / "docs" / "how-to" / "keep-bad-nodes-out.md"
 
     assert f"<!-- nodes -->\n```mermaid\n{diagram()}\n```\n<!-- /nodes -->" in guide.read_text(encoding="utf-8")
+
+
+async def test_a_node_that_is_slow_in_its_first_step_alone_is_no_suspect() -> None:
+    """The others wait two minutes for a node that compiles: nothing is held against the machine."""
+    world = World(min_nodes=2, max_nodes=2)
+    for node in "ab":
+        world.ask(_asks(world, node))
+    await world.settle()
+    world.spawn("a", "b")
+    world.beat_all()
+    for one in world.ranks["a"]:
+        one.step, one.steps_seen, one.phase = 0, 1, "forward"
+    await world.wait(120.0)
+    for step in range(1, 40):
+        world.train(step)
+        await world.wait(0.2)
+
+    assert world.state == "running"
+    assert world.memory.nodes == {}
+
+
+async def test_a_node_that_another_job_trains_on_is_not_measured() -> None:
+    """Both would be disturbed: it takes part as a suspect, and is measured when it is free."""
+    world, asked = await _broken(spare=False)
+    other = msgspec.structs.replace(_asks(world, "a"), job="other", runner_id="other", min_nodes=1, max_nodes=1)
+    first = world.ask(other)
+    await world.wait(0.5)
+
+    told = await _answers(world, asked)
+
+    assert first.result().status == "go"
+    assert {reply.status for reply in told.values()} == {"go"}
+    assert world.loop.nodes.book.life("a").state == "suspect"
