@@ -137,25 +137,24 @@ class NodeBook:
 
     def _keep(self, move: NodeMove) -> tuple[NodeMove, ...]:
         self._add(move)
-        dropped = []
-        while len(self.moves) > self._most and (number := self._oldest()) is not None:
-            gone = self.moves.pop(number)
-            if all(one.node != gone.node for one in self.moves.values()):
-                self._lives.pop(gone.node, None)  # the journal knows nothing of it any more either
-            dropped.append(msgspec.structs.replace(gone, event=""))
-        return move, *dropped
+        return move, *(self._drop() if len(self.moves) > self._most else ())
 
-    def _oldest(self) -> int | None:
-        """Return the oldest move that says nothing of where its node stands now; None: each move does."""
-        newest = {move.node: move.number for move in self.moves.values()}
-        return next(
-            (
-                number
-                for number, move in self.moves.items()
-                if number != newest[move.node] or move.after.state == NodeState.HEALTHY
-            ),
-            None,
-        )
+    def _drop(self) -> tuple[NodeMove, ...]:
+        """Drop a tenth of the moves, the oldest, but those by which a node stands where it does and is not healthy.
+
+        A tenth at once, since each time all of them are looked at: 0.3 s for 20,000.
+        """
+        newest = {move.node: number for number, move in self.moves.items()}
+        old = [
+            number
+            for number, move in self.moves.items()
+            if number != newest[move.node] or move.after.state == NodeState.HEALTHY
+        ]
+        dropped = [self.moves.pop(number) for number in old[: len(self.moves) - self._most * 9 // 10]]
+        left = {move.node for move in self.moves.values()}
+        for node in {move.node for move in dropped} - left:
+            self._lives.pop(node, None)  # the journal knows nothing of it any more either
+        return tuple(msgspec.structs.replace(move, event="") for move in dropped)
 
     def _add(self, move: NodeMove) -> None:
         self.moves[move.number] = move

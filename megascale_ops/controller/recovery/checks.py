@@ -7,6 +7,7 @@ waits, at most as long as a check may take. A runner that can't check (an older 
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.node_checks import NodeChecks
@@ -14,14 +15,15 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import CHECK_S, NodeState
 from megascale_ops.schema.messages import Join
 
+# 200 nodes at once, ten times a second: each is a move that is journaled, 0.3 ms of the loop.
+_MOST_AT_ONCE = 200
 _IN = (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.BACK)
 
 
 def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: float) -> None:
     """Ask the runners of those nodes to measure them that must be measured before they take part."""
-    for node in joined:
-        if node in job.checks.asked or not _is_wanted(transitions, job, node):
-            continue
+    wanted = (node for node in joined if node not in job.checks.asked and _is_wanted(transitions, job, node))
+    for node in list(islice(wanted, _MOST_AT_ONCE)):
         transitions.nodes.begin_check(node, _why(transitions, job, node), job.name)
         job.checks.asked[node] = now_s + CHECK_S
         transitions.mark(job, "checking")
@@ -84,9 +86,13 @@ def end(transitions: Transitions, job: Job) -> None:
     job.checks = NodeChecks(job.checks.asked)
 
 
-def without_barred(transitions: Transitions, joined: Mapping[str, float]) -> dict[str, float]:
-    """Return those nodes that may be in a round."""
-    return {node: since_s for node, since_s in joined.items() if not transitions.nodes.book.is_barred(node)}
+def without_barred(transitions: Transitions, job: Job, joined: Mapping[str, float]) -> dict[str, float]:
+    """Return those nodes that may be in a round: neither out, nor still to be measured."""
+    return {
+        node: since_s
+        for node, since_s in joined.items()
+        if not transitions.nodes.book.is_barred(node) and not _is_wanted(transitions, job, node)
+    }
 
 
 def why_barred(transitions: Transitions, nodes: Iterable[str]) -> str:

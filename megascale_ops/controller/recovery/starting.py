@@ -32,7 +32,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
     record = job.record
     joined = diagnose.joined(job, now_s)
     checks.begin(transitions, job, joined, now_s)
-    welcome = checks.without_barred(transitions, joined)
+    welcome = checks.without_barred(transitions, job, joined)
     before = [node for node in job.nodes if node not in job.round.left]
     formation = form(
         welcome,

@@ -92,9 +92,10 @@ def test_the_journal_keeps_moves_and_drops_what_is_dropped(tmp_path: Path) -> No
     older = open_store(url, readonly=True)
     before = older.node_moves()
     older.close()
-    book = NodeBook(most=2)
+    book = NodeBook(most=3)
+    events = (NodeEvent.ACCUSED, NodeEvent.RELEASED, NodeEvent.ACCUSED, NodeEvent.QUARANTINED_BY_HAND)
     store = open_store(url)
-    for number, event in enumerate((NodeEvent.ACCUSED, NodeEvent.RELEASED, NodeEvent.ACCUSED)):
+    for number, event in enumerate(events):
         store.submit(Batch(nodes=book.move("a", Happening(event.value, T0 + number))))
     store.close()
     again = open_store(url)
@@ -102,7 +103,7 @@ def test_the_journal_keeps_moves_and_drops_what_is_dropped(tmp_path: Path) -> No
     again.close()
 
     assert before == ()
-    assert [move.number for move in kept] == [2, 3]
+    assert [move.number for move in kept] == [3, 4]
     assert NodeBook(kept).lives() == book.lives()
 
 
