@@ -8,10 +8,10 @@ from megascale_ops.schema.health import NODE_STATES, NodeLife, NodeMoves, NodesV
 from megascale_ops.schema.wording import clock, duration, printable
 
 
-def spares_lines(answer: Spares, whence: str, *, is_out_given: bool) -> list[str]:
+def spares_lines(answer: Spares, whence: str, *, is_repair_given: bool) -> list[str]:
     """Return the answer and all that it rests on."""
     last = answer.shares[-1]
-    out_whence = "given by --out" if is_out_given else "the median so far"
+    out_whence = "given by --repair" if is_repair_given else "the median so far"
     fewer = f"; {answer.spares - 1} would be enough {answer.shares[-2]:.2%}" if answer.spares else ""
     return [
         f"{answer.spares} spare nodes for {answer.nodes:,}: all places are filled {last:.2%} of the time{fewer}",

@@ -126,14 +126,14 @@ def undo(
 @nodes.command
 @click.option("--nodes", "places", type=click.IntRange(1, 131_072), help="Nodes that the job needs.  [those known]")
 @click.option("--rate", type=FiniteRange(0), help="Failures a node and day.  [measured by the controller]")
-@click.option("--out", "out_h", type=FiniteRange(0, min_open=True), help="Hours that a node is out.  [measured]")
+@click.option("--repair", "repair_h", type=FiniteRange(0, min_open=True), help="Hours that a node is out.  [measured]")
 @where_options
 @json_option
 @log_options
 def spares(
     places: int | None,
     rate: float | None,
-    out_h: float | None,
+    repair_h: float | None,
     controller: str | None,
     job: str | None,
     run_dir: str | None,
@@ -142,18 +142,18 @@ def spares(
 ) -> None:
     """Say how many spare nodes keep all places filled 99 % of the time, and what that rests on.
 
-    With --nodes, --rate and --out no controller is asked.
+    With --nodes, --rate and --repair no controller is asked.
     """
     from megascale_ops.diagnosis.statistics.spares import spares_for
 
     measured = None
     known = 0
-    if places is None or rate is None or out_h is None:
+    if places is None or rate is None or repair_h is None:
         with _link(controller, job, run_dir, token_file) as link:
             view = link.nodes()
         measured, known = view.failures, view.known
     per_day, is_bound, whence = _rate(rate, measured)
-    answer = spares_for(_places(places, known), per_day, _out_s(out_h, measured), is_bound=is_bound)
+    answer = spares_for(_places(places, known), per_day, _out_s(repair_h, measured), is_bound=is_bound)
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
@@ -161,7 +161,7 @@ def spares(
         return
     from megascale_ops.cli.nodes.node_words import spares_lines
 
-    click.echo("\n".join(spares_lines(answer, whence, is_out_given=out_h is not None)))
+    click.echo("\n".join(spares_lines(answer, whence, is_repair_given=repair_h is not None)))
 
 
 def _rate(given: float | None, measured: "FleetFailures | None") -> tuple[float, bool, str]:
@@ -193,7 +193,7 @@ def _out_s(given: float | None, measured: "FleetFailures | None") -> float:
     if given is not None:
         return given * _HOUR_S
     if measured is None or not measured.out_s:
-        raise UsageError("no node that was out has come back yet: give --out, the hours that a repair takes")
+        raise UsageError("no node that was out has come back yet: give --repair, the hours that a repair takes")
     return measured.out_s
 
 

@@ -137,9 +137,9 @@ def test_no_failure_yet_is_a_bound_and_no_rate() -> None:
 
 def test_the_answer_comes_with_its_inputs() -> None:
     """Nodes, rate and where it comes from, time out, and what it leaves out."""
-    lines = spares_lines(spares_for(256, 0.004, 43_200.0), "given by --rate", is_out_given=True)
+    lines = spares_lines(spares_for(256, 0.004, 43_200.0), "given by --rate", is_repair_given=True)
 
     assert lines[0].startswith("3 spare nodes for 256: all places are filled 99.81% of the time; 2 would be")
     assert "0.004 a node and day (given by --rate)" in lines[1]
-    assert "12 h 0 min each time (given by --out)" in lines[2]
+    assert "12 h 0 min each time (given by --repair)" in lines[2]
     assert "binomial (n = 256)" in lines[3]
