@@ -179,7 +179,7 @@ def _machines() -> tuple[Card, ...]:
         table_card(
             "Nodes that are not healthy",
             "Where each stands as a machine: quarantined, draining, under check, suspect, back. Why, and how it "
-            "came there: `megascale-ops nodes history NODE`; `nodes release` and `nodes undo` change it.",
+            "came there: `megascale-ops nodes history` with its name; `megascale-ops nodes release` takes it back.",
             (Ask("topk(100, max by (node, state) (megascale_node_life_info))"),),
             ("node", "state"),
             width=12,
