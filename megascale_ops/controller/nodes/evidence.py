@@ -4,6 +4,7 @@
 Pure: a life and an accusation with its time in, an event of the table out.
 """
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from megascale_ops.controller.nodes.life import NodeEvent, NodeState
@@ -55,22 +56,31 @@ def event_for(
     return NodeEvent.CONDEMNED_BUSY if is_busy else NodeEvent.CONDEMNED
 
 
-def accusations_of(verdict: Verdict, wall_s: float, job: str) -> tuple[Accusation, ...]:
+def accusations_of(
+    verdict: Verdict, wall_s: float, job: str, doubted: Container[tuple[str, str]]
+) -> tuple[Accusation, ...]:
     """Return what the verdict that ended a round says against machines: by the hardware findings that it quotes.
 
     A rank that was killed, or fell over an exception, says nothing of its node by itself; with an Xid of the rank's
     own GPU beside it, it does. What the findings say of a node as a whole counts where the verdict blames that node.
+
+    Args:
+        verdict: with the findings that it quotes.
+        wall_s: now.
+        job: whose round it ended.
+        doubted: node and name of the findings that put hardware in doubt; a script brings Xids about as well.
     """
     if verdict.fault in _NOT_HARDWARE:
         return ()
     found: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for one in verdict.evidence:
-        if one.source != SOURCE or not one.node or one.name in _NO_MACHINE:
+        name = one.name.removeprefix(f"{SOURCE}_")
+        if one.source != SOURCE or one.name in _NO_MACHINE or (one.node, name) not in doubted:
             continue
         if one.rank in verdict.culprits or (one.rank < 0 and one.node in verdict.nodes and is_machines(verdict.fault)):
             found.setdefault(one.node, []).append(one.text)
-            names.setdefault(one.node, one.name.removeprefix(f"{SOURCE}_"))
+            names.setdefault(one.node, name)
     return tuple(
         Accusation(node, names[node], wall_s, f"{class_of(verdict.fault).name}: {texts[0]}", tuple(texts), job)
         for node, texts in found.items()

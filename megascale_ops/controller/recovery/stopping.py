@@ -88,7 +88,13 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
 def _accuse(transitions: Transitions, job: Job, verdict: Verdict, decision: Decision) -> None:
     """Hold against nodes what the verdict says of their hardware, before the next round is formed."""
     wall_s = transitions.wall()
-    found = list(accusations_of(verdict, wall_s, job.name))
+    doubted = {
+        (node, one.name)
+        for node in {one.node for one in verdict.evidence if one.node}
+        for one in transitions.registry.findings(node, job.name)
+        if one.is_bad or one.severity == "fail"
+    }
+    found = list(accusations_of(verdict, wall_s, job.name, doubted))
     named = {one.node for one in found}
     if is_machines(decision.fault):
         found += [

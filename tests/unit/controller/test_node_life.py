@@ -305,12 +305,13 @@ def test_a_slow_rank_is_no_evidence_against_a_machine() -> None:
 
     def accused(fault: str, *evidence: Finding) -> list[str]:
         verdict = Verdict(fault, "why", 0.9, culprits=(3,), nodes=("a",), evidence=evidence)
-        return [one.key for one in accusations_of(verdict, 1.0, "job")]
+        return [one.key for one in accusations_of(verdict, 1.0, "job", {("a", "xid_79"), ("a", "port_down")})]
 
     assert accused("cuda_error", xid) == ["xid_79"]
     assert accused("node_lost", node_wide) == ["port_down"]
     assert accused("exception", node_wide) == []
     assert accused("straggler") == []
+    assert accused("cuda_error", Finding("hardware_xid_31", "a: Xid 31, a script's", "hardware", 3, "a")) == []
     assert accused("disk_full", xid) == []
     assert accused("killed", Finding("hardware_oom_kill", "a: killed for memory", "hardware", 3, "a")) == []
 
