@@ -36,6 +36,7 @@ ROWS = {
     "start": "the first start: starting processes, until the first step",
     "detect": "from a fault until it was noticed",
     "diagnose": "from then until it was decided what to do: evidence and verdict",
+    "check": "nodes measured themselves before they took part again",
     "restart": "stopping ranks, forming a new round, starting its processes",
     "reload": "processes run again: imports, reading the checkpoint, until the first step of every rank",
     "other": "no finished step covers it: a step that was cut off, evaluation between steps, the end of the script",
@@ -50,6 +51,7 @@ _WAITS_FOR_NODES = "replacing"
 # What begins at each mark of an incident; "" ends it.
 _AFTER_MARK = {
     "began": "detect", "detected": "diagnose", "named": "diagnose", "ordered": "restart", "stopped": "restart",
+    "checking": "check", "checked": "restart",
     "formed": "restart", "stepped": "recompute", "caught_up": "",
 }  # fmt: skip
 

@@ -319,6 +319,7 @@ class Daemon:
             self._obedience.done() if self._obedience is not None else (),
             urgent=urgent,
             hardware=(self._hardware.findings, self._hardware.uuids()) if self._hardware is not None else ((), ()),
+            serials=self._hardware.serials() if self._hardware is not None else (),
         )
 
     def _count_box_errors(self, number: int) -> None:

@@ -137,7 +137,8 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
             bar_card(
                 "Time in each stage of an incident",
                 "On average, of those that are over. detect: until it was seen. diagnose: until the culprit was named. "
-                "restart: processes and communicators. reload: the checkpoint. recompute: steps done twice.",
+                "check: nodes measured themselves. restart: processes and communicators. reload: the checkpoint. "
+                "recompute: steps done twice.",
                 (Ask(f"sum by (stage) ({INCIDENT_S}) / on () group_left () ({STOPPED} > 0)", "{{stage}}"),),
                 unit="s",
                 empty="no incident",
@@ -159,17 +160,31 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
                 width=12,
             ),
         ),
-        (
-            table_card(
-                "Hardware remembered as bad",
-                "GPUs that were to blame before, by their UUID, and where they are now. One that is back under a job "
-                "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware forget`.",
-                (Ask("topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info))"),),
-                ("node", "uuid", "reason"),
-                width=24,
-                height=7,
-                empty="none",
-            ),
+        _machines(),
+    )
+
+
+def _machines() -> tuple[Card, ...]:
+    return (
+        table_card(
+            "Hardware remembered as bad",
+            "GPUs that were to blame before, by their UUID, and where they are now. One that is back under a job "
+            "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware forget`.",
+            (Ask("topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info))"),),
+            ("node", "uuid", "reason"),
+            width=12,
+            height=7,
+            empty="none",
+        ),
+        table_card(
+            "Nodes that are not healthy",
+            "Where each stands as a machine: quarantined, draining, under check, suspect, back. Why, and how it "
+            "came there: `megascale-ops nodes history` with its name; `megascale-ops nodes release` takes it back.",
+            (Ask("topk(100, max by (node, state) (megascale_node_life_info))"),),
+            ("node", "state"),
+            width=12,
+            height=7,
+            empty="none",
         ),
     )
 

@@ -137,6 +137,7 @@ class CheckpointManager:
         self._said = str(path) if is_url(path) else str(self.path)
         self._remote: RemoteStore | None = None
         self.skipped: list[CheckpointReport] = []
+        self._restore_before = storage.restore_before()
         self._process_group = process_group
         self._mode: Mode = mode
         self._deadline_s = deadline_s
@@ -299,7 +300,8 @@ class CheckpointManager:
             self._look_for_writers(ranks)
         self.skipped = []
         local = None if self._tier is None else self._local()
-        search = Search(self.path, self._said, self._allowed, remote=self._remote, local=local, skipped=self.skipped)
+        before, self._restore_before = self._restore_before, -1  # what this process saves from now on is its own
+        search = Search(self.path, self._said, self._allowed, self._remote, local, self.skipped, before=before)
         marked = readers.reading(self.path, ranks.rank, ranks.world_size) if self._remote is None else nullcontext()
         with marked as reader:
             chosen = search.load(state, ranks, reader)

@@ -27,6 +27,9 @@ from megascale_ops.checkpoint.manifest import FileEntry, FileSeen, Manifest
 from megascale_ops.errors import CheckpointError, UsageError
 from megascale_ops.whole_file import sync_folder, write_whole
 
+# The same name as schema.environment.RESTORE_BEFORE; schema and checkpoint share a floor.
+_RESTORE_BEFORE = "MEGASCALE_RESTORE_BEFORE"
+_MOST_DIGITS = 18
 _VISIBLE = re.compile(r"step-(\d{8,})")
 _REPLACED = re.compile(r"\.step-(\d{8,})\.replaced")
 _LEFTOVER = re.compile(r"\.step-(\d{8,})(\.\d+)?\.(partial|deleted)")
@@ -73,6 +76,12 @@ def prepare_root(root: Path) -> None:
         Path(probe).unlink()
     except OSError as exc:
         raise UsageError(f"cannot write checkpoints to {root}: {describe(exc)}") from exc
+
+
+def restore_before() -> int:
+    """Return the step before which checkpoints are restored by preference, as the runner names it; -1: any may be."""
+    told = os.environ.get(_RESTORE_BEFORE, "")
+    return int(told) if told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS else -1
 
 
 def candidates(root: Path) -> list[Path]:

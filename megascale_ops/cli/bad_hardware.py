@@ -91,7 +91,9 @@ def lines_of(entries: Iterable[BadHardware]) -> list[str]:
         by_gpu.setdefault(one.uuid, []).append(one)
     lines = []
     for uuid, reasons in by_gpu.items():
-        lines.append(f"{uuid} on {printable(reasons[-1].node)}")
+        serial = next((one.serial for one in reversed(reasons) if one.serial), "")
+        known_as = f"{uuid}, serial number {printable(serial)}," if serial else uuid
+        lines.append(f"{known_as} on {printable(reasons[-1].node)}")
         for one in reasons:
             times = "once" if one.count == 1 else f"{one.count} times since {clock(one.since_wall_s)}"
             lines.append(f"    {clock(one.last_wall_s)}  {printable(one.text)} ({one.reason}, {times})")

@@ -71,6 +71,7 @@ VERBS = {
     "skew": Verb("megascale_ops.cli.skew", "skew", "Show who waits for whom in collectives, and what it costs."),
     "profile": Verb("megascale_ops.cli.profile", "profile", "Time the kernels of ranks, and name who is slower."),
     "bad-hardware": Verb("megascale_ops.cli.bad_hardware", "bad_hardware", "Show GPUs that failed before; forget one."),
+    "nodes": Verb("megascale_ops.cli.nodes.verb", "nodes", "Show where nodes stand; take one out, release it, undo."),
     "policy": Verb("megascale_ops.cli.policy", "policy", "Show, change and replay what is done about each fault."),
     "inspect": Verb("megascale_ops.cli.inspect", "inspect", "Say what dead ranks last did, from their black boxes."),
     "whatif": Verb("megascale_ops.cli.whatif", "whatif", "Predict a step if a slow rank or link were not slow."),

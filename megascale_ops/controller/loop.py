@@ -29,7 +29,7 @@ from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Tr
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
-from megascale_ops.controller.recovery import decide, failures, starting
+from megascale_ops.controller.recovery import decide, failures, restored, starting
 from megascale_ops.controller.recovery.by_hand import ByHand
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.controller.rendezvous import leave, poll
@@ -96,6 +96,7 @@ class Loop:
         self.registry = Registry()
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
         self.transitions = Transitions(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
+        self.nodes = self.transitions.nodes.over(self.jobs)
         self.faults = OwnFaults(clock, self._tell_fault)
         self.slowness = Slowness(self.transitions)
         self.hardware = HardwareWatch(journal, self.transitions, self.jobs)
@@ -187,11 +188,8 @@ class Loop:
             self._done(heartbeat, view)
         held = self.transitions.agent_orders.get(heartbeat.node)
         orders = tuple(order for order in held.values() if self._may_have(view, order)) if held else ()
-        return HeartbeatReply(
-            orders=orders,
-            send_full=folded.send_full,
-            again_s=URGENT_S if urgent or orders else 0.0,
-        )
+        again_s = URGENT_S if urgent or orders else 0.0
+        return HeartbeatReply(orders=orders, send_full=folded.send_full, again_s=again_s)
 
     def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> bool:
         """Hand on an agent's report of each job; return whether one of them is judged right now."""
@@ -376,11 +374,11 @@ class Loop:
         return None
 
     def tick(self) -> None:
-        """Let time pass: measure our own lag, look for lost nodes, drive what waits."""
+        """Let time pass; see ``pieces``."""
         run_through(self.pieces())
 
     def pieces(self) -> Pieces[None]:
-        """Do the same piece by piece; anything may come in from outside in between."""
+        """Measure our own lag, look for lost nodes, drive what waits; anything may come in between two pieces."""
         now_s = self.clock()
         late_s = max(0.0, now_s - self._due_s, self._away_s)
         self._due_s = now_s + TICK_S
@@ -395,6 +393,8 @@ class Loop:
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
             self.faults.forget(self.jobs.__contains__)
+            with self.faults.contain("", "letting time pass for nodes"):
+                self.nodes.poll()
         self.profiling.poll_profiles()
         for job in list(self.jobs.values()):
             if self.faults.is_paused(job.name):
@@ -412,6 +412,7 @@ class Loop:
         if job.state in FINAL:
             return
         failures.check_nodes(self.transitions, job, now_s, self.lag_s, self._part)
+        restored.note_saved(job, self.wall(), self.saved_wall_s(job.name))
         snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
         if job.round.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
             job.change(furthest=job.round.step)

@@ -10,6 +10,7 @@ from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.health import NodeAsk, NodeMoves, NodesView
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.messages import (
     CheckpointView,
@@ -100,6 +101,18 @@ class BlockingLink:
     def mend_hardware(self, uuid: str) -> None:
         """See ``Link.mend_hardware``."""
         return self._wait(self._link.mend_hardware(uuid))
+
+    def nodes(self) -> NodesView:
+        """See ``Link.nodes``."""
+        return self._wait(self._link.nodes())
+
+    def node_moves(self, node: str) -> NodeMoves:
+        """See ``Link.node_moves``."""
+        return self._wait(self._link.node_moves(node))
+
+    def ask_node(self, node: str, ask: NodeAsk) -> NodeMoves:
+        """See ``Link.ask_node``."""
+        return self._wait(self._link.ask_node(node, ask))
 
     def policy(self, job: str) -> PolicyView:
         """See ``Link.policy``."""

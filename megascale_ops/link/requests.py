@@ -13,6 +13,7 @@ from megascale_ops.link.connection import Connection, reason_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.health import NodeAsk, NodeMoves, NodesView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import LIVE_VERSION, Frame
@@ -113,6 +114,18 @@ class Link(Connection):
     async def mend_hardware(self, uuid: str) -> None:
         """Record that a GPU was mended or replaced."""
         await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
+
+    async def nodes(self) -> NodesView:
+        """Return the nodes that are not simply healthy, and the day's limit."""
+        return await self._ask("GET", "/v1/nodes", NodesView)
+
+    async def node_moves(self, node: str) -> NodeMoves:
+        """Return a node's moves, oldest first."""
+        return await self._ask("GET", f"/v1/nodes/{quote(node, safe='')}", NodeMoves)
+
+    async def ask_node(self, node: str, ask: NodeAsk) -> NodeMoves:
+        """Have something done with a node by hand."""
+        return await self._ask("POST", f"/v1/nodes/{quote(node, safe='')}", NodeMoves, body=ask)
 
     async def policy(self, job: str) -> PolicyView:
         """Return the policy that a job lives under."""

@@ -24,7 +24,7 @@ from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
-from megascale_ops.runner.node_check import check_node
+from megascale_ops.runner.node_check import check_node, recheck_node
 from megascale_ops.runner.output.console import Console
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.preflight import (
@@ -47,6 +47,7 @@ from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.runner.services.time_up import TimeUp
 from megascale_ops.runner.slurm_step import Step
 from megascale_ops.schema import environment
+from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
 from megascale_ops.whole_file import write_whole
 
@@ -286,7 +287,9 @@ def _launch(
             log.info("the evidence of the %d oldest incidents was removed (keep_incidents)", gone)
         observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
 
-    handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
+    handler = MegascaleRendezvous(
+        link, local_workers, terms, observe=note, master=plan.master, check=lambda: _check_again(plan)
+    )
     outcome, way_out, time_up = None, life.way_out, life.time_up
     began_mono_s = time.monotonic()
     if time_up is not None:
@@ -311,6 +314,11 @@ def _launch(
         log.error("job %s ended: %s", plan.job, outcome.reason)
         comment(life.step, outcome.reason)
     return outcome.code
+
+
+def _check_again(plan: Plan) -> NodeCheck:
+    """Measure this node between two rounds."""
+    return recheck_node(plan.node, Path(plan.run_dir), [plan.run_dir, plan.checkpoint_dir])
 
 
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:

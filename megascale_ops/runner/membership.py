@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,6 +18,7 @@ from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.events import OVER
+from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit
 from megascale_ops.schema.policy import JobPolicy
 
@@ -45,7 +47,14 @@ class Terms(msgspec.Struct, frozen=True):
 class Membership:
     """One runner among those of a job. Orders are heard by a thread; all else is asked from one thread."""
 
-    def __init__(self, link: BlockingLink, local_workers: LocalWorkers, terms: Terms) -> None:
+    def __init__(
+        self,
+        link: BlockingLink,
+        local_workers: LocalWorkers,
+        terms: Terms,
+        check: Callable[[], NodeCheck] | None = None,
+    ) -> None:
+        self._check = check  # measures this node
         self._link = link
         self._local_workers = local_workers
         self._terms = terms
@@ -104,6 +113,7 @@ class Membership:
             policy=self._terms.policy,
             run_dir=self._local_workers.place.run_dir,
             job_id=self._local_workers.job_id,
+            can_check=self._check is not None,
         )
         deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
         self._joined = (None, JoinReply(status="wait"))  # between two rounds there is nothing to resume
@@ -128,6 +138,12 @@ class Membership:
                     raise
                 time.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
+                continue
+            if reply.status == "check" and self._check is not None:
+                log.warning("this node is measured before it takes part again: %s", reply.reason)
+                began = time.monotonic()
+                join = msgspec.structs.replace(join, check=self._check())
+                deadline += time.monotonic() - began
                 continue
             if reply.status != "wait":
                 return reply

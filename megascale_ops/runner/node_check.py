@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run --preflight``: this node is measured before it joins the job, and does not join when it is bad.
+"""This node is measured: before it joins the job (``run --preflight``), and when the controller asks for it.
+
+A bad node does not join the job.
 
 Each runner measures its own node, all of them at the same time, before a controller, an agent or a rank of this run is
 started: nothing disturbs the measurement, and a bad node has cost the others nothing. The self-check is a program of
@@ -11,12 +13,14 @@ import logging
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.health import NodeCheck
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,7 @@ log = logging.getLogger(__name__)
 # loading torch from a cold disk half a minute.
 DEADLINES_S = {"quick": 120.0, "full": 900.0}
 _MOST_NAMED = 3
+_MOST_TEXT, _MOST_PATH = 2000, 1024  # of a message to the controller
 
 
 class _Finding(msgspec.Struct, frozen=True):
@@ -59,34 +64,64 @@ def check_node(depth: str, node: str, run_dir: Path, paths: Sequence[str], progr
     Raises:
         MegascaleError: it is bad, and why; the job is not joined.
     """
-    out = run_dir / f"preflight-{node}.json"
+    log.info("measuring this node before it joins (--preflight %s)", depth)
+    measured = _measure(depth, node, run_dir / f"preflight-{node}.json", paths, program)
+    if isinstance(measured, str):
+        log.warning("this node could not be measured (%s): it joins as it is", measured)
+        return
+    if refusal := refusal_of(measured):
+        out = run_dir / f"preflight-{node}.json"
+        raise MegascaleError(
+            f"{node} is kept out of the job: {refusal}. {shlex.quote(str(out))} has all, and --preflight none joins "
+            "it as it is"
+        )
+    for text in _texts(measured, "warn"):
+        log.warning("preflight: %s", text)
+    log.info("this node is good (%.0f s)", measured.seconds)
+
+
+def recheck_node(node: str, run_dir: Path, paths: Sequence[str], program: Sequence[str] = ()) -> NodeCheck:
+    """Measure this node between two rounds, as the controller has asked; quick, and never a reason to end the run.
+
+    Args:
+        node: Its name.
+        run_dir: Where the report is kept.
+        paths: Folders that the job writes into.
+        program: What makes the check; empty: ours.
+    """
+    out = run_dir / f"check-{node}.json"
+    began_mono_s = time.monotonic()
+    measured = _measure("quick", node, out, paths, program)
+    seconds = time.monotonic() - began_mono_s
+    if isinstance(measured, str):
+        log.warning("this node could not be measured: %s", measured)
+        return NodeCheck("unmeasured", measured[:_MOST_TEXT], seconds)
+    refusal = refusal_of(measured)
+    if refusal:
+        log.warning("this node is bad: %s", refusal)
+    else:
+        log.info("this node is good (%.0f s)", seconds)
+    return NodeCheck("bad" if refusal else "good", refusal[:_MOST_TEXT], seconds, str(out)[:_MOST_PATH])
+
+
+def _measure(depth: str, node: str, out: Path, paths: Sequence[str], program: Sequence[str]) -> _Report | str:
+    """Return the report of a self-check that also goes to ``out``, or why there is none."""
     command = [*(program or (sys.executable, "-P", "-m", "megascale_ops.cli", "diagnose"))]
     command += [f"--{depth}", "--json", "--node", node, "--out", str(out)]
-    by_disk = {Path(path).stat().st_dev: path for path in reversed(paths)}
-    command += [f"--path={path}" for path in reversed(by_disk.values())]
-    log.info("measuring this node before it joins (--preflight %s)", depth)
     try:
+        by_disk = {Path(path).stat().st_dev: path for path in reversed(paths)}
+        command += [f"--path={path}" for path in reversed(by_disk.values())]
         # A session of its own: Ctrl-C comes to this runner, which ends it.
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINES_S[depth], check=False,
             start_new_session=True,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("this node could not be measured (%s): it joins as it is", error)
-        return
+        return str(error)
     report = report_of(done.stdout)
     if report is None:
-        last = next(reversed(done.stderr.decode("utf-8", "replace").strip().splitlines()), "no report came")
-        log.warning("this node could not be measured (%s): it joins as it is", last)
-        return
-    if refusal := refusal_of(report):
-        raise MegascaleError(
-            f"{node} is kept out of the job: {refusal}. {shlex.quote(str(out))} has all, and --preflight none joins "
-            "it as it is"
-        )
-    for text in _texts(report, "warn"):
-        log.warning("preflight: %s", text)
-    log.info("this node is good (%.0f s)", report.seconds)
+        return next(reversed(done.stderr.decode("utf-8", "replace").strip().splitlines()), "no report came")
+    return report
 
 
 def report_of(data: bytes) -> _Report | None:

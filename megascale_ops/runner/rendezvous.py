@@ -29,6 +29,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.membership import Membership, Terms
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
+from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
 
 log = logging.getLogger(__name__)
@@ -57,11 +58,12 @@ class MegascaleRendezvous(RendezvousHandler):
         *,
         observe: Callable[[str, JoinReply], None] = lambda _kind, _reply: None,
         master: tuple[str, int] = ("", 0),
+        check: Callable[[], NodeCheck] | None = None,
     ) -> None:
         self._link = link
         self._local_workers = local_workers
         self._master = master
-        self._part = Membership(link, local_workers, terms)
+        self._part = Membership(link, local_workers, terms, check)
         self._observe = observe
         self._stores: list[TCPStore] = []
         self._unmet: tuple[int, ...] = ()
@@ -121,7 +123,7 @@ class MegascaleRendezvous(RendezvousHandler):
                 self._part.count_out()
                 self._observe("stop", reply)
                 raise JobStopped(reply)
-            self._local_workers.begin_round(reply.round, reply.job_id)
+            self._local_workers.begin_round(reply.round, reply.job_id, reply.restore_before)
             self._observe("go", reply)
             self._part.listen()
             try:

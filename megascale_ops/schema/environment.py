@@ -13,6 +13,7 @@ BOX_DIR = "MEGASCALE_BOX_DIR"  # <box root>/<job>
 RUN_DIR = "MEGASCALE_RUN_DIR"
 CHECKPOINT_DIR = "MEGASCALE_CHECKPOINT_DIR"
 CHECKPOINT_ALLOW_PICKLE = "MEGASCALE_CHECKPOINT_ALLOW_PICKLE"  # "1": checkpoints of format 1 may be unpickled
+RESTORE_BEFORE = "MEGASCALE_RESTORE_BEFORE"  # a step: only checkpoints of earlier ones are restored, if there are any
 STDERR_PATH = "MEGASCALE_STDERR_PATH"
 CLAIMED = "MEGASCALE_CLAIMED_BY"  # pid of the process that instruments itself; its children must not
 WRAPPED = "MEGASCALE_WRAPPED"  # "1": another launcher starts the ranks; which process is one shows later

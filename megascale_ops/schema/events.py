@@ -37,6 +37,9 @@ class Marks(msgspec.Struct, frozen=True, omit_defaults=True):
     formed: float = 0.0
     stepped: float = 0.0  # first new step of every rank
     caught_up: float = 0.0
+    # Between ``stopped`` and ``formed``, where nodes are in doubt.
+    checking: float = 0.0  # the first node was asked to measure itself before the next round
+    checked: float = 0.0  # the last result of these checks
 
 
 class Incident(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found and what is judged: findings are facts with a number, a verdict is what they add up to."""
+"""What is found and what is judged: findings are facts with a number, a verdict is what they add up to.
+
+And where the nodes of a cluster stand as machines, whatever jobs run on them.
+"""
+
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from megascale_ops.schema.ranges import Bytes, Count, Pids, Share, Text, WallSeconds, Word
+from megascale_ops.schema.ranges import Bytes, Count, Line, Pids, Seconds, Share, Text, WallSeconds, Word
 
 
 class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -54,7 +60,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A GPU that failed, remembered by its UUID until an operator marks it as mended or replaced."""
+    """A GPU that failed, remembered by UUID and serial number until an operator marks it as mended or replaced."""
 
     uuid: str
     reason: str  # name of the finding
@@ -63,6 +69,7 @@ class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
     since_wall_s: float
     last_wall_s: float
     count: int = 1  # how often, at least a minute apart
+    serial: str = ""  # of its board, as on the label; "" where that is not known
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -91,3 +98,99 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
     sure_of: str = ""  # "place", or "" for all its fields
     excess: float = 0.0
+
+
+# States of a node's life, in the order in which people want to see them, and what each of them means for jobs.
+NODE_STATES = {
+    "quarantined": "in no round until it was checked, its time is over, or a person releases it",
+    "draining": "runs on until the round ends, and is in no later one",
+    "under check": "measures itself before it may take part",
+    "suspect": "takes part, and is measured before it does so again",
+    "back": "takes part after a check that found nothing; one more fault and it is out",
+    "healthy": "takes part",
+}
+OUT = ("draining", "quarantined")
+MOST_EVIDENCE = 16
+
+
+class NodeLife(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one node stands, and until when; wall clock seconds."""
+
+    node: str
+    state: str = "healthy"  # of NODE_STATES
+    since_wall_s: float = 0.0
+    until_wall_s: float = 0.0  # then the state ends by itself, or is told again; 0: never, of a healthy node alone
+    reason: str = ""
+    by: str = ""  # who brought it here: "controller", or a person
+    key: str = ""  # what it was accused of last, a word; the same again within minutes is one accusation
+    accused_wall_s: float = 0.0
+    strikes: int = 0  # how often evidence has put it out: each time for twice as long; a release by hand forgives all
+    cleared_wall_s: float = 0.0  # what happened before then is forgiven: it was checked, or released by a person
+    was: str = ""  # under check: the state that it came from
+    served_wall_s: float = 0.0  # the same: when the quarantine that it came from would have ended
+    is_checked: bool = False  # in this state a check has been asked for already: none is asked for again
+    for_s: float = 0.0  # out by hand: for how long
+    is_held: bool = False  # quarantined by a person without an end: it is told again each day, and not checked
+    is_spared: bool = False  # it would be out, had the limit for moves by themselves not been reached
+
+
+class NodeMove(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One move of one node: what happened, on what evidence, and where the node stood before and after it."""
+
+    number: int  # counts over all nodes
+    node: str
+    event: str  # of the table in controller/nodes/life.py; "": the entry was dropped from the journal
+    wall_s: float
+    before: NodeLife
+    after: NodeLife
+    by: str = ""
+    reason: str = ""
+    key: str = ""
+    evidence: tuple[str, ...] = ()
+    for_s: float = 0.0  # by hand: for how long; 0: without an end
+    undoes: int = 0  # the number of the move that this one takes back
+    job: str = ""  # whose round the evidence comes from
+
+
+class FleetFailures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the controller has measured of how often nodes fail and how long they are out."""
+
+    moves_out: int  # by evidence, in the time that was watched
+    node_days: float  # of nodes that were heard of
+    out_s: float = 0.0  # what a node that came back was out for, the median; 0: none has come back yet
+
+
+class NodesView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/nodes``: the nodes that are not simply healthy, and how much of a day's limit is used."""
+
+    nodes: tuple[NodeLife, ...] = ()
+    known: int = 0  # nodes that are heard of
+    moved_out: int = 0  # by themselves, in the last day
+    most_out: int = 0  # at most so many a day
+    spared: tuple[str, ...] = ()  # would be out, had the limit not been reached: a person decides
+    failures: FleetFailures | None = None
+
+
+class NodeMoves(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/nodes/NODE``: its moves, oldest first."""
+
+    node: NodeLife
+    moves: tuple[NodeMove, ...] = ()
+
+
+class NodeAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``POST /v1/nodes/NODE``: what a person wants done with a node."""
+
+    do: Annotated[str, Meta(max_length=16)]  # quarantine, release, undo
+    reason: Annotated[str, Meta(max_length=500)] = ""
+    by: Word = ""
+    for_s: Seconds = 0.0  # of a quarantine: for so long; 0: until a person releases it
+
+
+class NodeCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a runner's self-check of its node has shown; part of a join."""
+
+    outcome: Word  # good, bad, unmeasured
+    text: Text = ""  # what is bad, or why nothing was measured
+    seconds: Seconds = 0.0
+    path: Line = ""  # the report, on the node

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page or a terminal sees of one job while it lives: frames, one a second, sooner when something happens.
 
-A frame has eight parts. The first frame of a stream holds all of them (``whole``); each later one holds what has
+A frame has nine parts. The first frame of a stream holds all of them (``whole``); each later one holds what has
 changed since the frame before, and ``merge`` puts the two together. What is known of each rank stands in columns:
 one little-endian typed array for each fact, base64 in JSON, place ``n`` belongs to rank ``n``. So 12,288 healthy ranks
 cost a few hundred bytes a second, and a browser reads a column without looking at single numbers.
@@ -168,6 +168,19 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
     course: str = ""  # of a warning: how long, how bad, at what cost
 
 
+class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node of the job, or one that waits for it, that is not simply healthy as a machine."""
+
+    node: str
+    state: str  # of schema.health.NODE_STATES
+    means: str = ""  # what that state means for jobs
+    reason: str = ""
+    by: str = ""
+    since_wall_s: float = 0.0
+    until_wall_s: float = 0.0  # 0: until a person ends it
+    command: str = ""  # what a person may type
+
+
 class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One of the controller's jobs; those that ended long ago are not told."""
 
@@ -197,6 +210,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     incidents: tuple[IncidentLine, ...] | None = None
     jobs: tuple[JobLine, ...] | None = None
     ledger: Ledger | None = None
+    lives: tuple[NodeLine, ...] | None = None
 
 
 def numbers(name: str, column: bytes | None) -> "array[int]":
@@ -232,7 +246,7 @@ def merge(known: Frame | None, new: Frame) -> Frame:
     return msgspec.structs.replace(known, seq=new.seq, wall_s=new.wall_s, job=new.job, lag_s=new.lag_s, **changes)
 
 
-_PARTS = ("headline", "pace", "layout", "columns", "times", "incidents", "jobs", "ledger")
+_PARTS = ("headline", "pace", "layout", "columns", "times", "incidents", "jobs", "ledger", "lives")
 
 
 def _over(known: Columns, new: Columns) -> Columns:

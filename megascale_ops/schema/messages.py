@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.gpu_queue import GpuQueue
-from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
+from megascale_ops.schema.health import HardwareFinding, HostReading, NodeCheck, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankError, RankReport, Trail
@@ -114,6 +114,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     # All that is wrong with the hardware now, at most MOST_FINDINGS; None: as in the heartbeat before.
     findings: Annotated[tuple[HardwareFinding, ...], Meta(max_length=MOST_FINDINGS)] | None = None
     gpus: Words = ()  # UUIDs, in full heartbeats and when they have changed
+    serials: Words = ()  # of these, in the same order; "" where one is not known
     metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
     serves: Word = ""  # user whose black boxes the agent reads: a node may have an agent per user; "": not set
 
@@ -266,10 +267,15 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: JobPolicy = JobPolicy()
     run_dir: Text = ""
     job_id: Line = ""  # as the controller sent it with the round before; it may have lost its journal since
+    can_check: bool = False  # this runner can measure its node when it is asked to
+    check: NodeCheck | None = None  # what that has shown, with every request that follows
 
 
 class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``status``: go (the round is formed), wait (ask again), stop (the job is over: ``reason``, ``exit_code``)."""
+    """``status``: go, wait (ask again), check (measure the node, then ask again with the result), stop.
+
+    With go the round is formed, with stop the job is over (``reason``, ``exit_code``).
+    """
 
     status: str
     round: int = 0
@@ -283,6 +289,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: Verdict | None = None  # what ended the round before, for the runner to print
     job_id: str = ""  # the same for all rounds and lives of this job, and for no other of its name
     incidents: int = 0  # the highest number of an incident so far, to be sent again
+    restore_before: int = -1  # of checkpoints: none of this step or a later one is restored; -1: any
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -269,7 +269,7 @@ _ROWS = (
      "Incidents and warnings that hold now, by the fault's class.",
      ("job", "verdict")),
     ("megascale_incident_seconds_total", "controller", Kind.COUNTER, "seconds",
-     "What incidents that are over have cost: detect, diagnose, idle (waiting for nodes), restart, reload, recompute.",
+     "What incidents that are over have cost: detect, diagnose, check, idle, restart, reload, recompute.",
      ("job", "stage")),
     ("megascale_hang_suspected", "controller", Kind.GAUGE, "",
      "1 from the suspicion of a hang until training goes on, by its class; none: 0.", ("job", "verdict")),
@@ -312,6 +312,10 @@ _ROWS = (
     # The controller: what it keeps of GPUs.
     ("megascale_gpu_bad_info", "controller", Kind.INFO, "",
      "A GPU that failed and of which nobody has said since that it was mended.", ("node", "uuid", "reason")),
+    ("megascale_node_life_info", "controller", Kind.INFO, "",
+     "A node that is not simply healthy as a machine, and where it stands.", ("node", "state")),
+    ("megascale_nodes_spared", "controller", Kind.GAUGE, "",
+     "Nodes that would be out, had the day's limit not been reached: a person decides."),
     # The controller: itself.
     ("megascale_controller_heartbeats_total", "controller", Kind.COUNTER, "", "Heartbeats taken."),
     ("megascale_controller_heartbeats_rejected_total", "controller", Kind.COUNTER, "",

@@ -62,6 +62,8 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "fruitless_restarts": "Restarts in a row without a new step after which the job is stopped.",
         "straggler_share": "Share of every step that a slow rank must cost to be named.",
         "straggler_false_alarms_per_day": "False names a day that the thresholds are set for.",
+        "check_suspects": "Let a node measure itself before it comes back that hardware findings were told of.",
+        "check_all": "After a fault of hardware let all nodes measure themselves, side by side, before they go on.",
         "loss_spike_steps": "Steps in a row that the loss must stay out of its range.",
         "loss_spike_spreads": "How far that is, in spreads of the loss above its recent median.",
     }
@@ -108,6 +110,10 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     straggler_share: Factor = 0.02
     # 0.1: one false name in ten days; thresholds follow from it and from the run's own noise.
     straggler_false_alarms_per_day: Factor = 0.1
+    # Half a minute for the one node that a hardware finding names costs less than the next restart because of it.
+    check_suspects: bool = True
+    # Off: half a minute of all nodes for each fault of one of them is for who can't trust the others either.
+    check_all: bool = False
     # 3 steps in a row: a single bad batch passes by itself.
     loss_spike_steps: Count = 3
     # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.

@@ -17,7 +17,7 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 if TYPE_CHECKING:
-    from megascale_ops.schema.health import BadHardware, HardwareFinding
+    from megascale_ops.schema.health import BadHardware, HardwareFinding, NodeMove
 
 
 class MemoryJournal:
@@ -29,6 +29,7 @@ class MemoryJournal:
         self.incidents: dict[str, Incident] = {}
         self.events: list[Event] = []
         self.hardware: dict[tuple[str, str], BadHardware] = {}
+        self.nodes: dict[int, NodeMove] = {}
         self.hold = False
         self._held: list[tuple[Batch, Callable[[], None]]] = []
 
@@ -58,6 +59,10 @@ class MemoryJournal:
                     self.parts[part[:3]] = part.body
             self.incidents.update({incident.id: incident for incident in batch.incidents})
             self.events.extend(batch.events)
+            for move in batch.nodes:
+                self.nodes[move.number] = move
+                if not move.event:
+                    del self.nodes[move.number]
             for one in batch.hardware:
                 self.hardware[one.uuid, one.reason] = one
                 if not one.count:
@@ -158,6 +163,7 @@ class World:
         self.loop = self.new_loop()
         self.loop.restore(self.memory.records, list(self.memory.incidents.values()))
         self.loop.hardware.restore(self.memory.hardware.values())
+        self.loop.nodes.restore(self.memory.nodes.values())
 
     @property
     def state(self) -> str:

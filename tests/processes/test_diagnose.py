@@ -20,7 +20,7 @@ from megascale_ops.diagnostics.children import Child, Outcome, Planned, end_all,
 from megascale_ops.diagnostics.examination import look_at
 from megascale_ops.diagnostics.report import NodeReport
 from megascale_ops.errors import MegascaleError
-from megascale_ops.runner.node_check import check_node
+from megascale_ops.runner.node_check import check_node, recheck_node
 from tests.fakes.sick_check import CHECK
 
 pytestmark = pytest.mark.processes
@@ -203,6 +203,24 @@ def test_a_bad_node_does_not_join(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert len(warned) == 2
     assert all("could not be measured" in text for text in warned)
+
+
+def test_a_node_is_measured_between_two_rounds_and_no_run_ends_for_it(tmp_path: Path) -> None:
+    """Good, bad with its reason and its report, or not measured: a result for the controller, never an exception."""
+    finding = '{"severity": "bad", "text": "GPU 3: 20 % slow"}'
+    folders = [str(tmp_path)]
+
+    bad = recheck_node(
+        "n1", tmp_path, folders, says(f'{{"seconds": 24.0, "results": [{{"findings": [{finding}]}}]}}', 1)
+    )
+    good = recheck_node("n1", tmp_path, folders, says('{"seconds": 24.0, "results": []}', 0))
+    broken = recheck_node("n1", tmp_path, folders, says("Traceback", 1))
+    missing = recheck_node("n1", tmp_path, ["/no/such/folder"], says("", 0))
+
+    assert (bad.outcome, bad.text, bad.path) == ("bad", "GPU 3: 20 % slow", str(tmp_path / "check-n1.json"))
+    assert (good.outcome, good.text) == ("good", "")
+    assert (broken.outcome, missing.outcome) == ("unmeasured", "unmeasured")
+    assert "/no/such/folder" in missing.text
 
 
 def test_a_run_measures_its_node_first(tmp_path: Path) -> None:

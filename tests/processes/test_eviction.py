@@ -30,6 +30,8 @@ def test_a_node_that_fails_twice_is_left_out_and_taken_back(clusters: Clusters) 
     kill_rank(cluster, "b")
     alone = cluster.until_status("degraded", round_=3)
     back = cluster.until_status("running", round_=4)
+    with cluster.controller.link() as link:
+        life = link.node_moves("b")
     cluster.finish()
 
     first, second = (one.verdict for one in acted_upon(cluster.incidents())[:2])
@@ -40,6 +42,10 @@ def test_a_node_that_fails_twice_is_left_out_and_taken_back(clusters: Clusters) 
     assert [status.world_size for status in (once, alone, back)] == [2, 1, 2]
     assert cluster.faults() == ["killed", "killed", "membership"]
     assert "begins at step 0 in round 3" not in cluster["a"].output()
+    # Before it came back it has measured itself, in its own runner, while the job went on without it.
+    assert [move.event for move in life.moves] == ["accused", "check_began", "check_passed"], life
+    assert life.node.state == "back"
+    assert "this node is measured before it takes part again" in cluster["b"].output()
 
 
 @pytest.mark.matrix  # the count of faults is tests/unit/controller/test_eviction's; that one fault only restarts, above
@@ -54,8 +60,11 @@ def test_faults_of_several_nodes_leave_nobody_out(clusters: Clusters) -> None:
     cluster.until_more_steps()
     kill_rank(cluster, "a")
     after = cluster.until_status("running", round_=3)
+    with cluster.controller.link() as link:
+        suspects = link.nodes().nodes
     cluster.finish()
 
+    assert suspects == ()  # these were faults of processes
     assert after.world_size == 2
     assert [one.verdict.action for one in acted_upon(cluster.incidents()) if one.verdict] == ["restart", "restart"]
 

@@ -80,6 +80,27 @@ async def test_the_loss_is_drawn_where_ranks_tell_one(tmp_path: Path) -> None:
         assert high["learns"] > high["mute"]
 
 
+async def test_a_node_that_is_not_healthy_is_shown_with_what_may_be_typed(tmp_path: Path) -> None:
+    """Taken out while the page is open it appears, as text and no markup; released it is gone again."""
+    async with serve_controller(tmp_path) as served:
+        await _job_with(served, "mine", [StepWork(at, 0.5) for at in range(5)])
+        async with opened(f"{served.url}/#job=mine", width=390) as seen:
+            await seen.says("#times-legend", "median rank")
+            before = await seen.page.locator("#nodes-part").is_visible()
+            served.loop.nodes.quarantine("a", "ada", f"a fan is loud {EVIL}", 0.0)
+            await seen.says("#nodes", "a is draining")
+            said = await seen.text("#nodes")
+            served.loop.nodes.release("a", "ada", "")
+            await seen.page.locator("#nodes-part").wait_for(state="hidden", timeout=MS)
+
+            assert not before
+            assert "by ada" in said
+            assert EVIL in said
+            assert f"megascale-ops nodes release a --controller {served.url}" in said
+            assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+            assert seen.wrong == []
+
+
 async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path) -> None:
     """The head of the page has one line for all jobs; their list has the worst first, one line each."""
     async with serve_controller(tmp_path) as served:

@@ -27,6 +27,7 @@ class Identity(NamedTuple):
     driver: str = ""
     vbios: str = ""
     pci: str = ""  # as in ``pci_key``
+    serial: str = ""  # of the board, as on its label; "" where the driver does not tell it
 
 
 class RawGpu(NamedTuple):

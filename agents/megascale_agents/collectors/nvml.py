@@ -153,6 +153,7 @@ class Nvml:
             driver=self._driver,
             vbios=_text(self._ask(lib.nvmlDeviceGetVbiosVersion, handle)),
             pci=pci_key(_text(pci.busId)) if pci is not None else "",
+            serial=_text(self._ask(lib.nvmlDeviceGetSerial, handle)),
         )
 
     def _values(self, handle: Handle) -> dict[str, float]:

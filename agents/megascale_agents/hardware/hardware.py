@@ -143,6 +143,10 @@ class Hardware:
         """Return the UUIDs of this node's GPUs, those that are lost included."""
         return tuple(gpu.identity.uuid for gpu in self.gpu.gpus if gpu.identity.uuid)
 
+    def serials(self) -> tuple[str, ...]:
+        """Return the serial numbers of these, in the same order; "" where one is not known."""
+        return tuple(gpu.identity.serial for gpu in self.gpu.gpus if gpu.identity.uuid)
+
     def checks(self) -> Iterator[CheckState]:
         """Yield the checks that have something to look at."""
         for watch, check in self._checks:

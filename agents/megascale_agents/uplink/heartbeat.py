@@ -88,6 +88,7 @@ class Composer:
         *,
         urgent: bool = False,
         hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]] = ((), ()),
+        serials: tuple[str, ...] = (),
     ) -> Heartbeat:
         """Build the next heartbeat.
 
@@ -98,6 +99,7 @@ class Composer:
             done_orders: Orders done and not yet reported.
             urgent: Sent out of turn; the host comes along.
             hardware: What is wrong with it now, and the GPUs' UUIDs.
+            serials: The GPUs' serial numbers, in the order of these.
         """
         now_s, wall_s = clocks_s
         full = self._want_full or now_s - self._full_at_s >= _FULL_EVERY_S
@@ -132,6 +134,7 @@ class Composer:
             done_orders=done_orders,
             findings=findings,
             gpus=gpus,
+            serials=serials if gpus and any(serials) else (),
             metrics=self.metrics if full else "",
             serves=self._serves,
         )

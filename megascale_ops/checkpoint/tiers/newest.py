@@ -53,6 +53,7 @@ class Search:
         remote: the store, where it is no folder.
         local: the tier on the nodes, where there is one.
         skipped: gets what was passed over.
+        before: a step; checkpoints of earlier ones are preferred, for what later ones hold was bad itself. -1: none.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class Search:
         path: Path,
         said: str,
         allowed: Allowed,
-        *,
         remote: "RemoteStore | None",
         local: "LocalStore | None",
         skipped: list[CheckpointReport],
+        *,
+        before: int = -1,
     ) -> None:
         self._path, self._said, self._allowed, self._remote, self._local = path, said, allowed, remote, local
-        self.skipped = skipped
+        self.skipped, self._before = skipped, before
         self.traffic = Traffic()
         self.newest_shared = -1
         """The newest step in the shared folder or store, whole or not."""
@@ -107,7 +109,15 @@ class Search:
     def _in_order(self, shared: list[_Shared], ranks: Ranks) -> list[Candidate]:
         """All that may be loaded, the newest first; on the nodes too, where there is such a tier."""
         inventories = [] if self._local is None else self._local.inventories(ranks)
-        return sets.candidates(inventories, [each.step for each in shared])
+        found = sets.candidates(inventories, [each.step for each in shared])
+        if self._before < 0:
+            return found
+        earlier = [one for one in found if one.step < self._before]
+        later = [one for one in found if one.step >= self._before]
+        if ranks.leads and later:
+            what = f"passed over, since training failed from there ({', '.join(str(one.step) for one in later[:3])})"
+            _log.warning("checkpoints of step %d and later are %s", self._before, what if earlier else "all there are")
+        return earlier + later
 
     def _load_first_whole(
         self, order: list[Candidate], shared: list[_Shared], state: dict[str, Any], ranks: Ranks

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from megascale_ops.trace.report_facts import Report
 
 # What a failure costs besides steps that are made a second time.
-_RESTART_ROWS = ("detect", "diagnose", "restart", "reload")
+_RESTART_ROWS = ("detect", "diagnose", "check", "restart", "reload")
 
 
 class Input(NamedTuple):

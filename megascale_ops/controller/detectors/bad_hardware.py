@@ -2,13 +2,14 @@
 """Remember GPUs that failed, by their UUID, until a person marks them as mended.
 
 A restart, a reset or a reboot makes a bad GPU look healthy again, for a day or an hour, and a restarted job may get
-"the same node again" unknowingly. A GPU keeps its UUID for life, so it is known wherever it turns up.
+"the same node again" unknowingly. A GPU keeps its UUID for life, so it is known wherever it turns up; its serial
+number is what stands on its label.
 Each reason is an entry with a count; the same finding again within a minute is the same occurrence.
 
 Pure: agents' findings in, changed entries out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -31,13 +32,23 @@ class BadBook:
         """Return all entries, the newest last."""
         return tuple(sorted(self._entries.values(), key=lambda one: one.last_wall_s))
 
-    def of(self, uuids: Iterable[str]) -> list[BadHardware]:
-        """Return what is remembered of some GPUs."""
-        wanted = set(uuids)
-        return [one for one in self._entries.values() if one.uuid in wanted] if self._entries else []
+    def of(self, uuids: Iterable[str], serials: Iterable[str] = ()) -> list[BadHardware]:
+        """Return what is remembered of some GPUs, by UUID or by serial number."""
+        if not self._entries:
+            return []
+        wanted, numbers = set(uuids), set(filter(None, serials))
+        return [one for one in self._entries.values() if one.uuid in wanted or one.serial in numbers]
 
-    def ingest_findings(self, node: str, findings: Iterable[HardwareFinding]) -> tuple[BadHardware, ...]:
-        """Take in an agent's findings; return the entries that are new or have changed."""
+    def ingest_findings(
+        self, node: str, findings: Iterable[HardwareFinding], serials: Mapping[str, str] | None = None
+    ) -> tuple[BadHardware, ...]:
+        """Take in an agent's findings; return the entries that are new or have changed.
+
+        Args:
+            node: whose agent it is.
+            findings: what it finds.
+            serials: serial numbers by UUID, as far as they are known.
+        """
         changed = []
         for said in findings:
             if not (said.is_bad and said.gpu):
@@ -54,6 +65,7 @@ class BadBook:
                 since_wall_s=known.since_wall_s if known is not None else at_s,
                 last_wall_s=at_s,
                 count=known.count + 1 if known is not None else 1,
+                serial=(serials or {}).get(said.gpu, "") or (known.serial if known is not None else ""),
             )
             self._entries[said.gpu, said.name] = entry
             changed.append(entry)

@@ -14,8 +14,10 @@ from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Journal, Transitions
 from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 from megascale_ops.schema.messages import Heartbeat
+from megascale_ops.schema.ranges import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 # 10 s: two looks at the GPUs. A small job is back in its next round by then, whose troubles are no evidence for what
 # ended the one before; agents' clocks are accurate enough, since only evidence follows from it.
 _LATE_S = 10.0
+# Twice as many as the ranks that a job may have.
+_MOST_GPUS = 2 * MOST_RANKS
 
 
 class HardwareWatch:
@@ -32,6 +36,7 @@ class HardwareWatch:
 
     def __init__(self, journal: Journal, transitions: Transitions, jobs: "Mapping[str, Job]") -> None:
         self.book = BadBook()
+        self._serials: dict[str, str] = {}  # by UUID
         self._journal = journal
         self._transitions = transitions
         self._jobs = jobs
@@ -45,11 +50,13 @@ class HardwareWatch:
 
         With ``only_job`` its agent reports for that job alone: it is quoted, and no GPU is remembered for all to avoid.
         """
+        if len(heartbeat.serials) == len(heartbeat.gpus) and len(self._serials) < _MOST_GPUS:
+            self._serials.update(zip(heartbeat.gpus, heartbeat.serials, strict=True))
         if heartbeat.gpus:
             for report in heartbeat.jobs:
                 job = self._jobs.get(report.job)
                 if job is not None and report.round == job.record.round:
-                    self._warn_of_return(job, heartbeat)
+                    self._warn_of_return(job, heartbeat, only_job)
         if heartbeat.findings:
             if not only_job:
                 self._remember(heartbeat.node, heartbeat.findings)
@@ -66,30 +73,35 @@ class HardwareWatch:
         return len(gone)
 
     def _remember(self, node: str, findings: Iterable[HardwareFinding]) -> None:
-        changed = self.book.ingest_findings(node, findings)
+        changed = self.book.ingest_findings(node, findings, self._serials)
         if changed:
             self._write(changed)
         for one in changed:
             if one.count:
                 log.warning("GPU %s of node %s is remembered as bad: %s", one.uuid, node, one.text,
                             extra={"node": node})  # fmt: skip
+                text = f"GPU {one.uuid} is remembered as bad ({one.text})"
+                self._transitions.nodes.accuse(Accusation(node, one.reason, one.last_wall_s, text, (one.text,)))
 
     def _write(self, entries: tuple[BadHardware, ...]) -> None:
         self._journal.submit(Batch(hardware=entries), _nothing)
 
-    def _warn_of_return(self, job: Job, heartbeat: Heartbeat) -> None:
+    def _warn_of_return(self, job: Job, heartbeat: Heartbeat, only_job: str) -> None:
         """Warn that a job trains on a GPU that failed before, once for each round."""
-        for one in self.book.of(heartbeat.gpus):
+        for one in self.book.of(heartbeat.gpus, heartbeat.serials):
             if one.uuid in job.round.bad_gpus_told:
                 continue
             job.round.bad_gpus_told.add(one.uuid)
             times = "once" if one.count == 1 else f"{one.count} times"
             where = "" if one.node == heartbeat.node else f", then in {one.node}"
             text = (
-                f"{heartbeat.node} has GPU {one.uuid}, which is remembered as bad ({one.text}; {times}{where}); "
+                f"{heartbeat.node} has GPU {_named(one)}, which is remembered as bad ({one.text}; {times}{where}); "
                 f"when it was mended: megascale-ops bad-hardware forget {one.uuid}"
             )
             log.warning("%s: %s", job.name, text, extra={"job": job.name, "node": heartbeat.node})
+            said = Accusation(heartbeat.node, "remembered", one.last_wall_s, text, (one.text,), job.name)
+            if not only_job:  # on the word of a job's own agent no node is kept from all others
+                self._transitions.nodes.accuse(said)
             self._transitions.note(job, "bad_hardware", text, node=heartbeat.node)
             self._transitions.save(job)
 
@@ -102,6 +114,10 @@ class HardwareWatch:
         if verdict.evidence != incident.verdict.evidence:
             self._transitions.put_incident(job, incidents.judge(incident, verdict))
             self._transitions.save(job)
+
+
+def _named(one: BadHardware) -> str:
+    return f"{one.uuid} (serial number {one.serial})" if one.serial else one.uuid
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.job.homes import Homes
+from megascale_ops.controller.job.node_checks import NodeChecks
 from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
@@ -110,6 +111,7 @@ class Job:
         self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}
+        self.checks = NodeChecks({})
         self.superseded: set[str] = set()  # runner ids that another one has replaced
         self.harmless_s = 0.0  # the longest such silence that ended by itself
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before

@@ -102,6 +102,7 @@ class Round:
         self.offer_told: tuple[tuple[str, ...], Answer] | None = None  # nodes that could be taken in, and the answer
         self.weighed_s = NEVER_S  # when the warnings were last weighed
         self.cut: set[str] = set()  # nodes with a logged cut of their reports
+        self.passed_wall_s = 0.0  # when it was seen beyond the step that no checkpoint is restored from
         self.bad_gpus_told: set[str] = set()
 
     def note_step(self, progress: "Progress", moved_wall_s: float) -> None:

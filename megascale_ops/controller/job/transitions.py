@@ -18,6 +18,7 @@ import msgspec
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.incidents import close, end_course, follow, mark, open_incident
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.node_moves import NodeMoves
 from megascale_ops.controller.job.round import Round, SilenceCheck
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
@@ -76,6 +77,7 @@ class Transitions:
         book: OrderedDict[str, Incident],
     ) -> None:
         self._journal = journal
+        self.nodes = NodeMoves(journal.submit, registry, wall)
         self.registry = registry
         self.clock = clock
         self.wall = wall

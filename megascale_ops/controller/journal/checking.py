@@ -17,9 +17,9 @@ from sqlalchemy.exc import IntegrityError
 
 from megascale_ops.controller.journal.reading import asked, mended, taken
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal.tables import DAMAGED, EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS
+from megascale_ops.controller.journal.tables import DAMAGED, EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS
 
-CHECKED = (JOBS, PARTS, INCIDENTS, EVENTS, HARDWARE)
+CHECKED = (JOBS, PARTS, INCIDENTS, EVENTS, HARDWARE, NODES)
 _AT_ONCE = 1000
 _WORDS = {
     "jobs": "the state of a job",
@@ -27,6 +27,7 @@ _WORDS = {
     "incidents": "an incident",
     "events": "an event",
     "hardware": "a GPU that was bad",
+    "nodes": "a move of a node",
 }
 
 

@@ -10,13 +10,13 @@ from sqlalchemy.dialects import sqlite
 
 from megascale_ops.controller.journal.parts import Part
 from megascale_ops.controller.journal.seal import seal
-from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, key_of
+from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, NODES, PARTS, key_of
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware
+from megascale_ops.schema.health import BadHardware, NodeMove
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What belongs together: events, and the new state of one job, of incidents and of bad hardware."""
+    """What belongs together: events, and the new state of one job, of incidents, of bad hardware and of nodes."""
 
     events: tuple[Event, ...] = ()
     job: str = ""
@@ -24,6 +24,7 @@ class Batch(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...] = ()  # what has changed of that which grows in the job's record
     incidents: tuple[Incident, ...] = ()
     hardware: tuple[BadHardware, ...] = ()  # ``count`` 0: it was repaired, or has been dropped
+    nodes: tuple[NodeMove, ...] = ()  # ``event`` "": it is not kept any longer
     binding: bool = False  # orders or names follow from it: it must survive a power cut before they are given
 
 
@@ -40,6 +41,7 @@ def write(connection: sa.Connection, batches: list[Batch]) -> int:
     incidents = {incident.id: incident for batch in batches for incident in batch.incidents}
     written.replace(INCIDENTS, [incident_row(incident) for incident in incidents.values()])
     _write_hardware(written, newest_hardware(batches))
+    _write_nodes(written, newest_nodes(batches))
     return written.bytes
 
 
@@ -88,6 +90,11 @@ def _write_hardware(written: _Written, entries: tuple[BadHardware, ...]) -> None
     written.forget(HARDWARE, [{"uuid": one.uuid, "reason": one.reason} for one in entries if not one.count])
 
 
+def _write_nodes(written: _Written, moves: tuple[NodeMove, ...]) -> None:
+    written.replace(NODES, [node_row(one) for one in moves if one.event])
+    written.forget(NODES, [{"number": one.number} for one in moves if not one.event])
+
+
 def _upsert(connection: sa.Connection) -> Callable[[sa.Table], Any]:
     """Return the dialect's INSERT that knows ON CONFLICT; PostgreSQL's costs 35 ms to import, so only when needed."""
     if connection.dialect.name == "sqlite":
@@ -100,6 +107,11 @@ def _upsert(connection: sa.Connection) -> Callable[[sa.Table], Any]:
 def newest_hardware(batches: list[Batch]) -> tuple[BadHardware, ...]:
     """Return the newest word on each GPU and reason."""
     return tuple({(one.uuid, one.reason): one for batch in batches for one in batch.hardware}.values())
+
+
+def newest_nodes(batches: list[Batch]) -> tuple[NodeMove, ...]:
+    """Return the newest word on each move of a node."""
+    return tuple({one.number: one for batch in batches for one in batch.nodes}.values())
 
 
 def newest_parts(batches: list[Batch]) -> tuple[Part, ...]:
@@ -147,3 +159,9 @@ def hardware_row(one: BadHardware) -> dict[str, Any]:
     """Return what is remembered of a GPU as a row."""
     body = sealed(HARDWARE, (one.uuid, one.reason), msgspec.json.encode(one))
     return {"uuid": one.uuid, "reason": one.reason, "body": body}
+
+
+def node_row(one: NodeMove) -> dict[str, Any]:
+    """Return a move of a node as a row."""
+    body = sealed(NODES, (one.number, one.node), msgspec.json.encode(one))
+    return {"number": one.number, "node": one.node, "body": body}

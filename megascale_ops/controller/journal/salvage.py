@@ -25,9 +25,9 @@ from megascale_ops.controller.journal.plain_schema import describe_anew, has_our
 from megascale_ops.controller.journal.reading import Row, decoded, mended, taken
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, TABLES
+from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS, TABLES
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware
+from megascale_ops.schema.health import BadHardware, NodeMove
 
 # What journals contain, in their schema and their rows; another file may contain one of these, not three.
 _OURS = (
@@ -66,13 +66,16 @@ class Salvaged(NamedTuple):
     incidents: tuple[Incident, ...]
     events: tuple[Event, ...]
     hardware: tuple[BadHardware, ...]
+    nodes: tuple[NodeMove, ...]
     loss: str
 
     def batches(self) -> Iterator[Batch]:
         """Return it as what is to be journaled."""
         for job, record in self.jobs.items():
             yield Batch(job=job, record=record)
-        yield Batch(parts=self.parts, incidents=self.incidents, events=self.events, hardware=self.hardware)
+        yield Batch(
+            parts=self.parts, incidents=self.incidents, events=self.events, hardware=self.hardware, nodes=self.nodes
+        )
 
 
 class Damage(NamedTuple):
@@ -180,7 +183,8 @@ def _read(aside: Path) -> Salvaged:
             incidents = tuple(decoded(_rows(connection, INCIDENTS), Incident))
             events = tuple(decoded(_rows(connection, EVENTS), Event))
             hardware = tuple(decoded(_rows(connection, HARDWARE), BadHardware))
-    return Salvaged(jobs, parts, incidents, events, hardware, "")
+            nodes = tuple(decoded(_rows(connection, NODES), NodeMove))
+    return Salvaged(jobs, parts, incidents, events, hardware, nodes, "")
 
 
 def _set_header_right(copy: Path) -> None:

@@ -46,6 +46,14 @@ HARDWARE = sa.Table(
     sa.Column("reason", sa.String(100), primary_key=True),
     sa.Column("body", sa.Text),
 )
+# Every move of a node's life, by its number.
+NODES = sa.Table(
+    "nodes",
+    TABLES,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("node", sa.String(128)),
+    sa.Column("body", sa.Text),
+)
 # What grows in a job's record, a row each (``journal.parts``).
 PARTS = sa.Table(
     "parts",
@@ -77,9 +85,10 @@ KEYS: dict[str, tuple[sa.Column[Any], ...]] = {
     INCIDENTS.name: (INCIDENTS.c.id, INCIDENTS.c.job, INCIDENTS.c.number, INCIDENTS.c.began),
     EVENTS.name: (EVENTS.c.job, EVENTS.c.incident),
     HARDWARE.name: (HARDWARE.c.uuid, HARDWARE.c.reason),
+    NODES.name: (NODES.c.number, NODES.c.node),
 }
 # What journals of older programs may lack; they get it when they are written to.
-_LATER = (HARDWARE, PARTS, DAMAGED)
+_LATER = (HARDWARE, NODES, PARTS, DAMAGED)
 
 
 def claim(engine: sa.Engine, shown: str, upgrade: Callable[[sa.Engine], None], *, readonly: bool) -> None:

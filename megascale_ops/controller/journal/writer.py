@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from megascale_ops.controller.journal.retention import Retention
-from megascale_ops.controller.journal.rows import Batch, newest_hardware, newest_parts, write
+from megascale_ops.controller.journal.rows import Batch, newest_hardware, newest_nodes, newest_parts, write
 from megascale_ops.controller.journal.tables import META
 from megascale_ops.distribution import Distribution
 from megascale_ops.schema.events import Event, Incident
@@ -267,5 +267,8 @@ def _merged(batches: list[Batch], clerk: Clerk) -> list[Batch]:
     records = {batch.job: batch.record for batch in batches if batch.job}
     kept = [Batch(job=job, record=record, binding=True) for job, record in records.items()]
     newest = tuple(incidents.values())[-KEPT_INCIDENTS:]
-    rest = Batch(tuple(events), parts=newest_parts(batches), incidents=newest, hardware=newest_hardware(batches))
+    rest = Batch(
+        tuple(events), parts=newest_parts(batches), incidents=newest, hardware=newest_hardware(batches),
+        nodes=newest_nodes(batches),
+    )  # fmt: skip
     return [*kept, rest] if rest != Batch() else kept

@@ -21,8 +21,10 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live import headline as live_headline
 from megascale_ops.controller.live.heatmap import Times
 from megascale_ops.controller.live.job_lines import job_lines
+from megascale_ops.controller.live.node_lines import node_lines
 from megascale_ops.controller.live.ranks import Ranks, Seen
 from megascale_ops.controller.live.words import incident_line
+from megascale_ops.controller.nodes.book import NodeBook
 from megascale_ops.schema import live
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, Pace
@@ -41,6 +43,7 @@ class Sources(NamedTuple):
     registry: Registry
     incidents: Mapping[str, Incident]  # by id, the newest last
     histories: Mapping[str, StepHistory]
+    nodes: NodeBook = NodeBook()
 
 
 class Feed:
@@ -101,6 +104,7 @@ class Feed:
                 columns=self._columns(seen),
                 times=self._strip(history),
                 ledger=_ledger(goodput),
+                lives=node_lines(sources.nodes, job),
                 incidents=tuple(incident_line(one) for one in reversed(self._mine(sources)[-MOST_INCIDENTS:])),
             )
         )
@@ -135,7 +139,7 @@ def changed(before: Frame, now: Frame) -> Frame:
     """Return what a page that has ``before`` must get; the whole of ``now`` where a change would not do."""
     if before.job != now.job or not _grew(before.times, now.times):
         return now
-    parts = ("headline", "pace", "layout", "incidents", "jobs", "ledger")
+    parts = ("headline", "pace", "layout", "incidents", "jobs", "ledger", "lives")
     told = {name: getattr(now, name) for name in parts if getattr(now, name) != getattr(before, name)}
     if now.columns is not None and before.columns is not None and now.columns != before.columns:
         names = Columns.__struct_fields__

@@ -66,6 +66,7 @@ class Metrics:
 
     def _own(self, found: _Gathered) -> None:
         loop, store = self._loop, self._store
+        lives = [one for one in loop.nodes.book.lives() if one.state != "healthy"]
         states = {state.value: 0 for state in State}
         for job in loop.jobs.values():
             states[job.state.value] += 1
@@ -91,6 +92,8 @@ class Metrics:
                 "megascale_controller_otlp_records_total": [
                     ((outcome,), float(loop.exported[outcome])) for outcome in sorted(loop.exported)
                 ],
+                "megascale_node_life_info": [((one.node, one.state), 1.0) for one in lives],
+                "megascale_nodes_spared": [((), float(sum(one.is_spared for one in lives)))],
                 "megascale_gpu_bad_info": [
                     ((one.node, one.uuid, one.reason), 1.0) for one in loop.hardware.book.entries()
                 ],

@@ -14,7 +14,15 @@ Pure: a question with its time in, an action and a sentence out.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.policy.decision import HOUR_S, Decision, Failure, Question, Restart, blamed_node
+from megascale_ops.controller.policy.decision import (
+    HOUR_S,
+    Decision,
+    Failure,
+    Question,
+    Restart,
+    StateFailure,
+    blamed_node,
+)
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit
@@ -25,6 +33,8 @@ from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 
 GO_ON = ("ignore", "warn")
 
+# 10 steps: what is wrong with a state shows in the first forward or optimizer steps; later it is the data or the run.
+FIRST_STEPS = 10
 _IN_SCRIPT = ("exception", "exception_everywhere")
 
 
@@ -87,7 +97,7 @@ def _not_cured(question: Question) -> str:
 
 def decide(question: Question) -> Decision:
     """Return what follows when a round has ended, or when a hang could be stopped."""
-    settled = _without_limits(question)
+    settled = _of_restored(question) or _without_limits(question)
     if settled is not None:
         return settled
     fault = question.verdict.fault
@@ -145,6 +155,54 @@ def _evict_or_restart(question: Question, why: str, node: str = "") -> Decision:
     if room.by:
         return Decision("evict", f"{why}; {room.why}", fault, room.by, nodes=(node,))
     return Decision("restart", f"{why}; nobody is evicted: {room.why}", fault, "no_room")
+
+
+def state_failure_of(verdict: Verdict, failure: Failure | None, exits: tuple[RankExit, ...]) -> StateFailure | None:
+    """Return the failure as one that a bad state may explain; None where it has nothing to do with one.
+
+    A rank tells which step it has restored by where it stands less the steps that it has made since. A kill or a lost
+    node is the same whatever was restored.
+    """
+    ends = [one for one in exits if one.step >= 0]
+    if not ends:
+        return None
+    at = max(one.step for one in ends)
+    cause = failure.signature if failure is not None else ""
+    if verdict.fault == "loss_nan":
+        cause, at = "loss_nan", max(0, verdict.since_step)
+    elif not cause and verdict.fault == "exit_code":
+        cause = next((signature_of_exit(one) for one in map(with_error, ends) if one.rank in verdict.culprits), "")
+    return StateFailure(cause, at, min(one.step - one.steps_seen for one in ends)) if cause else None
+
+
+def _of_restored(question: Question) -> Decision | None:
+    """Return what follows where what was restored is bad itself: one checkpoint back, once, and then the end.
+
+    The same failure twice at the first steps after the same checkpoint is no accident, and a third restart from there
+    would fail again: a peer's job was restarted 44 times from the same NaN. The first of the two may have come in the
+    round that saved it.
+    """
+    now, before, fault = question.state_failure, question.state_failure_before, question.verdict.fault
+    if question.kind != "end" or rule_for(question.policy, fault).action not in ("restart", "evict"):
+        return None
+    if now is None or before is None or now.cause != before.cause or now.restored < 0:
+        return None
+    steps = now.at - now.restored
+    if steps > FIRST_STEPS:
+        return None
+    if question.restore_before >= 0:
+        reason = (
+            f"the same failure {steps} steps after the restore of step {now.restored}, which is one checkpoint before "
+            f"the one that it came from: going back further is a person's decision ({question.verdict.reason})"
+        )
+        return Decision("stop", reason, fault, "restored_bad")
+    if not 0 <= before.at - now.restored <= FIRST_STEPS or spent_limit(question) is not None:
+        return None
+    reason = (
+        f"the same failure twice within {FIRST_STEPS} steps of step {now.restored}, which was restored: what was saved "
+        "there may be bad itself, so one checkpoint back, once"
+    )
+    return Decision("restart", reason, fault, "one_back", restore_before=now.restored)
 
 
 class Limit(NamedTuple):

@@ -49,6 +49,14 @@ class Failure(msgspec.Struct, frozen=True):
     step: int
 
 
+class StateFailure(msgspec.Struct, frozen=True):
+    """A failure that what was restored may explain: what it was, at which step, and which step had been restored."""
+
+    cause: str  # the failure's signature, or a class of fault; the same words mean the same
+    at: int  # the last step that was made before it
+    restored: int = -1  # -1: nothing was, the round began at its first step
+
+
 class Tab(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a warning has cost so far, as a bar keeps it: until it is worth a restart."""
 
@@ -82,6 +90,9 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     prices_s: tuple[float, ...] = ()  # what this job's restarts have cost
     cut_before: tuple[str, ...] = ()  # nodes that were cut off in the round before, and this one has made no step
     first_node: str = ""  # the one that holds rank 0
+    state_failure: StateFailure | None = None
+    state_failure_before: StateFailure | None = None  # of the round before
+    restore_before: int = -1  # no checkpoint of this step or later is restored: the job has gone one back already
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,6 +105,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     counted: bool = True  # uses up a budget
     nodes: tuple[str, ...] = ()
     dry_run: bool = False  # it is only reported, not done
+    restore_before: int = -1  # from now on no checkpoint of this step or a later one is restored; -1: as it was
 
     @property
     def acts(self) -> bool:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import msgspec
 
-from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
+from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, StateFailure, Tab
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Order
@@ -80,6 +80,8 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     tabs: dict[str, Tab] = {}  # what warnings have cost
     decided: Decision | None = None  # what follows this stop, where that was decided before it
     left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
+    state_failure: StateFailure | None = None  # how the round before failed, if what it had restored may explain it
+    restore_before: int = -1  # no checkpoint of this step or later is restored: it was bad itself; -1: any
     habits: dict[str, float] = {}  # by place: the longest silence there that ended by itself, seconds
 
     @property

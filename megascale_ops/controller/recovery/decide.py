@@ -23,6 +23,7 @@ from megascale_ops.controller.policy.decision import (
     Failure,
     Question,
     Restart,
+    StateFailure,
     Tab,
     blamed_node,
     remembered,
@@ -32,6 +33,7 @@ from megascale_ops.controller.policy.decision import (
 from megascale_ops.controller.policy.eviction import evict, is_evicted
 from megascale_ops.controller.record.job_record import LeftAlone
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.recovery import checks
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import PolicyView
@@ -62,6 +64,7 @@ def ask(
     verdict: Verdict,
     *,
     failure: Failure | None = None,
+    state_failure: StateFailure | None = None,
     tab: Tab | None = None,
 ) -> tuple[Question, Decision]:
     """Return what is known, as one question, and the answer to it."""
@@ -88,6 +91,9 @@ def ask(
         tab=tab,
         prices_s=record.prices_s,
         cut_before=_cut_before(job),
+        state_failure=state_failure,
+        state_failure_before=record.state_failure if state_failure is not None else None,
+        restore_before=record.restore_before,
         first_node=record.members[0].node if record.members else "",
     )
     return question, answer(question)
@@ -110,6 +116,8 @@ def spares(transitions: Transitions, job: Job) -> list[str]:
         if job.member(node) is None
         and is_evicted(job.record.evictions, node, wall_s) is None
         and not transitions.registry.why_withheld(node)
+        and not transitions.nodes.book.is_barred(node)
+        and not checks.is_wanted(transitions, job, node)
     ]
 
 
@@ -124,8 +132,11 @@ def evicted(job: Job, wall_s: float) -> list[str]:
     return [one.node for one in job.record.evictions if one.until_wall_s > wall_s]
 
 
-def why_out(job: Job, node: str, wall_s: float) -> str:
+def why_out(transitions: Transitions, job: Job, node: str, wall_s: float) -> str:
     """Return why a runner waits outside of a round, for its log; "" where that is nothing special."""
+    barred = transitions.nodes.why_barred(node)
+    if barred and job.member(node) is None and job.state in (*ACTIVE, State.REPLACING):
+        return f"job {job.name} goes on without {node}: {barred}"
     if job.state not in ACTIVE or job.member(node) is not None:
         return ""
     out = is_evicted(job.record.evictions, node, wall_s)
@@ -145,6 +156,8 @@ def after(job: Job, verdict: Verdict, decision: Decision, wall_s: float) -> dict
         changes["restarts"] = (*record.restarts, restart)[-MOST_RESTARTS:]
         cause = restart.cause or "unknown"
         changes["restarted"] = record.restarted | {cause: record.restarted.get(cause, 0) + 1}
+    if decision.restore_before >= 0:
+        changes["restore_before"] = decision.restore_before
     if decision.nodes:
         changes["evictions"] = evict(record.evictions, decision.nodes, record.policy, wall_s, verdict.reason)
     return changes

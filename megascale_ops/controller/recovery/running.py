@@ -12,7 +12,7 @@ from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import EventKind, State
-from megascale_ops.controller.recovery import confirming, decide, weighing
+from megascale_ops.controller.recovery import checks, confirming, decide, weighing
 from megascale_ops.controller.recovery.confirming import harmless, is_left_running
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Order
@@ -26,6 +26,8 @@ _MOVED = {
 
 def from_running(transitions: Transitions, job: Job, now_s: float) -> bool:
     """Has a rank fallen silent, or is a warning worth a restart by now?"""
+    if job.waiting:  # spares in doubt measure themselves while no round waits for them
+        checks.begin(transitions, job, diagnose.joined(job, now_s), now_s)
     return watch(transitions, job, now_s) or weighing.weigh_warnings(transitions, job, now_s)
 
 

@@ -15,7 +15,7 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.record.job_record import Member
 from megascale_ops.controller.record.state_machine import EventKind
-from megascale_ops.controller.recovery import decide, running
+from megascale_ops.controller.recovery import checks, decide, running
 from megascale_ops.controller.recovery.formation import form
 from megascale_ops.diagnosis.rank_view import RankView
 
@@ -31,9 +31,11 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         return False
     record = job.record
     joined = diagnose.joined(job, now_s)
+    checks.begin(transitions, job, joined, now_s)
+    welcome = checks.without_barred(transitions, job, joined)
     before = [node for node in job.nodes if node not in job.round.left]
     formation = form(
-        joined,
+        welcome,
         min_nodes=record.min_nodes,
         max_nodes=record.max_nodes,
         before=before,
@@ -42,9 +44,11 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         waiting_since_s=job.entered_s,
         last_call_s=record.policy.last_call_s,
         straggler_s=record.policy.node_lost_s,
-        evicted=decide.unwelcome(transitions, job, joined),
+        evicted=[*decide.unwelcome(transitions, job, joined), *filter(transitions.nodes.book.is_barred, before)],
         asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
     )
+    if checks.are_awaited(job, now_s, is_full=len(formation.nodes) >= record.max_nodes):
+        return False
     if formation.nodes:
         _form(transitions, job, formation.nodes, formation.reason)
         return True
@@ -55,7 +59,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
     waited_s = now_s - job.entered_s
     if waited_s < record.policy.join_timeout_s and not hopeless:
         return False
-    text = f"{formation.reason} after {waited_s:.0f} s"
+    text = f"{formation.reason} after {waited_s:.0f} s{checks.why_barred(transitions, joined)}"
     if hopeless:
         text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
     if job.incident is not None:
@@ -67,6 +71,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
 def _form(transitions: Transitions, job: Job, nodes: tuple[str, ...], why: str) -> None:
     """Begin a round of these nodes, in this order."""
     joins = [job.waiting.pop(node).join for node in nodes]
+    checks.end(transitions, job)
     members = tuple(
         Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
     )

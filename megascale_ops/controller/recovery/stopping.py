@@ -8,11 +8,14 @@ import msgspec
 
 from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.node_checks import NodeChecks
 from megascale_ops.controller.job.transitions import Transitions
+from megascale_ops.controller.nodes.evidence import Accusation, accusations_of, is_machines
 from megascale_ops.controller.policy import actions
 from megascale_ops.controller.policy.decision import Decision, would
 from megascale_ops.controller.record.state_machine import EventKind, State
 from megascale_ops.controller.recovery import decide
+from megascale_ops.schema.health import Verdict
 
 _replace = msgspec.structs.replace
 
@@ -49,8 +52,10 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     verdict = verdict or diagnose.judge_exits(transitions.registry, job, now_s, wall_s, missing=silent)
     verdict = diagnose.quote_hardware(transitions.registry, job, verdict)
     failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.round.exits.values()))
-    question, decision = decide.ask(transitions, job, "end", verdict, failure=failure)
-    decision = job.record.decided or decision
+    state_failure = actions.state_failure_of(verdict, failure, tuple(one.exit for one in job.round.exits.values()))
+    question, decision = decide.ask(transitions, job, "end", verdict, failure=failure, state_failure=state_failure)
+    decided = None if decision.rule in ("one_back", "restored_bad") else job.record.decided
+    decision = decided or decision
     stop = decision.action == "stop" or decision.dry_run
     verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
     if job.incident is None:
@@ -61,11 +66,14 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     if incident is not None:
         closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
         transitions.put_incident(job, closed)
-    if job.record.decided is None:
+    if decided is None:
         decide.report_decision(job, question, decision, job.record.incident)
     changes = decide.after(job, verdict, decision, wall_s)
+    if not stop:
+        _accuse(transitions, job, verdict, decision)
     _close_round(job)
     ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
+    ended["state_failure"] = state_failure
     if stop:
         why = _done(decision) if decision.dry_run else decision.reason
         reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
@@ -75,6 +83,30 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
         return True
     transitions.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
     return True
+
+
+def _accuse(transitions: Transitions, job: Job, verdict: Verdict, decision: Decision) -> None:
+    """Hold against nodes what the verdict says of their hardware, before the next round is formed."""
+    wall_s = transitions.wall()
+    doubted = {
+        (node, one.name)
+        for node in {one.node for one in verdict.evidence if one.node}
+        for one in transitions.registry.findings(node, job.name)
+        if one.is_bad or one.severity == "fail"
+    }
+    found = list(accusations_of(verdict, wall_s, job.name, doubted))
+    named = {one.node for one in found}
+    if is_machines(decision.fault):
+        found += [
+            Accusation(node, f"evicted_{decision.fault}", wall_s, decision.reason, (), job.name)
+            for node in decision.nodes
+            if node not in named
+        ]
+    for one in found:
+        view = transitions.registry.node(one.node, job.name)
+        if view is None or not view.only_job:  # on the word of a job's own agent no node is kept from all others
+            transitions.nodes.accuse(one)
+    job.checks = NodeChecks(job.checks.asked, wants_all=bool(found) and job.record.policy.check_all)
 
 
 def end(transitions: Transitions, job: Job, event: EventKind, text: str, exit_code: int) -> None:

@@ -13,9 +13,10 @@ from megascale_ops.controller.job import terms
 from megascale_ops.controller.job.job import Job, Runner, Waiting, wait_in
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Transitions
+from megascale_ops.controller.nodes.life import NodeState
 from megascale_ops.controller.record.job_record import JobRecord, next_life
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, EventKind
-from megascale_ops.controller.recovery import decide, failures
+from megascale_ops.controller.recovery import checks, decide, failures
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.controller.rendezvous.adopt import RESUME, Adopting
 from megascale_ops.controller.rendezvous.poll import MOST_WAIT_S, open_request
@@ -70,7 +71,7 @@ class Joining:
                     return reply
                 left_s = deadline_s - self._clock()
                 if left_s <= 0 or runner.nudges != nudges or self._must_be_told(job, join):
-                    return JoinReply(status="wait", reason=decide.why_out(job, join.node, self._transitions.wall()))
+                    return JoinReply(status="wait", reason=self._why_out(job, join.node))
                 await wait_in(runner.waiters, left_s)
 
     async def _give_way(self, job: Job, join: Join) -> None:
@@ -128,6 +129,7 @@ class Joining:
         member = job.member(join.node)
         replaced = member is not None and member.runner_id != join.runner_id
         self._keep_runner(job, join, now_s)
+        checks.take_result(self._transitions, job, join)
         if member is not None and member.join_id == join.join_id:
             return job  # its answer was lost
         waiting = job.waiting.get(join.node)
@@ -211,15 +213,22 @@ class Joining:
                 verdict=record.ended_verdict,
                 job_id=record.job_id,
                 incidents=record.incidents,
+                restore_before=record.restore_before,
             )
         if job.runners[join.node].runner_id != join.runner_id:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")
+        life = self._transitions.nodes.book.life(join.node)
+        if life.state == NodeState.UNDER_CHECK and join.can_check and join.check is None:
+            return JoinReply(status="check", reason=life.reason)
         return None
+
+    def _why_out(self, job: Job, node: str) -> str:
+        return decide.why_out(self._transitions, job, node, self._transitions.wall())
 
     def _must_be_told(self, job: Job, join: Join) -> bool:
         """Return whether a runner waits outside of a round and does not know it yet; once for each join."""
         waiting = job.waiting.get(join.node)
-        if waiting is None or waiting.told or not decide.why_out(job, join.node, self._transitions.wall()):
+        if waiting is None or waiting.told or not self._why_out(job, join.node):
             return False
         waiting.told = True
         return True

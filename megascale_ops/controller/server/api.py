@@ -12,6 +12,7 @@ web page sent it. 404: there is no such thing. 408: it came too slowly. 409: und
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +31,9 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
+from megascale_ops.controller.server import node_lives
 from megascale_ops.controller.server.agent_logs import AgentLogs
+from megascale_ops.controller.server.bodies import SlowError, answer, body_of, convert, decode, query_of
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
 from megascale_ops.controller.server.openapi import describe
@@ -76,14 +79,8 @@ _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
 _stops = msgspec.json.Decoder(StopAsk)
-# 20 s: 256 KiB at 13 KB a second.
-BODY_S = 20.0
 # 2 s: a journal that cannot be written fails within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
-
-
-class _SlowError(RefusedError):
-    """The body did not come in time."""
 
 
 class _ForeignError(RefusedError):
@@ -96,7 +93,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (access.UnauthorisedError, 401),
     (access.ForbiddenError, 403),
     (_ForeignError, 403),
-    (_SlowError, 408),
+    (SlowError, 408),
     (web.RequestPayloadError, 400),
     (RefusedError, 409),
     (UsageError, 400),
@@ -164,6 +161,9 @@ class Api:
         add("GET", "/v1/incidents/{id}", self._guard(self._incident, may=_may_read_asked, for_page=True))
         add("GET", "/v1/hardware", self._guard(self._hardware, may=_may_read_all))
         add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend, may=_may_operate_all))
+        add("GET", "/v1/nodes", self._guard(partial(node_lives.show_all, self._loop.nodes), may=_may_read_all))
+        add("GET", "/v1/nodes/{node}", self._guard(partial(node_lives.show_moves, self._loop.nodes), may=_may_read_all))
+        add("POST", "/v1/nodes/{node}", self._guard(partial(node_lives.do, self._loop.nodes), may=_may_operate_all))
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
         add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
@@ -193,7 +193,7 @@ class Api:
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
                     GRANT.set(grant)
-                    _convert(request.match_info, Parts)
+                    convert(request.match_info, Parts)
                     if may is not None:
                         may(grant, request)
                 return await handler(request)
@@ -229,7 +229,7 @@ class Api:
 
     def _take_beat(self, body: bytes, grant: Grant) -> HeartbeatReply:
         try:
-            heartbeat = access.may_report(grant, _decode(_heartbeats, body))
+            heartbeat = access.may_report(grant, decode(_heartbeats, body))
             return self._loop.heartbeat(heartbeat, grant.job)
         except access.ForbiddenError:
             self._loop.rejected["unauthorised"] += 1
@@ -240,58 +240,58 @@ class Api:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         try:
-            body = await _body(request)
+            body = await body_of(request)
         except web.HTTPRequestEntityTooLarge:
             self._loop.rejected["oversized"] += 1
             raise
-        return _answer(self._take_beat(body, GRANT.get()))
+        return answer(self._take_beat(body, GRANT.get()))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
-        evidence = _decode(_evidence, await _body(request))
+        evidence = decode(_evidence, await body_of(request))
         access.may_testify(GRANT.get(), evidence)
         if not self._agent_logs.ingest_evidence(evidence):
             self._loop.evidence(evidence)
-        return _answer(Nothing())
+        return answer(Nothing())
 
     async def _join(self, request: web.Request) -> web.Response:
-        join = _decode(_joins, await _body(request))
+        join = decode(_joins, await body_of(request))
         access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
-        return _answer(await self._loop.joining.join(join, _query(request, WaitQuery).wait_s))
+        return answer(await self._loop.joining.join(join, query_of(request, WaitQuery).wait_s))
 
     async def _orders(self, request: web.Request) -> web.Response:
-        asked = _query(request, OrdersQuery)
+        asked = query_of(request, OrdersQuery)
         job = request.match_info["job"]
         poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
         # A poll is a runner's sign of life, and removes the orders it has executed: not for read-only tokens.
         access.may_operate(GRANT.get(), job, poll.node)
-        return _answer(await self._loop.orders(poll, asked.wait_s))
+        return answer(await self._loop.orders(poll, asked.wait_s))
 
     async def _leave(self, request: web.Request) -> web.Response:
-        leave = _decode(_leaves, await _body(request))
+        leave = decode(_leaves, await body_of(request))
         access.may_operate(GRANT.get(), leave.job, leave.node)
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
             raise NotFoundError(f"there is no job {leave.job!r}")
         self._loop.leave(leave)
         await self._loop.settle(leave.job, SETTLE_S)
-        return _answer(Nothing())
+        return answer(Nothing())
 
     async def _policy(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
         view = self._loop.policy(job)
         if view is None:
             raise NotFoundError(f"there is no job {job!r}")
-        return _answer(view)
+        return answer(view)
 
     async def _set_policy(self, request: web.Request) -> web.Response:
-        change = _decode(_changes, await _body(request))
+        change = decode(_changes, await body_of(request))
         job = request.match_info["job"]
         view = self._loop.policy(job, change.settings)
         if view is None:
             raise NotFoundError(f"there is no job {job!r}")
         await self._loop.settle(job, SETTLE_S)
-        return _answer(view)
+        return answer(view)
 
     def _job(self, request: web.Request) -> Job:
         job = self._loop.jobs.get(request.match_info["job"])
@@ -300,19 +300,19 @@ class Api:
         return job
 
     async def _stop(self, request: web.Request) -> web.Response:
-        ask = _decode(_stops, await _body(request))
+        ask = decode(_stops, await body_of(request))
         job = self._job(request)
         self._loop.by_hand.stop(job, ask.reason)
         await self._loop.settle(job.name, SETTLE_S)
-        return _answer(Nothing())
+        return answer(Nothing())
 
     async def _ask_checkpoint(self, request: web.Request) -> web.Response:
         job = self._job(request)
-        return _answer(self._loop.by_hand.ask_checkpoint(job, self._loop.saved_wall_s(job.name)))
+        return answer(self._loop.by_hand.ask_checkpoint(job, self._loop.saved_wall_s(job.name)))
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
         job = self._job(request)
-        return _answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
+        return answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
 
     async def _history(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
@@ -321,50 +321,50 @@ class Api:
         raw = await self._files.raw(job)
         if raw is None:
             raise NotFoundError(f"no history of steps is kept of job {job!r}")
-        return _answer(HistoryReply(raw))
+        return answer(HistoryReply(raw))
 
     async def _logs(self, request: web.Request) -> web.Response:
-        job, asked = self._job(request), _query(request, LogQuery)
+        job, asked = self._job(request), query_of(request, LogQuery)
         if not self._rank_logs.may_read(len(self._loop.jobs)):
-            return _answer(await self._agent_logs.read(job, asked))
+            return answer(await self._agent_logs.read(job, asked))
         try:
-            return _answer(await self._rank_logs.read(asked))
+            return answer(await self._rank_logs.read(asked))
         except NotFoundError:
             if len(job.round.places) < 2:
                 raise
-        return _answer(await self._agent_logs.read(job, asked))  # another node's disk, which this one does not share
+        return answer(await self._agent_logs.read(job, asked))  # another node's disk, which this one does not share
 
     async def _skew(self, request: web.Request) -> web.Response:
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
             raise NotFoundError(f"there is no job {request.match_info['job']!r}")
-        return _answer(self._loop.slowness.skewing.view(job))
+        return answer(self._loop.slowness.skewing.view(job))
 
     async def _profile(self, request: web.Request) -> web.Response:
-        ask = _decode(_asks, await _body(request))
+        ask = decode(_asks, await body_of(request))
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
             raise NotFoundError(f"there is no job {request.match_info['job']!r}")
-        return _answer(self._loop.profiling.begin(job, ask))
+        return answer(self._loop.profiling.begin(job, ask))
 
     async def _profiled(self, request: web.Request) -> web.Response:
         job, name = request.match_info["job"], request.match_info["id"]
         profiling = self._loop.profiling
         # The comparison of 12,288 ranks takes 2 s, for which heartbeats must not wait.
         view = await asyncio.to_thread(profiling.view, job, name) if profiling.is_done(job, name) else None
-        return _answer(view or profiling.view(job, name))
+        return answer(view or profiling.view(job, name))
 
     async def _status(self, request: web.Request) -> web.Response:
-        name = _query(request, JobQuery).job or GRANT.get().job or None
+        name = query_of(request, JobQuery).job or GRANT.get().job or None
         status = self._loop.status(name)
         if status is None:
             raise NotFoundError(f"there is no job {name!r}")
-        return _answer(status)
+        return answer(status)
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        asked = _query(request, IncidentsQuery)
+        asked = query_of(request, IncidentsQuery)
         job = asked.job or GRANT.get().job or None
-        return _answer(await self._paging.incidents(job, asked.limit or 0, asked.before))
+        return answer(await self._paging.incidents(job, asked.limit or 0, asked.before))
 
     async def _incident(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
@@ -372,20 +372,20 @@ class Api:
         if found is None:
             raise NotFoundError(f"there is no incident {name!r}")
         access.may_read(GRANT.get(), found.job)
-        return _answer(found)
+        return answer(found)
 
     async def _hardware(self, _request: web.Request) -> web.Response:
-        return _answer(BadHardwareList(self._loop.hardware.book.entries()))
+        return answer(BadHardwareList(self._loop.hardware.book.entries()))
 
     async def _mend(self, request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
         if not self._loop.hardware.mend(uuid):
             raise NotFoundError(f"nothing bad is remembered of GPU {uuid!r}")
-        return _answer(Nothing())
+        return answer(Nothing())
 
     async def _targets(self, request: web.Request) -> web.Response:
         is_near = is_loopback(request.remote or "")
-        return _answer(targets(self._loop.registry, self._loop.clock(), is_near=is_near))
+        return answer(targets(self._loop.registry, self._loop.clock(), is_near=is_near))
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         page = await self._metrics.page(request.headers.get("Accept", ""))
@@ -396,7 +396,7 @@ class Api:
         faults = self._loop.faults.now()
         # Open to all, so a fault's text, which names a job, is shown only to tokens that may see every job.
         told = faults[-1] if faults and self._sees_all(request.headers) else "faults of ours, which the log tells"
-        return _answer(
+        return answer(
             Health(
                 status="degraded" if failing or self._store.loss or faults else "ok",
                 journal=failing or self._store.loss or "ok",
@@ -434,29 +434,7 @@ def _may_operate_job(grant: Grant, request: web.Request) -> None:
 
 def _may_read_asked(grant: Grant, request: web.Request) -> None:
     """A job that is named in the query, or without one what the grant is for: handlers show no more than that."""
-    access.may_read(grant, _query(request, JobQuery).job or grant.job)
-
-
-async def _body(request: web.Request) -> bytes:
-    """Return a request's body, within its deadline."""
-    if request.content.is_eof():  # it came with its head, as heartbeats do
-        return await request.read()
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except TimeoutError as error:
-        raise _SlowError(f"the body of this request did not come within {BODY_S:g} s") from error
-
-
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"the body can't be read: {error}") from error
-
-
-def _answer(reply: object) -> web.Response:
-    return web.Response(body=_encode(reply), content_type="application/json")
+    access.may_read(grant, query_of(request, JobQuery).job or grant.job)
 
 
 def _error(status: int, sentence: str) -> web.Response:
@@ -475,23 +453,3 @@ def _told(error: Exception, path: str) -> tuple[int, str]:
 def _check_job(request: web.Request, job: str) -> None:
     if request.match_info["job"] != job:
         raise UsageError(f"the address names job {request.match_info['job']!r}, the body {job!r}")
-
-
-def _query(request: web.Request, kind: type[T]) -> T:
-    """Return a request's query by its type."""
-    given = dict(request.query)
-    if len(given) < len(request.query):
-        raise UsageError(f"the query of {request.path} names something twice")
-    return _convert(given, kind)
-
-
-def _convert(given: Mapping[str, str], kind: type[T]) -> T:
-    """Return texts out of an address as their type has them."""
-    try:
-        return msgspec.convert(dict(given), kind, strict=False)
-    except msgspec.ValidationError as error:
-        expected, _, where = str(error).partition(" - at `$.")
-        name = where.removesuffix("`")
-        # 60 characters: enough to recognise it.
-        shown = f"{given.get(name, '')!r:.60}"
-        raise UsageError(f"{name} {shown} can't be: {expected[:1].lower()}{expected[1:]}") from error

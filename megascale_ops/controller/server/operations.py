@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from megascale_ops.controller.journal.paging import MOST_LISTED
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
+from megascale_ops.schema.health import NodeAsk, NodeMoves, NodesView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import Frame
@@ -54,6 +55,7 @@ class Parts(msgspec.Struct, frozen=True):
     job: Job = ""
     id: Annotated[Word, Meta(description="as an earlier answer names it")] = ""
     uuid: Annotated[Word, Meta(description="UUID of a GPU")] = ""
+    node: Annotated[Word, Meta(description="name of a node")] = ""
 
 
 class JobQuery(msgspec.Struct, frozen=True):
@@ -148,6 +150,8 @@ OPERATIONS: dict[str, Operation] = {
         "profiled", READ, "What is known of a profile.", ProfileView, refuses=(404,)
     ),
     "GET /v1/hardware": Operation("hardware", READ, "GPUs that are remembered as bad.", BadHardwareList),
+    "GET /v1/nodes": Operation("nodes", READ, "Nodes that are not simply healthy, and the day's limit.", NodesView),
+    "GET /v1/nodes/{node}": Operation("node_moves", READ, "A node's moves, oldest first.", NodeMoves, refuses=(404,)),
     "GET /v1/live": Operation(
         "live", READ, "Frames of a job as server-sent events; the data of each is a `Frame` as JSON.",
         query=LiveQuery, refuses=(404, 503), media=(EVENTS,),
@@ -182,6 +186,10 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/jobs/{job}/profile": Operation(
         "profile", OPERATE, "Ask ranks for kernel timings; the answer names the profile.",
         ProfileView, takes=ProfileAsk, refuses=(404, 409),
+    ),
+    "POST /v1/nodes/{node}": Operation(
+        "ask_node", OPERATE, "Take a node out by hand, release it, or take its last move back.",
+        NodeMoves, takes=NodeAsk, refuses=(404, 409),
     ),
     "DELETE /v1/hardware/{uuid}": Operation(
         "mend_hardware", OPERATE, "Forget what was remembered of a GPU: it was mended or replaced.",

@@ -113,6 +113,7 @@ class LocalWorkers:
         self.place = place
         self.round = 0
         self.job_id = ""
+        self._restore_before = -1  # of checkpoints: only such of earlier steps are restored; -1: any
         self._first_round = 0
         self.workers: list[Worker] = []
         self.is_ending = False
@@ -124,9 +125,10 @@ class LocalWorkers:
         self._companions = companions
         self._profiler = profiler
 
-    def begin_round(self, number: int, job_id: str = "") -> None:
+    def begin_round(self, number: int, job_id: str = "", restore_before: int = -1) -> None:
         """Forget the round before and let its stray children be swept up behind our back."""
         self.job_id = job_id
+        self._restore_before = restore_before
         sessions = {worker.proc.pid for worker in self.workers}
         for session in sessions:
             signal_group(session, signal.SIGKILL)
@@ -199,6 +201,7 @@ class LocalWorkers:
             # Torch's engine counts only the failures that it has seen itself, and no restart that was ordered.
             "TORCHELASTIC_RESTART_COUNT": str(self.round - self._first_round),
             **({"TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts)} if place.max_restarts >= 0 else {}),
+            **({environment.RESTORE_BEFORE: str(self._restore_before)} if self._restore_before >= 0 else {}),
             **({environment.PROFILE_EVERY: str(place.profile_every)} if place.profile_every else {}),
             **self._profiler(),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), env.get("PYTHONPATH", "")])),

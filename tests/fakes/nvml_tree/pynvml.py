@@ -125,6 +125,10 @@ def nvmlDeviceGetUUID(handle: int) -> str:
     return _gpu(handle)["uuid"]
 
 
+def nvmlDeviceGetSerial(handle: int) -> str:
+    return str(_gpu(handle).get("serial", ""))
+
+
 def nvmlDeviceGetName(handle: int) -> str:
     return _gpu(handle)["name"]
 

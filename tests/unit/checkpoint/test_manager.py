@@ -296,3 +296,31 @@ def test_checkpoints_that_go_while_they_are_looked_for_are_no_damage(
         assert CheckpointManager(tmp_path).restore(state) == 2
 
     assert state == {"a": 2}
+
+
+def test_a_bad_checkpoint_is_passed_over_at_the_first_restore_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The runner names a step: earlier ones are preferred; what this process saves afterwards is its own."""
+    CheckpointManager(tmp_path).save(1, {"a": 1})
+    CheckpointManager(tmp_path).save(2, {"a": 2})
+    monkeypatch.setenv("MEGASCALE_RESTORE_BEFORE", "2")
+    manager, state = CheckpointManager(tmp_path), {"a": 0}
+
+    first = manager.restore(state)
+    manager.save(2, {"a": 22})
+    second = manager.restore(state)
+
+    assert (first, second, state["a"]) == (1, 2, 22)
+    assert any("checkpoints of step 2 and later are passed over" in line for line in our_messages(caplog))
+
+
+@pytest.mark.parametrize("told", ["1", "nonsense", "-3", "9" * 40, ""])
+def test_where_nothing_earlier_is_there_the_newest_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """Training never starts over in silence because of a limit, nor by what is no step."""
+    CheckpointManager(tmp_path).save(1, {"a": 1})
+    monkeypatch.setenv("MEGASCALE_RESTORE_BEFORE", told)
+
+    assert CheckpointManager(tmp_path).restore({"a": 0}) == 1

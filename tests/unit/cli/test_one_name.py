@@ -11,7 +11,8 @@ from tests.fakes.typed_commands import parse
 
 # What `--job` means beside the job that a verb is about, so that there is no [JOB]: a run that is started, a token's
 # right, a job to be broken, the job of an incident, the run whose controller answers.
-OTHERWISE = {"run", "token issue", "chaos run", "why", "bad-hardware list", "bad-hardware forget"}
+NODES = {f"nodes {word}" for word in ("list", "history", "quarantine", "release", "undo", "spares")}
+OTHERWISE = {"run", "token issue", "chaos run", "why", "bad-hardware list", "bad-hardware forget", *NODES}
 
 
 def commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:

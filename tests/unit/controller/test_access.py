@@ -13,7 +13,7 @@ from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.server.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
-from megascale_ops.schema.health import HardwareFinding
+from megascale_ops.schema.health import HardwareFinding, NodeAsk
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange, StopAsk
 from megascale_ops.schema.progress import RankReport
 from megascale_ops.schema.tokens import Grant, issue, new_token
@@ -75,6 +75,9 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/v1/incidents"): ("/v1/incidents", None, READ_ASKED),
     ("GET", "/v1/incidents/{id}"): ("/v1/incidents/job-1", None, READ_ASKED),
     ("GET", "/v1/hardware"): ("/v1/hardware", None, READ_ALL),
+    ("GET", "/v1/nodes"): ("/v1/nodes", None, READ_ALL),
+    ("GET", "/v1/nodes/{node}"): ("/v1/nodes/n", None, READ_ALL),
+    ("POST", "/v1/nodes/{node}"): ("/v1/nodes/n", NodeAsk("quarantine"), {"own"}),
     ("DELETE", "/v1/hardware/{uuid}"): ("/v1/hardware/GPU-1", None, {"own"}),
     ("GET", "/v1/live/snapshot"): ("/v1/live/snapshot", None, READ_ASKED),
     ("GET", "/v1/live"): ("/v1/live?job=nobody's", None, READ_ALL),

@@ -175,7 +175,7 @@ def test_the_soft_limit_is_raised_and_some_descriptors_are_kept() -> None:
 
 async def test_who_sends_a_body_too_slowly_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another handler reads: it has a deadline too."""
-    monkeypatch.setattr("megascale_ops.controller.server.api.BODY_S", 0.05)
+    monkeypatch.setattr("megascale_ops.controller.server.bodies.BODY_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
 
     writer.write(b"POST /v1/evidence HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")

@@ -59,6 +59,29 @@ def test_a_gpu_that_was_mended_begins_anew() -> None:
     assert book.mend("GPU-9", T0) == ()
 
 
+def test_a_gpu_is_known_by_the_number_on_its_label_too() -> None:
+    """The board that turns up under another UUID is the same board; one without a number is no other's."""
+    book = BadBook()
+    (entry,) = book.ingest_findings("a", [XID], {"GPU-3": "1650924"})
+    book.ingest_findings("b", [msgspec.structs.replace(XID, gpu="GPU-4")])
+
+    assert entry.serial == "1650924"
+    assert [one.uuid for one in book.of(["GPU-new"], ["1650924"])] == ["GPU-3"]
+    assert book.of(["GPU-new"], [""]) == []
+    assert lines_of([entry])[0] == "GPU-3, serial number 1650924, on a"
+
+
+async def test_serial_numbers_come_with_heartbeats() -> None:
+    """Once told beside the UUIDs they are known when a finding comes; the job that gets the board again hears it."""
+    world = World()
+    world.loop.heartbeat(
+        Heartbeat("z", "x", 1, 1.0, T0, full=True, gpus=("GPU-3",), serials=("1650924",), findings=(XID,))
+    )
+    world.loop.heartbeat(Heartbeat("z", "x", 2, 2.0, T0, gpus=("GPU-3", "GPU-4"), serials=("1650924",)))
+
+    assert [one.serial for one in world.loop.hardware.book.entries()] == ["1650924"]
+
+
 def test_the_book_is_bounded() -> None:
     """The longest quiet is forgotten first."""
     book = BadBook(BadHardware(f"GPU-{n}", "xid_79", "a", "", T0, T0 + n) for n in range(MOST_ENTRIES))

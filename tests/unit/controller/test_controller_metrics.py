@@ -12,6 +12,7 @@ from megascale_ops.controller.config import ControllerConfig
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.metrics import job_samples as figures
 from megascale_ops.controller.metrics.page import Metrics
+from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
@@ -81,6 +82,7 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     xid = HardwareFinding("xid_79", "Xid 79", "kernel_log", gpu="GPU-1", is_bad=True, last_wall_s=world.loop.wall())
     world.loop.hardware.book.ingest_findings("a", (xid,))
     world.loop.exported["sent"] += 1
+    world.loop.nodes.accuse(Accusation("a", "xid_79", world.loop.wall(), "Xid 79"))
 
     config = ControllerConfig(notify=NotifyConfig(targets={"a": Target(kind="command", command=("true",))}))
     metrics = Metrics(world.loop, store, Notifying(config, world.loop))

@@ -6,7 +6,7 @@ import msgspec
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Answer, Told
 from megascale_ops.controller.job.suspected import Suspected
-from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
+from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, StateFailure, Tab
 from megascale_ops.controller.record.job_record import COUNTS_ON, JobRecord, LeftAlone, Member, next_life, read_record
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Leave, Order
@@ -56,6 +56,8 @@ FULL = JobRecord(
     tabs={"straggler-1": Tab(1.0, 2.0)},
     decided=Decision("restart", "it pays", "stuck", "price"),
     left_alone=LeftAlone("job-7", 3.0, 4.0),
+    state_failure=StateFailure("ValueError: no", 12, 10),
+    restore_before=20,
     habits={"upload (train.py:40)": 600.0},
 )
 # What differs between the first life of a name and a later one, and why that is right.
@@ -76,6 +78,7 @@ NOT_OF_A_LIFE = {
     "waiting": "objects; a join each",
     "round": "compared field by field",
     "unsaved": "told with the next save",
+    "checks": "an object; a new one, empty, in each life",
     "homes": "by the numbers of this life's rounds",
     "heard_round": "the highest number that anybody tells of",
     "heard_incidents": "the highest number that anybody tells of",

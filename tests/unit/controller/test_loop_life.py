@@ -323,7 +323,7 @@ async def test_the_same_exception_at_the_same_step_twice_stops_the_job() -> None
     world = World()
     error = RankError(type="ValueError", message="bad 17", where="train.py:9 main", step=30)
     await world.up("a", step=30)
-    exits = (world.exit(1, 1, error=error, step=30),)
+    exits = (world.exit(1, 1, error=error, step=30, steps_seen=31),)
 
     first = await world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
     await world.run_round(30)

@@ -178,6 +178,19 @@ def test_an_incident_pays_for_what_lies_between_its_marks() -> None:
     ) + round(0.4 * US)
 
 
+def test_checks_of_nodes_are_a_row_of_their_own() -> None:
+    """Between the first node that is asked to measure itself and the last result; no other row gets longer."""
+    marks = RECOVERED.marks
+    checked = replace(RECOVERED, marks=replace(marks, checking=marks.stopped + 0.125, checked=marks.stopped + 0.375))
+
+    before = Painted(T0, T0 + 60, KILLED, [RECOVERED], [*steps(6, 28), *steps(44, 60)]).by_incident()["gpt-1"]
+    after = Painted(T0, T0 + 60, KILLED, [checked], [*steps(6, 28), *steps(44, 60)]).by_incident()["gpt-1"]
+
+    assert after["check"] == round(0.25 * US)
+    assert sum(after.values()) == sum(before.values())
+    assert after["restart"] + after.get("idle", 0) + after["check"] == before["restart"] + before.get("idle", 0)
+
+
 def test_shares_of_several_rows() -> None:
     """What counts as effective is training however slow it was."""
     ledger = keep_ledger(T0, T0 + 26, CLEAN, [], steps(6, 26, covered_s=0.9, straggle_s=0.2, checkpoint_s=0.1))

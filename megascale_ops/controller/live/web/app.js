@@ -11,6 +11,7 @@ import { LogView } from "./logs.js";
 import { MapView } from "./map.js";
 import { Stream, token } from "./stream.js";
 import { TimesView } from "./times.js";
+import { NodesView } from "./nodes.js";
 import { PaceView, VerdictView } from "./verdict.js";
 import { age, isHere, say } from "./words.js";
 
@@ -27,6 +28,7 @@ const pace = new PaceView();
 const map = new MapView();
 const times = new TimesView();
 const ledger = new LedgerView();
+const nodes = new NodesView(hasToken);
 const jobs = new JobsView();
 const list = new IncidentList();
 const page = new IncidentPage(hasToken);
@@ -66,7 +68,7 @@ function draw() {
   waiting = new Set();
   if (known.changed.has("headline")) views.push(verdict);
   if (known.changed.has("pace")) views.push(pace);
-  if (known.changed.size) views.push(map, times, ledger, list, page, jobs);
+  if (known.changed.size) views.push(map, times, ledger, nodes, list, page, jobs);
   part("page").hidden = Boolean(page.id) || jobs.isOpen || log.isOpen;
   part("door").hidden = true;
   for (const view of views) {

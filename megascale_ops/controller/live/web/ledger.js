@@ -13,6 +13,7 @@ const ROWS = {
   start: ["first start", "until the first step"],
   detect: ["noticing", "from a fault until it was noticed"],
   diagnose: ["judging", "from then until it was decided what to do"],
+  check: ["measuring nodes", "self-checks before nodes took part again"],
   restart: ["restarting", "stopping ranks, a new round, starting processes"],
   reload: ["loading again", "imports and checkpoint, until the first step of every rank"],
   other: ["no step ended", "steps cut off, evaluation, the end of the script"],

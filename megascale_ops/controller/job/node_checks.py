@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes of a job measure themselves before its next round; a new one, whole, with each round that is formed."""
+
+
+class NodeChecks:
+    """The checks between two rounds. Owned by the job.
+
+    Args:
+        asked: nodes that measure themselves, and until when that is waited for, this controller's clock.
+        wants_all: all nodes do before the next round.
+    """
+
+    def __init__(self, asked: dict[str, float], *, wants_all: bool = False) -> None:
+        self.asked = asked
+        self.done: set[str] = set()  # nodes that have, or whose time for it is over
+        self.wants_all = wants_all
