@@ -220,7 +220,7 @@ class LocalStore:
             folder = storage.partial_folder(root, step, writer)
             seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks), seen
+            return persist.digest_own(folder, ranks, watch.algorithm), seen
 
         def describe(shares: Sequence[Sequence[FileEntry]]) -> tuple[Manifest, bytes]:
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))

@@ -12,7 +12,7 @@ import torch
 from megascale_ops.checkpoint import CheckpointManager, storage
 from megascale_ops.checkpoint.loading.progress import LOG_EVERY_S, ProgressMeter
 from megascale_ops.checkpoint.loading.sources import FolderSource
-from megascale_ops.checkpoint.loading.stream import FileStream
+from megascale_ops.checkpoint.loading.stream import BlockStream
 from megascale_ops.checkpoint.manifest import FileEntry
 from megascale_ops.checkpoint.notify import Progress, progress_observers
 from megascale_ops.errors import CheckpointError
@@ -27,9 +27,9 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def streamed(folder: Path, entry: FileEntry, executor: ThreadPoolExecutor) -> tuple[bytes, FileStream]:
+def streamed(folder: Path, entry: FileEntry, executor: ThreadPoolExecutor) -> tuple[bytes, BlockStream]:
     """All blocks of a file, of 7 bytes each."""
-    stream = FileStream(FolderSource(folder), entry, 7, executor)
+    stream = BlockStream(FolderSource(folder), entry, 7, executor)
     blocks = -(-entry.size_bytes // 7)
     return b"".join(stream.take().numpy().tobytes() for _ in range(blocks)), stream
 
@@ -66,7 +66,7 @@ def test_a_stream_goes_on_where_the_file_is_not_what_it_was(
 
     assert len(data) == 100
     expected = {"cut": (50, ""), "longer": (101, ""), "gone": (None, ""), "a link": (None, "not a regular file")}
-    assert (seen.size_bytes, seen.sha256) == (expected[change][0], None)
+    assert (seen.size_bytes, seen.digest) == (expected[change][0], None)
     assert expected[change][1] in seen.error
 
 
