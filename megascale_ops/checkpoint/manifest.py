@@ -210,6 +210,7 @@ def decode(raw: bytes) -> Manifest:
 
 
 def _to_old(manifest: Manifest) -> _OldManifest:
+    assert all(entry.digest.startswith("sha256:") for entry in manifest.files), "older formats know no other digest"
     files = tuple(
         _OldEntry(entry.name, entry.size_bytes, entry.digest.removeprefix("sha256:")) for entry in manifest.files
     )

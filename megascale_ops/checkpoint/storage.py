@@ -96,7 +96,7 @@ def digest(path: Path, algorithm: str = file_digests.DEFAULT) -> FileEntry:
         OSError: the file cannot be read, or is no regular file.
     """
     with foreign.opened(path) as handle:
-        return FileEntry(path.name, *_digested(handle, os.fstat(handle).st_size, algorithm))
+        return FileEntry(path.name, *digested(handle, os.fstat(handle).st_size, algorithm))
 
 
 def observe(folder: Path, expected: FileEntry, told: Callable[[int], object] | None = None) -> FileSeen:
@@ -110,16 +110,14 @@ def observe(folder: Path, expected: FileEntry, told: Callable[[int], object] | N
             size_bytes = os.fstat(handle).st_size
             if size_bytes != expected.size_bytes:
                 return FileSeen(expected.name, size_bytes)
-            return FileSeen(expected.name, *_digested(handle, size_bytes, expected.digest, told))
+            return FileSeen(expected.name, *digested(handle, size_bytes, expected.digest, told))
     except FileNotFoundError:
         return FileSeen(expected.name)
     except OSError as exc:
         return FileSeen(expected.name, error=describe(exc))
 
 
-def _digested(
-    handle: int, most_bytes: int, like: str, told: Callable[[int], object] | None = None
-) -> tuple[int, str]:
+def digested(handle: int, most_bytes: int, like: str, told: Callable[[int], object] | None = None) -> tuple[int, str]:
     """How many bytes were read, at most ``most_bytes``, and their digest; ``told`` hears of them as they are read."""
     taken, count = FileDigest(like), 0
     buffer = memoryview(bytearray(min(_READ_BYTES, max(most_bytes, 1))))

@@ -160,7 +160,7 @@ class LandingStream(FileStream):
         size, taken = self._entry.size_bytes, 0
         try:
             beside = torch.empty(min(_BESIDE_BYTES, size), dtype=torch.uint8)
-            for piece in _covering(self._field.pieces(), size):
+            for piece in covering(self._field.pieces(), size):
                 for start in range(piece.start, piece.stop, _BESIDE_BYTES):
                     stop = min(start + _BESIDE_BYTES, piece.stop)
                     self._land(piece, start, stop, beside)
@@ -182,7 +182,7 @@ class LandingStream(FileStream):
             self._field.put(start, part)
 
 
-def _covering(pieces: Iterable[Piece], size_bytes: int) -> Iterator[Piece]:
+def covering(pieces: Iterable[Piece], size_bytes: int) -> Iterator[Piece]:
     """A whole file: these pieces, and what lies between them."""
     at = 0
     for piece in pieces:
