@@ -220,6 +220,10 @@ class Restore:
             found = exchange.run(landings)
         except RuntimeError as exc:  # the process group: a peer died, or its time was over
             raise CheckpointError(f"{self._doing} failed: the ranks lost each other: {exc}") from exc
+        late = next((each for each in found if each.is_late), None)
+        if late is not None:
+            # Not damage, after which another one would be loaded: a read that hangs may still fill these tensors.
+            raise CheckpointError(f"{self._doing} failed on rank {late.rank}: {late.fault.sentence()}")
         if found:
             raise DamagedError(found)
 

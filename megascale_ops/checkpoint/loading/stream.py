@@ -6,23 +6,27 @@ file is read twice. Where no other rank waits for blocks of a file, and its tens
 they lie in the file, it is read right into them, in a thread of its own. Else blocks are handed out, and the next one
 is read while the ones before are being sent and copied.
 
-A file that can't be read goes on giving blocks, of whatever stands in the buffer: the other ranks wait for them, and
-hear at the end what was wrong.
+A file that can't be read, or from which nothing comes any more, goes on giving blocks, of whatever stands in the
+buffer: the other ranks wait for them, and hear at the end what was wrong.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import torch
 
 from megascale_ops.checkpoint import storage
 from megascale_ops.checkpoint.loading.landing import LandingField, Piece
+from megascale_ops.checkpoint.loading.reading import LateError, ReadingThreads
 from megascale_ops.checkpoint.loading.sources import Opened, Source
 from megascale_ops.checkpoint.manifest import FileEntry, FileSeen
 from megascale_ops.checkpoint.trust.file_digests import FileDigest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # 8 MB: what lies between large tensors is small; a store is asked for so much at once.
 _BESIDE_BYTES = 8 << 20
@@ -34,10 +38,13 @@ class FileStream(ABC):
     Args:
         source: where the file is.
         entry: what the manifest says of it.
+        threads: read it.
     """
 
-    def __init__(self, source: Source, entry: FileEntry) -> None:
-        self._source, self._entry = source, entry
+    def __init__(self, source: Source, entry: FileEntry, threads: ReadingThreads) -> None:
+        self._source, self._entry, self._threads = source, entry, threads
+        self.is_late = False
+        """Whether nothing came any more: what was being read into is not to be used, for that may still come."""
         self._digest = FileDigest(entry.digest)
         self._stack = ExitStack()
         self._file: Opened | None = None
@@ -50,8 +57,17 @@ class FileStream(ABC):
 
     def close(self) -> FileSeen:
         """What was seen of the file, once all blocks were taken."""
+        if self.is_late:  # a thread is still at it, which closes it if it ever comes back
+            return FileSeen(self._entry.name, error=f"nothing was read for {self._threads.patience_s:.0f} s")
         self._stack.close()
         return self._seen or FileSeen(self._entry.name, self.read_bytes, self._digest.text())
+
+    def _await(self, work: "Future[None]") -> None:
+        if not self.is_late:
+            try:
+                self._threads.await_read(work.result)
+            except LateError:
+                self.is_late = True
 
     def _fill(self, view: memoryview) -> bool:
         """Read what comes next and digest it; whether all is well so far."""
@@ -71,11 +87,12 @@ class FileStream(ABC):
                 self._seen = FileSeen(self._entry.name, self._file.size_bytes)
                 return
         rest = view
-        while len(rest):
+        while len(rest) and not self.is_late:
             count = self._file.read_into(rest)
             if not count:
                 self._seen = FileSeen(self._entry.name, self.read_bytes)  # cut short while it was read
                 return
+            self._threads.moved()
             self._digest.update(rest[:count])
             rest = rest[count:]
             self.read_bytes += count
@@ -88,41 +105,41 @@ class BlockStream(FileStream):
         source: where the file is.
         entry: what the manifest says of it.
         block_bytes: of all blocks but the last.
-        executor: reads ahead.
+        threads: read ahead.
         pinned: whether blocks are copied to a GPU, for which memory that is locked is faster.
     """
 
     def __init__(
-        self, source: Source, entry: FileEntry, block_bytes: int, executor: Executor, *, pinned: bool = False
+        self, source: Source, entry: FileEntry, block_bytes: int, threads: ReadingThreads, *, pinned: bool = False
     ) -> None:
-        super().__init__(source, entry)
-        self._block_bytes, self._executor = block_bytes, executor
+        super().__init__(source, entry, threads)
+        self._block_bytes = block_bytes
         size = min(block_bytes, entry.size_bytes)
         self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         self._taken = 0
-        self._ahead: Future[torch.Tensor] | None = executor.submit(self._block, 0)  # last: it uses all of the above
+        self._ahead = threads.submit(self._block, 0)  # last: it uses all of the above
 
     def take(self) -> torch.Tensor:
         """The next block, bytes in the memory of the host."""
-        assert self._ahead is not None, "a block is taken once"
-        block = self._ahead.result()
-        self._taken += 1
-        is_more = self._taken * self._block_bytes < self._entry.size_bytes
-        self._ahead = self._executor.submit(self._block, self._taken) if is_more else None
-        return block
+        number, self._taken = self._taken, self._taken + 1
+        self._await(self._ahead)
+        is_more = self._taken * self._block_bytes < self._entry.size_bytes and not self.is_late
+        if is_more:
+            self._ahead = self._threads.submit(self._block, self._taken)
+        return self._buffer(number)
 
     def close(self) -> FileSeen:
         """What was seen of the file."""
-        if self._ahead is not None:
-            self._ahead.result()
+        self._await(self._ahead)
         return super().close()
 
-    def _block(self, number: int) -> torch.Tensor:
-        """In the executor; one block after the other, each into the buffer that is not in use."""
+    def _buffer(self, number: int) -> torch.Tensor:
         left = self._entry.size_bytes - number * self._block_bytes
-        block = self._buffers[number % 2][: min(left, self._block_bytes)]
-        self._fill(block.numpy().data)
-        return block
+        return self._buffers[number % 2][: min(left, self._block_bytes)]
+
+    def _block(self, number: int) -> None:
+        """In a thread; one block after the other, each into the buffer that is not in use."""
+        self._fill(self._buffer(number).numpy().data)
 
 
 class LandingStream(FileStream):
@@ -132,31 +149,35 @@ class LandingStream(FileStream):
         source: where the file is.
         entry: what the manifest says of it.
         block_bytes: as ``take`` counts them.
-        executor: runs it, in one of its threads.
+        threads: one of them reads it.
         field: what waits for the file's bytes; all of it is on the host.
     """
 
     def __init__(
-        self, source: Source, entry: FileEntry, block_bytes: int, executor: Executor, field: LandingField
+        self, source: Source, entry: FileEntry, block_bytes: int, threads: ReadingThreads, field: LandingField
     ) -> None:
-        super().__init__(source, entry)
+        super().__init__(source, entry, threads)
         self._block_bytes, self._field = block_bytes, field
         self._done: SimpleQueue[None] = SimpleQueue()
         self._is_ended = False
-        self._whole = executor.submit(self._run)
+        self._whole = threads.submit(self._run)
 
     def take(self) -> None:
         """Wait for the next block."""
-        self._done.get()
+        if not self.is_late:
+            try:
+                self._threads.await_read(lambda left_s: self._done.get(timeout=left_s))
+            except LateError:
+                self.is_late = True
 
     def close(self) -> FileSeen:
         """What was seen of the file."""
         self._is_ended = True
-        self._whole.result()
+        self._await(self._whole)
         return super().close()
 
     def _run(self) -> None:
-        """In the executor."""
+        """In a thread."""
         size, taken = self._entry.size_bytes, 0
         try:
             beside = torch.empty(min(_BESIDE_BYTES, size), dtype=torch.uint8)
@@ -167,7 +188,7 @@ class LandingStream(FileStream):
                     while (taken + 1) * self._block_bytes <= stop:
                         taken += 1
                         self._done.put(None)
-                    if self._seen is not None or self._is_ended:
+                    if self._seen is not None or self._is_ended or self.is_late:
                         return
         finally:
             for _ in range(taken, -(-size // self._block_bytes)):  # whatever happened, none waits for ever

@@ -288,11 +288,12 @@ class LocalStore:
             report, traffic = restore.load(sealed, state, allowed), restore.traffic
             if report.ok:
                 return report, traffic
-            for rank, fault in restore.found:
-                lost.add((met.nodes.node_of(rank), fault.file))
-                found[fault.file] = fault
+            for each in restore.found:
+                lost.add((met.nodes.node_of(each.rank), each.fault.file))
+                found[each.fault.file] = each.fault
                 if ranks.leads:
-                    _log.warning("%s on the node of rank %d (%s): its copy is read", fault.sentence(), rank, folder)
+                    said = each.fault.sentence()
+                    _log.warning("%s on the node of rank %d (%s): its copy is read", said, each.rank, folder)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

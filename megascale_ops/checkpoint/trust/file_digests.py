@@ -3,7 +3,7 @@
 
 XXH3 with 128 bits (the package xxhash) finds whatever happens to a file by chance: of 2**128 damages one is missed.
 It runs at the speed of memory, ten times that of SHA-256. What it gives up: a file can be made to a digest on purpose.
-So whoever may write a shard but not the manifest, or keeps a manifest to prove a checkpoint by later, wants SHA-256.
+A user who keeps a manifest to prove a checkpoint by later, or lets others write shards but no manifest, wants SHA-256.
 """
 
 import hashlib

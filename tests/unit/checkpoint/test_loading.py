@@ -3,9 +3,10 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ import torch
 
 from megascale_ops.checkpoint import CheckpointManager, storage
 from megascale_ops.checkpoint.allowed import Allowed
+from megascale_ops.checkpoint.loading import reading
 from megascale_ops.checkpoint.loading.landing import Landing, LandingField, Piece
 from megascale_ops.checkpoint.loading.progress import LOG_EVERY_S, ProgressMeter
+from megascale_ops.checkpoint.loading.reading import ReadingThreads
 from megascale_ops.checkpoint.loading.restore import Restore
 from megascale_ops.checkpoint.loading.sources import FolderSource, Opened
 from megascale_ops.checkpoint.loading.stream import BlockStream, covering
-from megascale_ops.checkpoint.manifest import FileEntry, Manifest
+from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import Progress, progress_observers
 from megascale_ops.checkpoint.plan import Chunk
 from megascale_ops.checkpoint.ranks import Ranks
@@ -28,25 +31,26 @@ MEGABYTE = 1 << 20
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
+def threads() -> Iterator[ReadingThreads]:
     """What reads ahead."""
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
+    made = ReadingThreads(2)
+    yield made
+    made.close()
 
 
-def streamed(folder: Path, entry: FileEntry, executor: ThreadPoolExecutor) -> tuple[bytes, BlockStream]:
+def streamed(folder: Path, entry: FileEntry, threads: ReadingThreads) -> tuple[bytes, BlockStream]:
     """All blocks of a file, of 7 bytes each."""
-    stream = BlockStream(FolderSource(folder), entry, 7, executor)
+    stream = BlockStream(FolderSource(folder), entry, 7, threads)
     blocks = -(-entry.size_bytes // 7)
     return b"".join(stream.take().numpy().tobytes() for _ in range(blocks)), stream
 
 
-def test_a_stream_gives_the_bytes_and_their_digest(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+def test_a_stream_gives_the_bytes_and_their_digest(tmp_path: Path, threads: ReadingThreads) -> None:
     """Of a file as it was sealed."""
     (tmp_path / "a").write_bytes(bytes(range(100)))
     entry = storage.digest(tmp_path / "a")
 
-    data, stream = streamed(tmp_path, entry, executor)
+    data, stream = streamed(tmp_path, entry, threads)
 
     assert data == bytes(range(100))
     assert stream.close() == storage.observe(tmp_path, entry)
@@ -54,7 +58,7 @@ def test_a_stream_gives_the_bytes_and_their_digest(tmp_path: Path, executor: Thr
 
 @pytest.mark.parametrize("change", ["cut", "longer", "gone", "a link"])
 def test_a_stream_goes_on_where_the_file_is_not_what_it_was(
-    tmp_path: Path, executor: ThreadPoolExecutor, change: str
+    tmp_path: Path, threads: ReadingThreads, change: str
 ) -> None:
     """As many blocks come as were promised, for other ranks wait for them; what was wrong comes at the end."""
     path = tmp_path / "a"
@@ -68,7 +72,7 @@ def test_a_stream_goes_on_where_the_file_is_not_what_it_was(
     else:
         path.write_bytes(bytes(range(50 if change == "cut" else 101)))
 
-    data, stream = streamed(tmp_path, entry, executor)
+    data, stream = streamed(tmp_path, entry, threads)
     seen = stream.close()
 
     assert len(data) == 100
@@ -261,6 +265,81 @@ def test_bytes_that_two_tensors_share_reach_both(tied: tuple[int, int]) -> None:
             field.put(piece.start, torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
     assert [bytes(target.numpy()) for target in targets] == [data[start:stop] for start, stop in spans]
+
+
+class Hanging(FolderSource):
+    """A folder in which the large files hang at their second read, until the test is over."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.is_over = Event()
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Opened]:
+        """A file."""
+        with super().opened(name) as file:
+            yield HangingFile(file, self.is_over) if name.endswith(".tensors") else file
+
+
+class HangingFile:
+    """A file whose second read does not come back."""
+
+    def __init__(self, file: Opened, is_over: Event) -> None:
+        self._file, self._is_over, self._reads, self.size_bytes = file, is_over, 0, file.size_bytes
+
+    def read_into(self, view: memoryview) -> int:
+        """Read once."""
+        self._reads += 1
+        if self._reads > 1:
+            assert self._is_over.wait(90)
+        return self._file.read_into(view)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["into the tensor", "by blocks"])
+def test_storage_that_hangs_ends_a_restore_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, transposed: bool
+) -> None:
+    """And no older checkpoint is loaded over what the hanging read may still fill; the control has patience."""
+    CheckpointManager(tmp_path).save(1, {"w": torch.ones(3000, 3000)})
+    source, target = Hanging(storage.final_folder(tmp_path, 1)), torch.zeros(3000, 3000)
+    restore = Restore(source, 1, Ranks(None))
+    sealed = restore.manifest()
+    assert isinstance(sealed, Manifest)
+
+    def load() -> CheckpointReport:
+        state = {"w": target.t() if transposed else target}
+        return restore.load(sealed, state, Allowed.of((), (), old_pickles=False))
+
+    monkeypatch.setattr(reading, "PATIENCE_S", 0.05)
+    with pytest.raises(
+        CheckpointError,
+        match=r"^restoring step 1 from .* failed on rank 0: __0_0.tensors is unreadable \(nothing was read for 0 s\)$",
+    ):
+        load()
+    source.is_over.set()
+    monkeypatch.undo()
+    assert load().ok
+    assert target.eq(1).all()
+
+
+def test_a_file_may_be_slow_as_long_as_another_one_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience is with all of them: what waits for a thread that is busy elsewhere is not late."""
+    monkeypatch.setattr(reading, "PATIENCE_S", 0.05)
+    threads = ReadingThreads(1)
+    left: list[float] = []
+
+    def get(left_s: float) -> str:
+        left.append(left_s)
+        if len(left) == 5:
+            return "there"
+        threads.moved()
+        raise TimeoutError
+
+    assert threads.await_read(get) == "there"
+    assert all(0 < each <= 0.05 for each in left)
+    with pytest.raises(reading.LateError):  # the control: nothing moves
+        threads.await_read(Future[None]().result)
+    threads.close()
 
 
 def peak_of(work: Callable[[], object]) -> int:
