@@ -464,9 +464,9 @@ class CheckpointManager:
         staged: list[Staged] = []
 
         def stage() -> "Summary | None":
-            seen = watch.look(flat)  # while the GPU copies what was started
+            watch.begin(flat)  # while the GPU copies what was started
             staged.append(saver.stage(flat, ranks, outlines))
-            return seen
+            return watch.look(flat)
 
         found = watch.conclude(ranks.agree(doing, stage))
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from megascale_ops.checkpoint.ranks import Ranks
-    from megascale_ops.checkpoint.trust.check import Look, Summary
+    from megascale_ops.checkpoint.trust.check import Described, Look, Summary
+    from megascale_ops.checkpoint.trust.digests import Begun
 
 
 class Watch:
@@ -33,15 +34,26 @@ class Watch:
         self.refusal = ""
         """Why the save is refused; empty: it is not."""
         self._trust = trust
-        self._has_looked = self._has_concluded = False
+        self._has_begun = self._has_looked = self._has_concluded = False
+        self._described: Described | None = None
+        self._begun: Begun | None = None
         self._summary: Summary | None = None
         self._found: Findings | None = None
         self._look: Look | None = None
 
+    def begin(self, flat: "Mapping[str, torch.Tensor]") -> None:
+        """Let GPUs begin to digest what this rank holds, the first time; nothing waits."""
+        if not self._has_begun:
+            self._described = self._trust.describe(flat, self.state, self.ranks)
+            self._begun = self._trust.begin(self._described)
+            self._has_begun = True
+
     def look(self, flat: "Mapping[str, torch.Tensor]") -> "Summary | None":
         """Digest what this rank holds, the first time; what all ranks have to hear of it."""
+        self.begin(flat)
         if not self._has_looked:
-            self._summary = self._trust.look(self._trust.describe(flat, self.state, self.ranks))
+            self._summary = self._trust.look(self._described, begun=self._begun)
+            self._described = self._begun = None  # they hold the tensors
             self._look = self._trust.looked
             self._has_looked = True
         return self._summary
