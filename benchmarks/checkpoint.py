@@ -15,9 +15,10 @@ take turns, round after round, and each row is printed when it is there. Of each
     whole    seconds from the end of the step before until the checkpoint is complete on disk
 
 ``copy`` is the floor: the same tensors to pinned host memory that is already there (on the CPU: to memory that is
-there), nothing else; what the others' stalls are held against is the median of five of it alone. It and ours in the background make host memory at their first call, which is a round of its own
-and no part of the medians. A row that is not there within ``--row-s`` is said to be late, and that contender is left
-out from then on. What a contender has written is removed before the next one, so that memory is not what is measured.
+there), nothing else; what the stalls are held against is the median of five of it alone. It and ours in the background
+make host memory at their first call, which is a round of its own and no part of the medians. A row that is not there
+within ``--row-s`` is said to be late, and that contender is left out from then on. What a contender has written is
+removed before the next one, so that memory is not what is measured.
 
 Then the newest checkpoint restored, everything verified, against reading its files from front
 to back into memory that is already there: with the page cache dropped before (``cold``) where the files are on a disk,
