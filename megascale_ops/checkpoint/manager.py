@@ -7,9 +7,8 @@
     ...
     checkpoints.save(step, state)
 
-Saving: the leading rank holds the folder against other jobs, every rank writes its shards beside, all digest what they
-wrote, the leading rank seals with a manifest and one rename. Restoring: all ranks verify the newest checkpoint
-together, each a share of its files; if anything is wrong they all fall back to the one before and log it.
+Every rank writes and digests its shards beside, the leading rank seals them with a manifest and one rename. A restore
+verifies as it reads; if anything is wrong all ranks fall back to the checkpoint before and log it.
 """
 
 import logging
@@ -37,6 +36,7 @@ from megascale_ops.checkpoint.tiers.filesystems import is_url
 from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
 from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.file_digests import Algorithm
 from megascale_ops.checkpoint.trust.trust import Trust, leave
 from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
 from megascale_ops.checkpoint.trust.watch import Watch
@@ -103,10 +103,11 @@ class CheckpointManager:
             and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
         replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
         freshness: tell where no weight has changed since the save before though the optimizer has stepped.
+        digests: of the files, "xxh3_128" or "sha256": ten times slower, and not to be forged (``trust.file_digests``).
 
     Raises:
-        UsageError: ``mode`` or ``replicas`` is another word, ``mode`` is not ``sync`` for a URL, ``keep`` is less than
-            1, another number below 0, ``types`` has something else, or a folder cannot be written to.
+        UsageError: ``mode``, ``replicas`` or ``digests`` is another word, ``mode`` is not ``sync`` for a URL, ``keep``
+            is less than 1, another number below 0, ``types`` has something else, or a folder cannot be written to.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class CheckpointManager:
         replicas: Replicas = "check",
         replicated: Iterable[str] = (),
         freshness: bool = True,
+        digests: Algorithm = "xxh3_128",
     ) -> None:
         if mode not in get_args(Mode):
             raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
@@ -143,7 +145,7 @@ class CheckpointManager:
         self._deadline_s = deadline_s
         self._log_of_saves = SaveLog()
         self._background: BackgroundSaver | None = None
-        self._trust = Trust(replicas, replicated, freshness=freshness)
+        self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests)
         self._unsettled: Watch | None = None  # of a save in the background, until it is known whether it counts
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
@@ -187,6 +189,7 @@ class CheckpointManager:
         replicas: Replicas = "check",
         replicated: Iterable[str] = (),
         freshness: bool = True,
+        digests: Algorithm = "xxh3_128",
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -206,6 +209,7 @@ class CheckpointManager:
             replicas=replicas,
             replicated=replicated,
             freshness=freshness,
+            digests=digests,
         )
 
     @property
@@ -331,8 +335,7 @@ class CheckpointManager:
     def close(self, deadline_s: float | None = None, *, clear_local: bool = False) -> None:
         """Wait for the save in flight, and give the folder back to other jobs before this process ends.
 
-        A later save takes it again if it can. Without this call the end of the interpreter does the same. A copy that
-        is on its way to a buddy node has ten seconds to arrive.
+        A later save takes it again if it can; so does the interpreter's end. A copy to a buddy has ten seconds.
 
         Args:
             deadline_s: after so many seconds the save in flight is given up; None: when nothing is written any more.
@@ -401,11 +404,11 @@ class CheckpointManager:
             folder = storage.partial_folder(self.path, step, writer)
             seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks), seen
+            return persist.digest_own(folder, ranks, watch.algorithm), seen
 
         def seal(entries: Iterable[FileEntry], found: Findings | None) -> None:
             lock.confirm()
-            entries = (*entries, *leave(storage.partial_folder(self.path, step, writer), found))
+            entries = (*entries, *leave(storage.partial_folder(self.path, step, writer), found, watch.algorithm))
             files = tuple(sorted(entries, key=lambda entry: entry.name))
             wall_s = time.time()
             sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)
@@ -463,14 +466,15 @@ class CheckpointManager:
         staged: list[Staged] = []
 
         def stage() -> "Summary | None":
-            seen = watch.look(flat)  # while the GPU copies what was started
+            watch.begin(flat)  # while the GPU copies what was started
             staged.append(saver.stage(flat, ranks, outlines))
-            return seen
+            return watch.look(flat)
 
         found = watch.conclude(ranks.agree(doing, stage))
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
         said = b"" if found is None or not ranks.leads else alarms.encode(found)
-        saver.launch(Save(prepared[0][2], prepared[0][1], sealed, said), staged[0], ranks, self._damaged())
+        save = Save(prepared[0][2], prepared[0][1], sealed, said, watch.algorithm)
+        saver.launch(save, staged[0], ranks, self._damaged())
 
     def _settle(self, saver: "BackgroundSaver", ranks: "Ranks") -> None:
         """End the save in flight, on all ranks; what it has looked at is what the next one is held against."""
@@ -486,10 +490,7 @@ class CheckpointManager:
         return frozenset(report.path for report in self.skipped)
 
     def _look_for_writers(self, ranks: "Ranks") -> None:
-        """Wait for what former processes of this job still write; warn early that a later save will be refused.
-
-        No error: an evaluation restores beside a job that trains.
-        """
+        """Wait for what former processes of this job still write; warn where a save will be refused (no error)."""
         try:
             answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
             if answer.verb == "take" and self._remote is None:

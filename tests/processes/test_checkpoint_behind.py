@@ -119,8 +119,9 @@ def test_memory_holds_one_copy_of_the_state(played: Played) -> None:
     assert len(report["buffers"]) == 1
     assert report["buffers"][0] <= report["state"] * 1.15
     assert report["state"] * 0.9 < report["grown"] < report["state"] * 1.4
-    # 1.6: a page is counted whole for the training process until the other one has mapped it, and by halves after that
-    assert report["shared"] <= report["state"] * 1.6
+    # 1.75: a page that the writer process maps between the two looks is counted whole and by half, and the buffer has a
+    # tenth to spare; two copies would be 2
+    assert report["shared"] <= report["state"] * 1.75
     assert report["writer"] < 60_000_000
     assert report["left"] < 1_000_000
 

@@ -13,6 +13,7 @@ import msgspec
 
 from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.trust.file_digests import Algorithm
 
 # 8 bytes of length, then msgpack.
 _HEAD_BYTES = 8
@@ -43,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         rule: what stays when this one is sealed.
         damaged: paths of checkpoints that are known not to verify.
         found: ``trust.json``; of the leading rank only, where the save has looked.
+        algorithm: by which files are digested.
     """
 
     token: str
@@ -56,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     rule: Rule
     damaged: tuple[str, ...] = ()
     found: bytes = b""
+    algorithm: Algorithm = "xxh3_128"
 
     @property
     def leads(self) -> bool:

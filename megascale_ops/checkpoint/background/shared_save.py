@@ -91,10 +91,10 @@ class SharedSave:
             entries = [self._write(image, data, pool) for image in job.files]
             if job.plan:
                 path = self._folder / plan.FILE_NAME
-                entries.append(write_file(path, memoryview(job.plan), pool, self._hear))
+                entries.append(write_file(path, memoryview(job.plan), job.algorithm, pool, self._hear))
             if job.found:
                 path = self._folder / alarms.FILE_NAME
-                entries.append(write_file(path, memoryview(job.found), pool, self._hear))
+                entries.append(write_file(path, memoryview(job.found), job.algorithm, pool, self._hear))
         self._own = tuple(entries)
         shares.tell(self._folder, Share(job.token, job.rank, self._own))
         return sum(entry.size_bytes for entry in entries)
@@ -150,7 +150,7 @@ class SharedSave:
 
     def _write(self, image: FileImage, data: memoryview, pool: ThreadPoolExecutor) -> FileEntry:
         part = data[image.start : image.start + image.length]
-        return write_file(self._folder / image.name, part, pool, self._hear)
+        return write_file(self._folder / image.name, part, self._job.algorithm, pool, self._hear)
 
     def _confirm(self) -> None:
         """Prove that the training process's lock is still the newest one.

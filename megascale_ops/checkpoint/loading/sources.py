@@ -9,6 +9,9 @@ from typing import Protocol
 
 from megascale_ops import foreign
 
+# 1 MB: what a core has just read is still in its own cache when it is digested.
+_PIECE_BYTES = 1 << 20
+
 
 class Opened(Protocol):
     """One file, open to be read from front to back."""
@@ -27,6 +30,9 @@ class Opened(Protocol):
 
 class Source(Protocol):
     """The files of one checkpoint."""
+
+    reads_pieces: bool = False
+    """Whether a read of some kilobytes costs no more than its bytes; of a store each is a request."""
 
     @property
     def said(self) -> str:
@@ -58,13 +64,15 @@ class _OpenFile:
         self.size_bytes = os.fstat(handle).st_size
 
     def read_into(self, view: memoryview) -> int:
-        count = os.preadv(self._handle, [view], self._at)
+        count = os.preadv(self._handle, [view[:_PIECE_BYTES]], self._at)
         self._at += count
         return count
 
 
 class FolderSource(Source):
     """A folder that this process sees."""
+
+    reads_pieces: bool = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

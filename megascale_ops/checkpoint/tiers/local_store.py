@@ -220,7 +220,7 @@ class LocalStore:
             folder = storage.partial_folder(root, step, writer)
             seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks), seen
+            return persist.digest_own(folder, ranks, watch.algorithm), seen
 
         def describe(shares: Sequence[Sequence[FileEntry]]) -> tuple[Manifest, bytes]:
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
@@ -288,11 +288,12 @@ class LocalStore:
             report, traffic = restore.load(sealed, state, allowed), restore.traffic
             if report.ok:
                 return report, traffic
-            for rank, fault in restore.found:
-                lost.add((met.nodes.node_of(rank), fault.file))
-                found[fault.file] = fault
+            for each in restore.found:
+                lost.add((met.nodes.node_of(each.rank), each.fault.file))
+                found[each.fault.file] = each.fault
                 if ranks.leads:
-                    _log.warning("%s on the node of rank %d (%s): its copy is read", fault.sentence(), rank, folder)
+                    said = each.fault.sentence()
+                    _log.warning("%s on the node of rank %d (%s): its copy is read", said, each.rank, folder)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
