@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in S3 as s3fs speaks it, against a server of moto's: real requests, real conditional writes."""
 
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +28,8 @@ from megascale_ops.errors import CheckpointError, UsageError
 # By name: neither has types.
 moto_server, s3fs = import_module("moto.server"), import_module("s3fs")
 pytestmark = pytest.mark.processes
+
+BEHIND = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind_store.py"
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +107,86 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
 
     with pytest.raises(CheckpointError, match=r"saving step 1 to s3://.* failed: "):
         manager.save(1, states(1))
+
+
+@pytest.fixture(scope="module")
+def behind(endpoint: str) -> Iterator[dict[str, Any]]:
+    """What a training process reports of its saves in the background; it was killed with one in flight."""
+    bucket, environment = f"b{uuid.uuid4().hex}", {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+    environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    s3fs.S3FileSystem.clear_instance_cache()
+    url = f"s3://{bucket}/run7"
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        s3fs.S3FileSystem().mkdir(bucket)
+    env = {**os.environ, **environment, "OMP_NUM_THREADS": "1", "MEGASCALE_RECORDER": "0"}
+    with subprocess.Popen(
+        [sys.executable, str(BEHIND), url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as training:
+        ending = threading.Timer(240.0, training.kill)
+        ending.start()
+        assert training.stdout is not None
+        assert training.stderr is not None
+        try:
+            line, last = training.stdout.readline(), training.stdout.readline()
+            training.kill()
+            assert last, training.stderr.read()
+            writer = int(last.rpartition(" ")[2])
+            yield {**json.loads(line), "url": url, "writer": writer}
+            with suppress(OSError):
+                os.kill(writer, signal.SIGKILL)
+        finally:
+            ending.cancel()
+            training.kill()
+
+
+def test_what_is_saved_behind_the_training_is_the_state_at_the_call(behind: dict[str, Any]) -> None:
+    """Overwritten right after each call. The two newest stay, and nothing by which the writers met."""
+    report = behind["changed"]
+
+    assert report["restored"] == [3, True]
+    assert report["steps"] == ["step-00000002", "step-00000003"]
+    assert set(report["names"]) == {"__0_0.msgpack", "__0_0.tensors", "__0_1.tensors", "manifest.json", "plan.msgpack"}
+
+
+def test_a_writer_process_that_is_killed_costs_its_save_and_no_other(behind: dict[str, Any]) -> None:
+    """Told by ``wait``; what it has left is no checkpoint, and the next save clears it away."""
+    report = behind["killed"]
+
+    assert report["error"].startswith("the save of step 2 failed: the writer process ")
+    assert report["error"].endswith(" was killed by signal 9")
+    assert report["found"] == [1, True]
+    assert report["restored"] == [3, True]
+    assert report["left"] == 2 * 5
+
+
+def test_a_store_that_hangs_costs_the_save_that_waits_for_it(behind: dict[str, Any]) -> None:
+    """Given up after the deadline, by a save that then goes well."""
+    assert behind["hangs"] == {"restored": [3, True], "failed": 1, "sealed": 3}
+
+
+def test_a_bucket_that_goes_away_is_one_sentence(behind: dict[str, Any]) -> None:
+    """The training goes on."""
+    assert behind["gone"]["error"].startswith("the save of step 2 failed: ")
+    assert "\n" not in behind["gone"]["error"]
+
+
+def test_a_restart_waits_for_what_an_orphan_still_writes(
+    behind: dict[str, Any], endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training process was killed when its copy was complete: its writer process seals, and that is restored."""
+    for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    state = {"large": torch.zeros(30_000_000), "small": torch.zeros(3), "step": 0}
+    manager = CheckpointManager(f"{behind['url']}/orphan")
+    assert not s3fs.S3FileSystem().glob(f"{behind['url']}/orphan/step-00000002/*/manifest.json")
+    os.kill(behind["writer"], signal.SIGCONT)
+
+    with caplog.at_level(logging.WARNING, "megascale_ops.checkpoint"):
+        assert manager.restore(state) == 2
+
+    assert bool((state["large"] == 2).all())
+    assert "waiting for the checkpoint that is still written to s3://" in caplog.text

@@ -29,9 +29,10 @@ PATIENCE_S = 600.0
 # restart waits. Some network file systems show another node's bytes some seconds late.
 ORPHAN_PATIENCE_S = 15.0
 _ORPHAN_LOOK_S = 1.0
-# 10 s: how often a writer looks whether the save goes on and shows it, to its training process, and the leading rank's
-# by a time stamp to the others.
+# 10 s: how often a writer looks whether the save goes on and shows it to the others.
 _RENEW_S = 10.0
+# 1 s: how often a writer shows its training process that bytes move; one small message.
+_SHOW_S = 1.0
 # 5 s: on a network file system another node's rename may be seen in two steps.
 _SETTLES_S = 5.0
 
@@ -64,7 +65,7 @@ class SharedSave:
         self._place: Place = place_of(job)
         self._own: tuple[FileEntry, ...] = ()
         self._seen: object = None
-        self._renewed_s = time.monotonic()
+        self._renewed_s = self._shown_s = time.monotonic()
 
     def write(self, data: memoryview) -> int:
         """Write this rank's files; how many bytes they are.
@@ -149,9 +150,12 @@ class SharedSave:
 
     def _hear(self, moved_bytes: int) -> None:
         """Between two parts of a file: show that it goes on, and listen."""
-        if moved_bytes and time.monotonic() - self._renewed_s > _RENEW_S:
-            self._renewed_s = time.monotonic()
+        now_s = time.monotonic()
+        if moved_bytes and now_s - self._shown_s > _SHOW_S:
+            self._shown_s = now_s
             self._trainer.show_progress(self._job.token)
+        if moved_bytes and now_s - self._renewed_s > _RENEW_S:
+            self._renewed_s = now_s
             self._place.renew()
         self._listen(0.0)
 

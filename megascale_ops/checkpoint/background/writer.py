@@ -44,8 +44,8 @@ from megascale_ops.errors import CheckpointError, UsageError
 _LOOK_S = 1.0
 # 10: behind the training process and its data loaders where cores are few.
 _NICE = 10
-# 10 s: how often the training process is shown that the files on the node grow.
-_SHOWN_S = 10.0
+# 1 s: how often the training process is shown that the files on the node grow.
+_SHOWN_S = 1.0
 
 
 class _AbandonedError(CheckpointError):

@@ -216,6 +216,12 @@ class LocalStore:
         storage.begin(met.root, step, number)
         return number
 
+    def _abandon(self, step: int, met: _Met, ranks: Ranks) -> None:
+        """Drop what this node has of a set that will not be."""
+        number = writer_lock.lock_of(met.root).number
+        if met.nodes.lead_of(ranks.rank) == ranks.rank and number:
+            storage.abandon(met.root, step, number)
+
     def _save(
         self,
         doing: str,
@@ -255,8 +261,7 @@ class LocalStore:
             sealed, raw_plan = ranks.lead(doing, lambda: describe(shares))
             ranks.agree(doing, lambda: seal(sealed, raw_plan))
         except CheckpointError:
-            if leads and lock.number:
-                storage.abandon(root, step, lock.number)
+            self._abandon(step, met, ranks)
             raise
         own = [entry for entry in shares[me] if entry.name != plan.FILE_NAME]
         self._own_bytes = sum(entry.size_bytes for entry in own)
@@ -284,7 +289,11 @@ class LocalStore:
             if sending:
                 self._leave_out("busy", step, f"{sending} ranks still send the one before to a buddy", ranks)
                 return None
-            begun = ranks.agree(doing, lambda: self._begin(step, [need for need, _ in told], met, ranks))
+            try:
+                begun = ranks.agree(doing, lambda: self._begin(step, [need for need, _ in told], met, ranks))
+            except CheckpointError:
+                self._abandon(step, met, ranks)
+                raise
         except CheckpointError as exc:
             self.leave_out(step, str(exc), ranks)
             return None
