@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint costs the training, and how fast it comes back: ours in its three modes, torch's own beside them.
 
-    python benchmarks/checkpoint.py --device cuda --gb 10 --folder /scratch/bench > benchmarks/results/checkpoint.txt
+    python benchmarks/checkpoint.py --device cuda --gb 10 --rounds 1 --step-ms 1000 --folder /dev/shm
     python benchmarks/checkpoint.py --device cpu --gb 0.5
 
 The state is parameters and both moments of AdamW, float32, in as many tensors as asked. A training step is matrix
 products for ``--step-ms``, which touch none of it, and the optimizer's step, which overwrites all of it. The contenders
-take turns, round after round. Of each, medians:
+take turns, round after round, and each row is printed when it is there. Of each, at the end, medians:
 
     call     seconds inside the call that saves
     stall    a step right after that call, call included, less a step without one: what the training loses
@@ -14,39 +14,86 @@ take turns, round after round. Of each, medians:
     whole    seconds until the checkpoint is complete on disk
 
 ``copy`` is the floor: the same tensors to pinned host memory that is already there (on the CPU: to memory that is
-there), nothing else. The last lines restore the newest checkpoint, everything verified, against reading its files from
-front to back into memory that is already there; both with the page cache dropped before (``cold``) where the system
-lets a file be dropped, and with it warm.
+there), nothing else. It and ours in the background make host memory at their first call, which is a round of its own
+and no part of the medians. A row that is not there within ``--row-s`` is said to be late, and that contender is left
+out from then on. What a contender has written is removed before the next one, so that memory is not what is measured.
+
+Then the newest checkpoint restored, everything verified, against reading its files from front
+to back into memory that is already there: with the page cache dropped before (``cold``) where the files are on a disk,
+and with it warm. The last lines hold what was measured against what was asked for.
 """
 
 import argparse
+import faulthandler
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
-from megascale_ops.checkpoint import CheckpointManager, newest
+from megascale_ops.checkpoint import CheckpointManager
+from megascale_ops.checkpoint.latest import newest
+from megascale_ops.checkpoint.trust.digests import digests
+from megascale_ops.checkpoint.trust.file_digests import FileDigest
+from megascale_ops.errors import CheckpointError
 
-DEADLINE_S = 600.0
-_CHUNK_BYTES = 16 << 20
+# 8 MB: as our own restore reads; larger reads are not faster.
+_CHUNK_BYTES = 8 << 20
+# What is asked for: of the copy, a stall that waits and one that a step hides; of a sequential read, a restore; GB/s.
+_ASKED_STALL, _ASKED_HIDDEN, _ASKED_RESTORE, _ASKED_DIGEST = 1.15, 0.05, 0.9, 10.0
 
 
 class Trial(NamedTuple):
-    """Seconds of one save; see the module's text. ``beside`` is a ratio, NaN where no step fitted in."""
+    """Seconds of one save; see the module's text. ``beside`` is a ratio."""
 
     call_s: float
     stall_s: float
     beside: float
     whole_s: float
+
+    def row(self, copy_s: float) -> str:
+        """As a line of the table."""
+        share = self.stall_s / copy_s if copy_s else float("nan")
+        return f"{self.call_s:9.3f}{self.stall_s:9.3f}{share:9.2f}{self.beside:9.1%}{self.whole_s:9.3f}"
+
+
+_HEAD = f"{'':16}{'':9}{'call':>9}{'stall':>9}{'of copy':>9}{'beside':>9}{'whole':>9}   seconds"
+
+
+class LateError(Exception):
+    """A row is not there in time."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """End what waits in Python by an exception, and what does not come back to Python by the end of the process.
+
+    Raises:
+        LateError: the time is over.
+    """
+
+    def late(*_: object) -> None:
+        raise LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
 
 
 class Training:
@@ -55,16 +102,19 @@ class Training:
     def __init__(self, device: str, gb: float, tensors: int, step_ms: float) -> None:
         self.device = device
         each = int(gb * 1e9 / 12 / tensors)
-        self.parameters = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(each)) for _ in range(tensors))
-        self.parameters.to(device)
+        made = (torch.nn.Parameter(torch.randn(each, device=device)) for _ in range(tensors))
+        self.parameters = torch.nn.ParameterList(made)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-6, foreach=True)
         for parameter in self.parameters:
             parameter.grad = torch.full_like(parameter, 1e-3)
         self._side = torch.randn(4096 if device == "cuda" else 512, 4096 if device == "cuda" else 512, device=device)
         self._products = 1
         self.optimizer.step()
-        while self._products < 1 << 20 and self.seconds_of(self._multiply) < step_ms / 1e3:
+        self._multiply()
+        while (took_s := self.seconds_of(self._multiply)) < 0.05:
             self._products *= 2
+        self._products = max(1, round(self._products * step_ms / 1e3 / took_s))
+        self._plain: list[float] = [self.seconds_of(self.step) for _ in range(3)]
 
     @property
     def state(self) -> dict[str, Any]:
@@ -78,6 +128,11 @@ class Training:
         work()
         self.synchronize()
         return time.perf_counter() - began_s
+
+    def plain_s(self) -> float:
+        """Seconds of a step without a save: one more, and the median of the last five."""
+        self._plain.append(self.seconds_of(self.step))
+        return statistics.median(self._plain[-5:])
 
     def step(self) -> None:
         """One training step."""
@@ -101,15 +156,53 @@ class Training:
         return [*(parameter.detach() for parameter in self.parameters), *moments]
 
 
-Contender = Callable[[int], Callable[[], object]]
-"""Saves a step; returns what waits until the checkpoint is whole."""
+class Contender:
+    """One way to save.
+
+    Args:
+        name: of the row.
+        save: saves a step; returns what waits until the checkpoint is whole.
+        clear: removes what was written.
+        warms: whether the first call makes memory that all later ones use.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        save: Callable[[int], Callable[[], object]],
+        clear: Callable[[], object] = lambda: None,
+        *,
+        warms: bool = False,
+    ) -> None:
+        self.name, self.save, self.clear, self.warms = name, save, clear, warms
+        self.first: Trial | None = None
+        self.trials: list[Trial] = []
+        self.is_late = False
+
+    def median(self) -> Trial | None:
+        """Of all rounds but the first, where that is its own."""
+        return Trial(*map(statistics.median, zip(*self.trials, strict=True))) if self.trials else None
 
 
-def contenders(training: Training, folder: Path) -> Iterator[tuple[str, Contender]]:
-    """Yield all of them, by name."""
+def host_targets(sources: list[torch.Tensor], *, pinned: bool) -> list[torch.Tensor]:
+    """As much host memory, there and, where asked, locked."""
+    sizes = [-(-each.numel() * each.element_size() // 64) * 64 for each in sources]
+    memory = torch.empty(sum(sizes), dtype=torch.uint8).fill_(1)
+    if pinned:
+        cuda: Any = torch.cuda
+        status = cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 1)
+        assert int(status) == 0, f"CUDA locks no {memory.numel()} bytes of host memory"
+    parts = torch.split(memory, sizes)
+    return [
+        part[: each.numel() * each.element_size()].view(each.dtype).view(each.shape)
+        for part, each in zip(parts, sources, strict=True)
+    ]
+
+
+def contenders(training: Training, folder: Path, row_s: float) -> Iterator[Contender]:
+    """Yield all of them."""
     sources = training.tensors()
-    pinned = training.device == "cuda"
-    targets = [torch.empty(each.shape, dtype=each.dtype, pin_memory=pinned).zero_() for each in sources]
+    targets = host_targets(sources, pinned=training.device == "cuda")
 
     def copy(_step: int) -> Callable[[], object]:
         for source, target in zip(sources, targets, strict=True):
@@ -123,32 +216,39 @@ def contenders(training: Training, folder: Path) -> Iterator[tuple[str, Contende
         del step
         return lambda: None
 
-    def async_save(step: int) -> Callable[[], object]:
+    def dcp_save(step: int) -> Callable[[], object]:
         state = {"model": training.parameters.state_dict(), "optimizer": training.optimizer.state_dict()}
-        shutil.rmtree(folder / "dcp", ignore_errors=True)
-        writer = dcp.FileSystemWriter(folder / "dcp", sync_files=True)
-        response = dcp.async_save(state, checkpoint_id=folder / "dcp", storage_writer=writer, no_dist=True)
+        writer = FileSystemWriter(folder / "dcp", sync_files=True)
+        response = async_save(state, checkpoint_id=folder / "dcp", storage_writer=writer, no_dist=True)
         del step
         future = response.upload_completion if isinstance(response, AsyncSaveResponse) else response
-        return lambda: future.result(DEADLINE_S)
+        return lambda: future.result(row_s)
 
-    def of_manager(manager: CheckpointManager) -> Contender:
+    def ours(mode: Any) -> Contender:  # noqa: ANN401  a word of the manager's
+        manager = CheckpointManager(folder / mode, keep=1, mode=mode)
+
         def save(step: int) -> Callable[[], object]:
             manager.save(step, training.state)
-            return lambda: manager.wait(DEADLINE_S)
+            return lambda: manager.wait(row_s)
 
-        return save
+        def clear() -> None:
+            for path in (folder / mode).glob("step-*"):
+                shutil.rmtree(path, ignore_errors=True)
 
-    yield "copy", copy
-    for mode in ("sync", "async", "overlapped") if training.device == "cuda" else ("sync", "async"):
-        yield f"ours, {mode}", of_manager(CheckpointManager(folder / mode, keep=1, mode=mode))
-    yield "dcp.async_save", async_save
-    yield "torch.save", torch_save
+        return Contender(f"ours, {mode}", save, clear, warms=mode != "sync")
+
+    yield Contender("copy", copy, warms=True)
+    yield ours("async")
+    if training.device == "cuda":
+        yield ours("overlapped")
+    yield ours("sync")
+    yield Contender("dcp.async_save", dcp_save, lambda: shutil.rmtree(folder / "dcp", ignore_errors=True))
+    yield Contender("torch.save", torch_save, lambda: (folder / "torch.pt").unlink(missing_ok=True))
 
 
-def trial(training: Training, step: int, save: Contender) -> Trial:
+def trial(training: Training, step: int, save: Callable[[int], Callable[[], object]]) -> Trial:
     """One save between two steps."""
-    plain_s = statistics.median(training.seconds_of(training.step) for _ in range(3))
+    plain_s = training.plain_s()
     began_s = time.perf_counter()
     wait = save(step)
     call_s = time.perf_counter() - began_s
@@ -158,6 +258,41 @@ def trial(training: Training, step: int, save: Contender) -> Trial:
     beside = training.seconds_of(training.step) / plain_s - 1
     wait()
     return Trial(call_s, stall_s, beside, time.perf_counter() - began_s)
+
+
+def take_turns(training: Training, saves: list[Contender], rounds: int, row_s: float, until_s: float) -> float:
+    """Print each row as it comes, then the medians; seconds of the bare copy. None begins after ``until_s``."""
+    copy_s = 0.0
+    print(_HEAD, flush=True)
+    for number in range(rounds + 1):
+        for each in saves:
+            if each.is_late or (number == 0 and not each.warms):
+                continue
+            if time.perf_counter() > until_s:
+                print(f"{each.name:16}{f'round {number}':9} no time was left", flush=True)
+                continue
+            try:
+                with within(row_s):
+                    taken = trial(training, number, each.save)
+            except (LateError, TimeoutError, CheckpointError) as exc:
+                each.is_late = True
+                print(f"{each.name:16}{f'round {number}':9} not there within {row_s:.0f} s {exc}", flush=True)
+                continue
+            finally:
+                each.clear()
+            if number == 0:
+                each.first = taken
+            else:
+                each.trials.append(taken)
+            if each.name == "copy":
+                copy_s = taken.call_s if number == 0 else statistics.median(one.call_s for one in each.trials)
+            print(f"{each.name:16}{f'round {number}':9}{taken.row(copy_s)}", flush=True)
+    print(f"medians of {rounds}, and the first call")
+    for each in saves:
+        median = each.median()
+        first = f"{each.first.call_s:9.3f}" if each.first is not None else f"{'':9}"
+        print(f"{each.name:16}{first}{median.row(copy_s) if median is not None else '  none'}", flush=True)
+    return copy_s
 
 
 def read_sequentially(folder: Path, buffer: memoryview) -> None:
@@ -183,28 +318,77 @@ def drop(folder: Path) -> None:
             os.close(handle)
 
 
-def restores(training: Training, folder: Path, rounds: int) -> None:
-    """Print how fast the newest checkpoint comes back."""
+def is_memory(folder: Path) -> bool:
+    """Whether a folder's files lie in memory, from which they cannot be dropped."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    inside = [(len(mount), kind) for mount, kind in mounts if folder.resolve().is_relative_to(mount)]
+    return max(inside, default=(0, ""))[1] in {"tmpfs", "ramfs"}
+
+
+def restores(training: Training, folder: Path, rounds: int, row_s: float) -> float | None:
+    """Print how fast a checkpoint comes back; the ratio with a warm cache."""
+    with within(row_s):
+        CheckpointManager(folder, keep=1).save(rounds + 2, training.state)
     chosen = newest(folder).newest
     assert chosen is not None, f"nothing was saved to {folder}"
     path = Path(chosen.path)
     size = sum(each.stat().st_size for each in path.iterdir())
-    buffer = memoryview(bytearray(size + _CHUNK_BYTES))
-    for cache in ("cold", "warm"):
+    buffer = memoryview(bytearray(max(each.stat().st_size for each in path.iterdir()) + _CHUNK_BYTES))
+    ratio: float | None = None
+    for cache in ("warm",) if is_memory(path) else ("cold", "warm"):
         took: dict[str, list[float]] = {"read": [], "restore": []}
-        for _ in range(rounds):
+        for _ in range(rounds + 1):
             for what, work in (
                 ("read", lambda: read_sequentially(path, buffer)),
                 ("restore", lambda: CheckpointManager(folder).restore(training.state)),
             ):
                 if cache == "cold":
                     drop(path)
-                took[what].append(training.seconds_of(work))
-        read_s, restore_s = (statistics.median(took[what]) for what in ("read", "restore"))
+                with within(row_s):
+                    took[what].append(training.seconds_of(work))
+        # The first of each is of another kind: a buffer that is not there yet, a library that is not imported yet.
+        read_s, restore_s = (statistics.median(took[what][1:]) for what in ("read", "restore"))
+        ratio = read_s / restore_s
         print(
-            f"restore, {cache}: {restore_s:.3f} s, {size / restore_s / 1e9:.2f} GB/s; "
-            f"sequential read {read_s:.3f} s, {size / read_s / 1e9:.2f} GB/s; ratio {read_s / restore_s:.2f}"
+            f"restore, {cache}: {restore_s:.3f} s, {size / restore_s / 1e9:.2f} GB/s (first {took['restore'][0]:.3f}); "
+            f"sequential read {read_s:.3f} s, {size / read_s / 1e9:.2f} GB/s; ratio {ratio:.2f}",
+            flush=True,
         )
+    return ratio
+
+
+def digest_rates(training: Training) -> float:
+    """Print GB/s of one core's digests of files, and of a digest of tensors where they lie; XXH3's."""
+    data = memoryview(bytearray(os.urandom(1 << 20)) * 256)
+    rates: dict[str, float] = {}
+    for algorithm in ("xxh3_128", "sha256"):
+        took: list[float] = []
+        for _ in range(3):
+            digest, began_s = FileDigest(algorithm), time.thread_time()
+            for start in range(0, len(data), _CHUNK_BYTES):
+                digest.update(data[start : start + _CHUNK_BYTES])
+            digest.text()
+            took.append(time.thread_time() - began_s)
+        rates[algorithm] = len(data) / statistics.median(took) / 1e9
+    sources = [each for each in training.tensors() if each.numel() > 1]
+    size = sum(each.numel() * each.element_size() for each in sources)
+    digests(sources[:3])
+    tensor_s = training.seconds_of(lambda: digests(sources))
+    told = ", ".join(f"{name} {rate:.1f} GB/s" for name, rate in rates.items())
+    print(f"digests of files, one core: {told}; of tensors on the {training.device}: {size / tensor_s / 1e9:.1f} GB/s")
+    return rates["xxh3_128"]
+
+
+def held_against(saves: list[Contender], copy_s: float, ratio: float | None, rate: float) -> Iterator[str]:
+    """Yield what was measured beside what is asked for."""
+    for name, asked in (("ours, async", _ASKED_STALL), ("ours, overlapped", _ASKED_HIDDEN)):
+        for median in (each.median() for each in saves if each.name == name):
+            if median is not None and copy_s:
+                share = median.stall_s / copy_s
+                yield f"{name}: a stall of {share:.2f} of the copy; asked for: {asked:g} at most: {share <= asked}"
+    if ratio is not None:
+        yield f"restore: {ratio:.2f} of a sequential read; asked for: {_ASKED_RESTORE:g}: {ratio >= _ASKED_RESTORE}"
+    yield f"digest: {rate:.1f} GB/s a core; asked for: {_ASKED_DIGEST:g}: {rate >= _ASKED_DIGEST}"
 
 
 def main() -> None:
@@ -215,27 +399,36 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=100, help="parameters; each has two moments and a counter")
     parser.add_argument("--step-ms", type=float, default=500.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--row-s", type=float, default=60.0, help="how long a row may take")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins later; restores come after them")
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder when not given")
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"# {' '.join(['python', *sys.argv])}; torch {torch.__version__}; {device}; {os.cpu_count()} CPUs")
+    print(
+        f"# {' '.join(['python', *sys.argv])}; torch {torch.__version__}; {device}; {os.cpu_count()} CPUs", flush=True
+    )
     if options.device == "cpu":
         torch.set_num_threads(1)  # or the steps and the writers contend for the cores of a small machine
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        began_s = time.perf_counter()
         training = Training(options.device, options.gb, options.tensors, options.step_ms)
         size = sum(each.numel() * each.element_size() for each in training.tensors())
-        folder, found = Path(scratch), dict[str, list[Trial]]()
-        saves = list(contenders(training, folder))
-        for number in range(options.rounds + 1):
-            for name, save in saves:
-                found.setdefault(name, []).append(trial(training, number, save))
-        copy_s = statistics.median(one.call_s for one in found["copy"][1:])
-        print(f"{size / 1e9:.2f} GB in {len(training.tensors())} tensors; copy at {size / copy_s / 1e9:.1f} GB/s")
-        print(f"{'':16}{'first':>9}{'call':>9}{'stall':>9}{'of copy':>9}{'beside':>9}{'whole':>9}   seconds, medians")
-        for name, (first, *rest) in found.items():
-            call, stall, beside, whole = (statistics.median(values) for values in zip(*rest, strict=True))
-            print(f"{name:16}{first.call_s:9.3f}{call:9.3f}{stall:9.3f}{stall / copy_s:9.2f}{beside:9.1%}{whole:9.3f}")
-        restores(training, folder / "sync", options.rounds)
+        folder = Path(scratch)
+        saves = list(contenders(training, folder, options.row_s))
+        print(
+            f"{size / 1e9:.2f} GB in {len(training.tensors())} tensors, a step of {training.plain_s():.3f} s",
+            flush=True,
+        )
+        rate, ratio = digest_rates(training), None
+        copy_s = take_turns(training, saves, options.rounds, options.row_s, began_s + options.seconds)
+        print(f"copy at {size / copy_s / 1e9:.1f} GB/s" if copy_s else "no copy was measured", flush=True)
+        with suppress(LateError):
+            ratio = restores(training, folder / "sync", options.rounds, options.row_s)
+        for line in held_against(saves, copy_s, ratio, rate):
+            print(line)
+        print(f"all of it took {time.perf_counter() - began_s:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ regular one, and is read up to a bound that the caller names. And what then stan
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import msgspec
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What ``msgspec.json.decode`` raises at foreign bytes: its own errors, for text that is not UTF-8, and for depth."""
 
-# 1 MB: below it the calls cost, above it nothing is gained (hashing runs at 1.5 GB/s from 256 kB on).
+# 1 MB: below it the calls cost, above it nothing is gained.
 _CHUNK_BYTES = 1 << 20
 
 _KINDS = (
@@ -88,19 +88,6 @@ def read(path: Path, most_bytes: int, *, follow: bool = False, owner: int | None
     if len(data) > most_bytes:
         raise NotRegularError(f"it grew beyond the {most_bytes} bytes that it may have")
     return data
-
-
-def digest(handle: int, most_bytes: int, told: Callable[[int], object] | None = None) -> tuple[int, str]:
-    """How many bytes were read, at most ``most_bytes``, and their SHA-256; ``told`` hears of them as they are read."""
-    import hashlib  # 4 MB of OpenSSL, which an agent does without
-
-    sha256, count = hashlib.sha256(), 0
-    for chunk in _chunks(handle, most_bytes):
-        sha256.update(chunk)
-        count += len(chunk)
-        if told is not None:
-            told(len(chunk))
-    return count, sha256.hexdigest()
 
 
 def _chunks(handle: int, most_bytes: int) -> Iterator[bytes]:

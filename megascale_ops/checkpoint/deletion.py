@@ -43,7 +43,7 @@ def glance(folder: Path) -> Glance:
     found = [manifests.judge_step(manifest, step)]
     for entry in manifest.files:
         size = storage.size_of(folder / entry.name)
-        seen = FileSeen(entry.name, None if size < 0 else size, entry.sha256)
+        seen = FileSeen(entry.name, None if size < 0 else size, entry.digest)
         found.append(manifests.judge_file(entry, seen))
     return Glance(str(folder), step, manifest, tuple(fault for fault in found if fault), size_bytes)
 

@@ -7,9 +7,8 @@
     ...
     checkpoints.save(step, state)
 
-Saving: the leading rank holds the folder against other jobs, every rank writes its shards beside, all digest what they
-wrote, the leading rank seals with a manifest and one rename. Restoring: all ranks verify the newest checkpoint
-together, each a share of its files; if anything is wrong they all fall back to the one before and log it.
+Every rank writes and digests its shards beside, the leading rank seals them with a manifest and one rename. A restore
+verifies as it reads; if anything is wrong all ranks fall back to the checkpoint before and log it.
 """
 
 import logging
@@ -30,6 +29,7 @@ from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers import identity
 from megascale_ops.checkpoint.tiers.filesystems import is_url
 from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
+from megascale_ops.checkpoint.trust.file_digests import Algorithm
 from megascale_ops.checkpoint.trust.trust import Trust
 from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
 from megascale_ops.checkpoint.trust.watch import Watch
@@ -95,10 +95,12 @@ class CheckpointManager:
             and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
         replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
         freshness: tell where no weight has changed since the save before though the optimizer has stepped.
+        digests: of the files, "xxh3_128" or "sha256": ten times slower, and not to be forged (``trust.file_digests``).
 
     Raises:
-        UsageError: ``mode`` or ``replicas`` is another word, ``mode`` is not ``sync`` for memory://, ``keep`` is less
-            than 1, another number below 0, ``types`` has something else, or a folder cannot be written to.
+        UsageError: ``mode``, ``replicas`` or ``digests`` is another word, ``mode`` is not ``sync`` for memory://,
+            ``keep`` is less than 1, another number below 0, ``types`` has something else, or a folder cannot be
+            written to.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class CheckpointManager:
         replicas: Replicas = "check",
         replicated: Iterable[str] = (),
         freshness: bool = True,
+        digests: Algorithm = "xxh3_128",
     ) -> None:
         if mode not in get_args(Mode):
             raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
@@ -134,7 +137,7 @@ class CheckpointManager:
         self._deadline_s = deadline_s
         self._log_of_saves = SaveLog()
         self._foreground: Foreground | None = None
-        self._trust = Trust(replicas, replicated, freshness=freshness)
+        self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests)
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
@@ -177,6 +180,7 @@ class CheckpointManager:
         replicas: Replicas = "check",
         replicated: Iterable[str] = (),
         freshness: bool = True,
+        digests: Algorithm = "xxh3_128",
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -196,6 +200,7 @@ class CheckpointManager:
             replicas=replicas,
             replicated=replicated,
             freshness=freshness,
+            digests=digests,
         )
 
     @property
@@ -314,8 +319,7 @@ class CheckpointManager:
     def close(self, deadline_s: float | None = None, *, clear_local: bool = False) -> None:
         """Wait for the save in flight, and give the folder back to other jobs before this process ends.
 
-        A later save takes it again if it can. Without this call the end of the interpreter does the same. A copy that
-        is on its way to a buddy node has ten seconds to arrive.
+        A later save takes it again if it can; so does the interpreter's end. A copy to a buddy has ten seconds.
 
         Args:
             deadline_s: after so many seconds the save in flight is given up; None: when nothing is written any more.
@@ -408,10 +412,7 @@ class CheckpointManager:
         return frozenset(report.path for report in self.skipped)
 
     def _look_for_writers(self, ranks: "Ranks") -> None:
-        """Wait for what former processes of this job still write; warn early that a later save will be refused.
-
-        No error: an evaluation restores beside a job that trains.
-        """
+        """Wait for what former processes of this job still write; warn where a save will be refused (no error)."""
         try:
             answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
             if answer.verb == "take" and self._remote is None:

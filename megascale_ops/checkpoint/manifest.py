@@ -2,9 +2,9 @@
 """What a whole checkpoint looks like, and how to recognise one that is not.
 
 A checkpoint is a folder of shards. Its last file, ``manifest.json``, names every other file with its size and its
-SHA-256, so that a reader can prove, before it loads a single byte, that nothing was lost, cut short or flipped. The
-manifest proves itself too: it carries the digest of its own body, and only the one canonical spelling of it is
-accepted, so a flipped byte anywhere in it, even in white space, is seen.
+digest, so that a reader can prove that nothing was lost, cut short or flipped. A digest names its algorithm
+(``trust.file_digests``). The manifest proves itself too: it carries the SHA-256 of its own body, and only the one
+canonical spelling of it is accepted, so a flipped byte anywhere in it, even in white space, is seen.
 
 Digests prove integrity, not origin: a user that may write the folder may write a manifest. Keep the folder yours.
 
@@ -18,11 +18,13 @@ from typing import Literal
 
 import msgspec
 
+from megascale_ops.checkpoint.trust import file_digests
 from megascale_ops.foreign import UNREADABLE
 
-# 2: the plan and all that is not a tensor is data. 1: they were pickles; such a folder verifies, and is loaded only on
-# request.
-VERSION = 2
+# 3: a digest names its algorithm. 2: all were SHA-256. 1: the plan and all that is not a tensor were pickles; such a
+# folder verifies, and is loaded only on request.
+VERSION = 3
+LAST_SHA256 = 2
 LAST_PICKLED = 1
 # The same name as schema.environment.CHECKPOINT_ALLOW_PICKLE; schema and checkpoint share a floor.
 ALLOW_VARIABLE = "MEGASCALE_CHECKPOINT_ALLOW_PICKLE"
@@ -44,7 +46,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     size_bytes: int
-    sha256: str
+    digest: str  # xxh3_128:..., sha256:...
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +66,7 @@ class FileSeen(msgspec.Struct, frozen=True):
 
     name: str
     size_bytes: int | None = None  # None: there is no such file
-    sha256: str | None = None  # None: not computed, because the size already differs
+    digest: str | None = None  # by the algorithm of its entry; None: not computed, because the size already differs
     error: str = ""  # why it could not be read, in the words of the system
 
 
@@ -119,6 +121,32 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
+class _OldEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file, as formats up to ``LAST_SHA256`` have it."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class _OldManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A manifest, as they have it."""
+
+    step: int
+    world_size: int
+    written_wall_s: float
+    files: tuple[_OldEntry, ...]
+    version: int
+    metric: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class _OldSealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Their file."""
+
+    manifest: _OldManifest
+    sha256: str
+
+
 class _Outside(msgspec.Struct, frozen=True):
     """The file in any version: a body, whatever is in it, and its digest."""
 
@@ -147,9 +175,10 @@ def metric_of(manifest: Manifest) -> float | None:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The canonical bytes of ``manifest.json``."""
-    body = msgspec.json.encode(manifest)
-    sealed = _Sealed(manifest=manifest, sha256=hashlib.sha256(body).hexdigest())
+    """The canonical bytes of ``manifest.json``, in the format of its version."""
+    written = _to_old(manifest) if manifest.version <= LAST_SHA256 else manifest
+    sha256 = hashlib.sha256(msgspec.json.encode(written)).hexdigest()
+    sealed = _OldSealed(written, sha256) if isinstance(written, _OldManifest) else _Sealed(written, sha256)
     return msgspec.json.format(msgspec.json.encode(sealed), indent=2) + b"\n"
 
 
@@ -163,7 +192,10 @@ def decode(raw: bytes) -> Manifest:
         version = msgspec.json.decode(raw, type=_Outline).manifest.version
         if not 1 <= version <= VERSION:
             raise ManifestError(_other_version(raw, version))
-        manifest = msgspec.json.decode(raw, type=_Sealed).manifest
+        if version <= LAST_SHA256:
+            manifest = _from_old(msgspec.json.decode(raw, type=_OldSealed).manifest)
+        else:
+            manifest = msgspec.json.decode(raw, type=_Sealed).manifest
     except UNREADABLE as exc:
         raise ManifestError(Fault(FILE_NAME, "malformed", plain(str(exc))[:_DETAIL_LENGTH])) from exc
     if encode(manifest) != raw:
@@ -172,7 +204,30 @@ def decode(raw: bytes) -> Manifest:
         if not _SHARD_NAME.fullmatch(entry.name) or entry.name in {".", "..", FILE_NAME} or entry.size_bytes < 0:
             said = f"{ascii(entry.name)[:_DETAIL_LENGTH]} is not the name of a shard, or its size is below zero"
             raise ManifestError(Fault(FILE_NAME, "malformed", said))
+        if version > LAST_SHA256 and not file_digests.is_spelled(entry.digest):
+            raise ManifestError(_other_digest(entry))
     return manifest
+
+
+def _to_old(manifest: Manifest) -> _OldManifest:
+    assert all(entry.digest.startswith("sha256:") for entry in manifest.files), "older formats know no other digest"
+    files = tuple(
+        _OldEntry(entry.name, entry.size_bytes, entry.digest.removeprefix("sha256:")) for entry in manifest.files
+    )
+    head = manifest.step, manifest.world_size, manifest.written_wall_s
+    return _OldManifest(*head, files, manifest.version, manifest.metric)
+
+
+def _from_old(old: _OldManifest) -> Manifest:
+    files = tuple(FileEntry(entry.name, entry.size_bytes, f"sha256:{entry.sha256}") for entry in old.files)
+    return Manifest(old.step, old.world_size, old.written_wall_s, files, old.version, old.metric)
+
+
+def _other_digest(entry: FileEntry) -> Fault:
+    name, _, digits = entry.digest.partition(":")
+    if file_digests.is_known(entry.digest) or not digits or not _SHARD_NAME.fullmatch(name):
+        return Fault(FILE_NAME, "malformed", f"{entry.name} has no digest")
+    return Fault(FILE_NAME, "other version", f"this program knows no digests by {name}")
 
 
 def _other_version(raw: bytes, version: int) -> Fault:
@@ -192,9 +247,9 @@ def pickle_sentence(folder: str) -> str:
     )
 
 
-def sha256_of(raw: bytes) -> str:
-    """The digest of a file's bytes, as an entry has it."""
-    return hashlib.sha256(raw).hexdigest()
+def seal_of(manifest: Manifest) -> str:
+    """What names a checkpoint: the SHA-256 of its manifest, which has the digests of all its files."""
+    return hashlib.sha256(encode(manifest)).hexdigest()
 
 
 def judge_file(entry: FileEntry, seen: FileSeen) -> Fault | None:
@@ -209,7 +264,7 @@ def judge_file(entry: FileEntry, seen: FileSeen) -> Fault | None:
         return Fault(entry.name, "missing")
     if seen.size_bytes != entry.size_bytes:
         return Fault(entry.name, "size differs", f"{seen.size_bytes} bytes instead of {entry.size_bytes}")
-    if seen.sha256 != entry.sha256:
+    if seen.digest != entry.digest:
         return Fault(entry.name, "digest differs")
     return None
 

@@ -80,7 +80,7 @@ def write_through(writer: Writer, flat: Mapping[str, torch.Tensor], ranks: Ranks
         raise CheckpointError(cause_of(exc.failures[ranks.rank][0])) from exc
 
 
-def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
+def digest_own(folder: Path, ranks: Ranks, algorithm: str) -> list[FileEntry]:
     """Digest the files that this rank wrote; the leading rank also digests files of no rank (the plan).
 
     Read back right after writing, so from the page cache of the same host.
@@ -92,7 +92,7 @@ def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
     for path in sorted(folder.iterdir()):
         match = _OF_RANK.fullmatch(path.name)
         if int(match.group(1)) == ranks.rank if match else ranks.leads:
-            own.append(storage.digest(path))
+            own.append(storage.digest(path, algorithm))
     return own
 
 

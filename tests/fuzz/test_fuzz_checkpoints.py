@@ -14,7 +14,9 @@ from megascale_ops.checkpoint.writers import Process, Seen, Writer
 from tests.fakes.checkpoints import sealed
 from tests.fakes.mutations import fuzzed, mutated
 
-SEALED = manifest.encode(Manifest(120, 2, 1.5, tuple(FileEntry(f"__{n}_0.distcp", n, "ab" * 32) for n in range(3))))
+DIGESTS = ("xxh3_128:" + "ab" * 16, "sha256:" + "ab" * 32, "xxh3_128:" + "00" * 16)
+SEALED = manifest.encode(Manifest(120, 2, 1.5, tuple(FileEntry(f"__{n}_0.distcp", n, DIGESTS[n]) for n in range(3))))
+OLDER = manifest.encode(Manifest(120, 2, 1.5, (FileEntry("__0_0.distcp", 1, DIGESTS[1]),), version=2))
 WRITER = Writer(Process("node", "boot", "pid:[1]", 7, 9), "ab", "node", 0, 1.0, job="demo", job_id="abc", round=2)
 LOCK = msgspec.json.encode(WRITER)
 
@@ -25,7 +27,7 @@ def is_one_line(sentence: str) -> bool:
 
 
 @fuzzed
-@given(raw=mutated([SEALED]))
+@given(raw=mutated([SEALED, OLDER]))
 def test_a_manifest_is_exactly_what_was_sealed_or_refused(raw: bytes) -> None:
     """Only the bytes themselves pass."""
     try:
@@ -38,7 +40,8 @@ def test_a_manifest_is_exactly_what_was_sealed_or_refused(raw: bytes) -> None:
     assert is_one_line(refusal)
 
 
-entries = st.builds(FileEntry, st.text(max_size=300), st.integers(-(2**63), 2**63), st.text(max_size=70))
+digests = st.one_of(st.text(max_size=70), st.sampled_from(DIGESTS))
+entries = st.builds(FileEntry, st.text(max_size=300), st.integers(-(2**63), 2**63), digests)
 
 
 @fuzzed

@@ -70,7 +70,7 @@ def test_numbers_without_measure_in_texts_are_no_numbers(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\x00b", "../x", "\u202e", "x" * 256])
 def test_a_manifest_names_plain_files_only(name: str) -> None:
     """What it names is shown on terminals and asked of the file system."""
-    raw = manifest.encode(Manifest(1, 1, 0.0, (FileEntry(name, 1, ""),)))
+    raw = manifest.encode(Manifest(1, 1, 0.0, (FileEntry(name, 1, "sha256:" + "ab" * 32),)))
 
     with pytest.raises(ManifestError) as raised:
         manifest.decode(raw)

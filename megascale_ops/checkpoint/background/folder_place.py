@@ -37,7 +37,10 @@ class FolderPlace(Place):
     def write(self, files: Sequence[tuple[str, memoryview]], heard: Callable[[int], None]) -> list[FileEntry]:
         """Write and sync, one after the other."""
         with ThreadPoolExecutor(1) as pool:
-            return [write_file(self._folder / name, data, pool, lambda: heard(1)) for name, data in files]
+            return [
+                write_file(self._folder / name, data, self._job.algorithm, pool, lambda: heard(1))
+                for name, data in files
+            ]
 
     def tell(self, share: Share) -> None:
         """By a file of this rank."""

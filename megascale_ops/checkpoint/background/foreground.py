@@ -114,7 +114,7 @@ class Foreground:
         prepared = ranks.agree(doing, prepare)
         require_one_step(doing, [each[0] for each in prepared])
         token = prepared[0][2]
-        opened = local.open_set(step, token, flat, ranks) if local is not None else None
+        opened = local.open_set(step, token, flat, watch) if local is not None else None
         if not to_shared and opened is None:
             saver.drop()
             return
@@ -138,6 +138,6 @@ class Foreground:
             opened.plan = staged[0].plan
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
         said = b"" if found is None or not ranks.leads else alarms.encode(found)
-        made = Save(token, prepared[0][1], sealed, said)
+        made = Save(token, prepared[0][1], sealed, said, watch.algorithm)
         saver.launch(made, staged[0], ranks, frozenset(damaged), to_shared=to_shared, opened=opened)
         self._unsettled = watch.without_tensors()

@@ -14,6 +14,7 @@ import msgspec
 
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.trust.file_digests import Algorithm
 
 # 8 bytes of length, then msgpack.
 _HEAD_BYTES = 8
@@ -45,6 +46,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         damaged: paths of checkpoints that are known not to verify.
         found: ``trust.json``; of the leading rank only, where the save has looked.
         local: folder of this node's set, which is written first; empty: the save does not go to the nodes.
+        algorithm: by which files are digested.
     """
 
     token: str
@@ -59,6 +61,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     damaged: tuple[str, ...] = ()
     found: bytes = b""
     local: str = ""
+    algorithm: Algorithm = "xxh3_128"
 
     @property
     def leads(self) -> bool:

@@ -34,6 +34,7 @@ from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.trust.file_digests import Algorithm
 from megascale_ops.errors import CheckpointError
 
 # 50 ms to 1 s: how long ranks wait before they tell each other again how their parts stand.
@@ -55,6 +56,7 @@ class Save(NamedTuple):
     writer: int
     sealed: Manifest  # but for its files and its time
     found: bytes = b""  # of the leading rank: the file of what was found of the state; empty: none
+    algorithm: Algorithm = "xxh3_128"
 
 
 class _Part(NamedTuple):
@@ -195,6 +197,7 @@ class BackgroundSaver:
             files=staged.images,
             plan=staged.plan,
             found=save.found,
+            algorithm=save.algorithm,
             sealed=save.sealed,
             rule=self._rule,
             damaged=tuple(sorted(damaged)),

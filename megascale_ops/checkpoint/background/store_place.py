@@ -58,7 +58,7 @@ class StorePlace(Place):
     def write(self, files: Sequence[tuple[str, memoryview]], heard: Callable[[int], None]) -> list[FileEntry]:
         """Several at a time; each is looked at when it is there."""
         there = [(name, self._path(name), data) for name, data in files]
-        written = upload_all(self._store, there, heard)
+        written = upload_all(self._store, there, self._job.algorithm, heard)
         listed = self._store.listing(self._folder)
         for entry in written:
             size = listed[entry.name].size_bytes if entry.name in listed else 0

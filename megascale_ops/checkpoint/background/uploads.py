@@ -6,7 +6,6 @@ caller's thread waits for them, so that it hears of an end of the save while a s
 behind, and what it had begun is never closed, so nothing of it appears.
 """
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from megascale_ops.checkpoint.manifest import FileEntry
 from megascale_ops.checkpoint.storage import describe
 from megascale_ops.checkpoint.tiers.filesystems import Store
+from megascale_ops.checkpoint.trust.file_digests import FileDigest
 
 # 4 files at a time: a single stream to a store is bound by its answers.
 _AT_ONCE = 4
@@ -39,12 +39,12 @@ class _Upload(NamedTuple):
 class _Uploads:
     """The files of one rank on their way; shared by the threads that write them."""
 
-    def __init__(self, store: Store, files: Sequence[_Upload]) -> None:
+    def __init__(self, store: Store, files: Sequence[_Upload], algorithm: str) -> None:
         self.entries: list[FileEntry] = []
         self.moved_bytes = 0
         self.failure: BaseException | None = None
         self.over = threading.Event()
-        self._store = store
+        self._store, self._algorithm = store, algorithm
         self._left, self._running = list(files), 0
         self._is_stopped = False
         self._busy = threading.Lock()
@@ -83,13 +83,13 @@ class _Uploads:
             return self._left.pop(0) if self._left and not self._is_stopped else None
 
     def _write(self, one: _Upload) -> FileEntry:
-        sha256 = hashlib.sha256()
+        digest = FileDigest(self._algorithm)
         file = self._store.opened_to_write(one.path, len(one.data))
         try:
             for start in range(0, len(one.data), _BLOCK_BYTES):
                 block = one.data[start : start + _BLOCK_BYTES]
                 self._require_going()
-                sha256.update(block)
+                digest.update(block)
                 file.write(block)
                 self.moved_bytes += len(block)
             self._require_going()
@@ -98,7 +98,7 @@ class _Uploads:
             _drop(file)
             raise
         self.moved_bytes += 1  # an empty file, too, has moved something
-        return FileEntry(one.name, len(one.data), sha256.hexdigest())
+        return FileEntry(one.name, len(one.data), digest.text())
 
     def _require_going(self) -> None:
         if self._is_stopped:
@@ -106,19 +106,20 @@ class _Uploads:
 
 
 def upload_all(
-    store: Store, files: Sequence[tuple[str, str, memoryview]], heard: Callable[[int], None]
+    store: Store, files: Sequence[tuple[str, str, memoryview]], algorithm: str, heard: Callable[[int], None]
 ) -> list[FileEntry]:
     """Write files.
 
     Args:
         store: where to.
         files: of each its name, its path in the store and its bytes.
+        algorithm: of their digests.
         heard: called ten times a second, with how many bytes have moved since; what it raises ends the writing.
 
     Raises:
         OSError: the store refuses, or takes nothing any more.
     """
-    uploads, moved_bytes, moved_s = _Uploads(store, [_Upload(*each) for each in files]), 0, time.monotonic()
+    uploads, moved_bytes, moved_s = _Uploads(store, [_Upload(*each) for each in files], algorithm), 0, time.monotonic()
     uploads.start()
     try:
         while not uploads.over.wait(_LOOK_S):

@@ -155,7 +155,9 @@ class Writer:
 
         with ThreadPoolExecutor(1) as pool:
             return [
-                write_file(Path(job.local, each.name), data[each.start : each.start + each.length], pool, heard)
+                write_file(
+                    Path(job.local, each.name), data[each.start : each.start + each.length], job.algorithm, pool, heard
+                )
                 for each in job.files
             ]
 

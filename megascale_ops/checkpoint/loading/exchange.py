@@ -11,7 +11,6 @@ A rank that dies ends the wait of its peers as the process group does, by the cl
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -21,9 +20,10 @@ import torch
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.loading import ranges, schedule
 from megascale_ops.checkpoint.loading.landing import Landing, LandingField
+from megascale_ops.checkpoint.loading.reading import ReadingThreads
 from megascale_ops.checkpoint.loading.schedule import Transfer
 from megascale_ops.checkpoint.loading.sources import Source
-from megascale_ops.checkpoint.loading.stream import FileStream
+from megascale_ops.checkpoint.loading.stream import BlockStream, FileStream, LandingStream
 from megascale_ops.checkpoint.loading.traffic import Traffic
 from megascale_ops.checkpoint.manifest import Fault, FileEntry
 from megascale_ops.checkpoint.ranks import Ranks
@@ -33,10 +33,11 @@ _GAP_BYTES = 4096
 
 
 class RankFault(NamedTuple):
-    """What a rank found wrong with a file that it read; rank -1: none can open it."""
+    """What a rank found wrong with a file that it read; rank -1: none can open it. Late: it hangs."""
 
     rank: int
     fault: Fault
+    is_late: bool = False
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -132,16 +133,15 @@ class Exchange:
             )
         )
         found: list[RankFault] = []
-        with ThreadPoolExecutor(schedule.MOST_AT_ONCE, "checkpoint-read") as executor, ExitStack() as stack:
-            streams: dict[int, FileStream] = {}
+        with ExitStack() as stack:
+            threads, streams = ReadingThreads(schedule.MOST_AT_ONCE), dict[int, FileStream]()
+            stack.callback(threads.close)
             stack.callback(lambda: [stream.close() for stream in streams.values()])
             for number in sorted(rounds):
                 # Those of the next round that begin are opened now, to be read while this round is sent.
                 for each in (*rounds[number], *rounds.get(number + 1, ())):
                     if me == each.reader and each.file not in streams and each.first_round >= number:
-                        entry = self._files[each.file]
-                        pinned = device.type == "cuda"
-                        streams[each.file] = FileStream(self._source, entry, self._block_bytes, executor, pinned=pinned)
+                        streams[each.file] = self._opened(each, fields.get(each.file), threads, device)
                 self._round(number, rounds[number], needs, fields, streams, device)
                 for each in rounds[number]:
                     entry = self._files[each.file]
@@ -149,11 +149,20 @@ class Exchange:
                         found += self._finished(streams.pop(each.file), entry)
         return [each for share in self._ranks.gather(found) for each in share]
 
+    def _opened(
+        self, transfer: Transfer, field: LandingField | None, threads: ReadingThreads, device: torch.device
+    ) -> FileStream:
+        entry = self._files[transfer.file]
+        if not transfer.receivers and field is not None and field.is_in_host_memory:
+            return LandingStream(self._source, entry, self._block_bytes, threads, field)
+        is_for_gpu = device.type == "cuda" or (field is not None and field.is_on_gpu)
+        return BlockStream(self._source, entry, self._block_bytes, threads, pinned=is_for_gpu)
+
     def _finished(self, stream: FileStream, entry: FileEntry) -> list[RankFault]:
         fault = manifests.judge_file(entry, stream.close())
         self.traffic.read_bytes += stream.read_bytes
         self.traffic.read_by_file[entry.name] = stream.read_bytes
-        return [RankFault(self._ranks.rank, fault)] if fault else []
+        return [RankFault(self._ranks.rank, fault, stream.is_late)] if fault else []
 
     def _round(
         self,
@@ -165,7 +174,8 @@ class Exchange:
         device: torch.device,
     ) -> None:
         """Move every file in progress by one block."""
-        me, messages, here = self._ranks.rank, _Messages(self._ranks), []
+        me, messages, received = self._ranks.rank, _Messages(self._ranks), 0
+        here: list[tuple[int, list[ranges.Range], torch.Tensor]] = []
         for each in transfers:
             at = (number - each.first_round) * self._block_bytes
             stop = min(at + self._block_bytes, self._files[each.file].size_bytes)
@@ -173,10 +183,13 @@ class Exchange:
             if me != each.reader:
                 got = torch.empty(ranges.count(mine), dtype=torch.uint8, device=device)
                 messages.receive(got, each)
+                received += got.numel()
                 here.append((each.file, mine, got))
                 continue
             block = streams[each.file].take()
-            self._told(block.numel())
+            self._told(stop - at)
+            if block is None:
+                continue
             if each.receivers:
                 block = block.to(device)
                 self._send(block, at, stop, each, needs, messages)
@@ -188,7 +201,6 @@ class Exchange:
             for start, stop in mine:
                 fields[file].put(start, got[done : done + stop - start])
                 done += stop - start
-        received = sum(got.numel() for (_, _, got), each in zip(here, transfers, strict=True) if each.reader != me)
         self.traffic.received_bytes += received
         self._told(received)
 

@@ -6,12 +6,24 @@ type, a slice of columns) is put together beside and copied once it is whole.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from megascale_ops.checkpoint import plan
 from megascale_ops.checkpoint.dcp_storage import is_lazy
+
+# 64 kB: below it a call for each tensor costs more than a copy.
+_LARGE_BYTES = 64 << 10
+
+
+class Piece(NamedTuple):
+    """A part of a file, and the memory that it is read right into; None: it is to be ``put``."""
+
+    start: int
+    stop: int
+    memory: memoryview | None
 
 
 class Landing:
@@ -52,6 +64,16 @@ class Landing:
         """Whether the tensor is."""
         return self._target.device.type == "cuda"
 
+    @property
+    def is_in_host_memory(self) -> bool:
+        """Whether the bytes go to memory of the host, as they are."""
+        return self._into is not None and self._into.device.type == "cpu"
+
+    def memory(self) -> memoryview:
+        """That memory."""
+        assert self._into is not None, "asked for where there is some"
+        return self._into.numpy().data
+
     def put(self, at: int, piece: torch.Tensor) -> None:
         """Take bytes of the file, from ``at`` on; those of others are left alone."""
         start, stop = max(at, self.start), min(at + piece.numel(), self.stop)
@@ -78,6 +100,25 @@ class LandingField:
         self._starts = [each.start for each in self._landings]
         # Landings may overlap (one chunk for two tensors); how far back one may begin that still reaches to a place.
         self._longest = max((each.stop - each.start for each in self._landings), default=0)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether any bytes go to a GPU."""
+        return any(each.is_on_gpu for each in self._landings)
+
+    @property
+    def is_in_host_memory(self) -> bool:
+        """Whether all bytes go to memory of the host, as they are."""
+        return all(each.is_in_host_memory for each in self._landings)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The memory of each large tensor that no other one shares its bytes with, in the order of the file."""
+        reached = 0
+        for number, each in enumerate(self._landings):
+            behind = self._starts[number + 1] if number + 1 < len(self._starts) else each.stop
+            if each.stop - each.start >= _LARGE_BYTES and reached <= each.start and each.stop <= behind:
+                yield Piece(each.start, each.stop, each.memory())
+            reached = max(reached, each.stop)
 
     def put(self, at: int, piece: torch.Tensor) -> None:
         """Give bytes of the file to all that wait for them."""

@@ -33,6 +33,7 @@ from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileSeen,
 from megascale_ops.checkpoint.notify import tell_progress
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.storage import describe
+from megascale_ops.checkpoint.trust.file_digests import digest_of
 from megascale_ops.checkpoint.value_kinds import dtype_named
 from megascale_ops.errors import CheckpointError
 
@@ -104,7 +105,7 @@ class Restore:
             with ThreadPoolExecutor(8, "checkpoint-look") as executor:  # on a network each look is a round trip
                 sizes = list(executor.map(lambda entry: self._source.size_of(entry.name), share))
             found = [
-                manifests.judge_file(entry, FileSeen(entry.name, None if size < 0 else size, entry.sha256))
+                manifests.judge_file(entry, FileSeen(entry.name, None if size < 0 else size, entry.digest))
                 for entry, size in zip(share, sizes, strict=True)
             ]
             return [fault for fault in found if fault]
@@ -173,7 +174,7 @@ class Restore:
                 raw = self._source.read(entry.name, entry.size_bytes)
             except OSError as exc:
                 return Fault(entry.name, "unreadable", describe(exc))
-            seen = FileSeen(entry.name, len(raw), manifests.sha256_of(raw))
+            seen = FileSeen(entry.name, len(raw), digest_of(raw, entry.digest))
             return manifests.judge_file(entry, seen) or raw
 
         raw = self._ranks.lead(self._doing, read, rank=self._giver)
@@ -219,6 +220,10 @@ class Restore:
             found = exchange.run(landings)
         except RuntimeError as exc:  # the process group: a peer died, or its time was over
             raise CheckpointError(f"{self._doing} failed: the ranks lost each other: {exc}") from exc
+        late = next((each for each in found if each.is_late), None)
+        if late is not None:
+            # Not damage, after which another one would be loaded: a read that hangs may still fill these tensors.
+            raise CheckpointError(f"{self._doing} failed on rank {late.rank}: {late.fault.sentence()}")
         if found:
             raise DamagedError(found)
 

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from megascale_ops import foreign
 
+# 1 MB: what a core has just read is still in its own cache when it is digested.
+_PIECE_BYTES = 1 << 20
+
 
 class Opened(Protocol):
     """One file, open to be read from front to back."""
@@ -58,7 +61,7 @@ class _OpenFile:
         self.size_bytes = os.fstat(handle).st_size
 
     def read_into(self, view: memoryview) -> int:
-        count = os.preadv(self._handle, [view], self._at)
+        count = os.preadv(self._handle, [view[:_PIECE_BYTES]], self._at)
         self._at += count
         return count
 

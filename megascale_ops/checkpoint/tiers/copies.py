@@ -10,7 +10,6 @@ nor bytes are encrypted: they travel where those of the process group do. Every 
 stands still for ``_STALLED_S`` is given up, with one sentence.
 """
 
-import hashlib
 import hmac
 import logging
 import os
@@ -29,6 +28,7 @@ from megascale_ops import foreign
 from megascale_ops.checkpoint import latest, storage
 from megascale_ops.checkpoint.manifest import Fault, FileEntry
 from megascale_ops.checkpoint.tiers import node_folder
+from megascale_ops.checkpoint.trust.file_digests import FileDigest
 from megascale_ops.whole_file import open_beside
 
 # 30 s: a node that takes no byte for so long is gone, or as good as gone.
@@ -181,20 +181,20 @@ def _write(connection: socket.socket, file: BinaryIO, entry: FileEntry) -> None:
         OSError: of the connection.
     """
     failed, left, buffer = "", entry.size_bytes, bytearray(min(_BLOCK_BYTES, max(entry.size_bytes, 1)))
-    sha256 = hashlib.sha256()
+    digest = FileDigest(entry.digest)
     while left:
         count = connection.recv_into(buffer, min(left, len(buffer)))
         if not count:
             raise OSError("the connection was closed within a file")
         left -= count
         block = memoryview(buffer)[:count]
-        sha256.update(block)
+        digest.update(block)
         if not failed:
             try:
                 file.write(block)
             except OSError as exc:
                 failed = storage.describe(exc)
-    if not failed and sha256.hexdigest() != entry.sha256:
+    if not failed and digest.text() != entry.digest:
         failed = "its digest differs from that of the manifest"
     if failed:
         raise _RefusedError(failed)

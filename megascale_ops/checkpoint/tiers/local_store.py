@@ -28,7 +28,7 @@ from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.loading.restore import Restore
 from megascale_ops.checkpoint.loading.sources import FolderSource
 from megascale_ops.checkpoint.loading.traffic import Traffic
-from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry, Manifest, sha256_of
+from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.tiers import node_folder
 from megascale_ops.checkpoint.tiers.copies import Receiver, Sender, own_host
@@ -37,6 +37,7 @@ from megascale_ops.checkpoint.tiers.nodes import Nodes
 from megascale_ops.checkpoint.tiers.sets import Candidate, Held, incomplete_sentence
 from megascale_ops.checkpoint.tiers.settings import LocalTier
 from megascale_ops.checkpoint.trust.check import Summary
+from megascale_ops.checkpoint.trust.file_digests import FileDigest
 from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.errors import CheckpointError, UsageError
 
@@ -240,7 +241,7 @@ class LocalStore:
             folder = storage.partial_folder(root, step, writer)
             seen = watch.look(flat)
             persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks), seen
+            return persist.digest_own(folder, ranks, watch.algorithm), seen
 
         def describe(shares: Sequence[Sequence[FileEntry]]) -> tuple[Manifest, bytes]:
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
@@ -272,16 +273,16 @@ class LocalStore:
 
     # -- saving behind the training ---------------------------------------------------------------------------------
 
-    def open_set(self, step: int, save: str, flat: dict[str, torch.Tensor], ranks: Ranks) -> "LocalSet | None":
+    def open_set(self, step: int, save: str, flat: dict[str, torch.Tensor], watch: Watch) -> "LocalSet | None":
         """Begin a set that is written in the background; collective. None: it is left out, which was told.
 
         Args:
             step: that is saved.
             save: the token of the save.
             flat: the state, taken apart by ``contents``.
-            ranks: who takes part.
+            watch: of this call of ``save``.
         """
-        doing = f"saving step {step} to the local tier {self._path}"
+        ranks, doing = watch.ranks, f"saving step {step} to the local tier {self._path}"
         try:
             met = self._meet(ranks)
             told = ranks.gather((self._estimate(flat, ranks), met.sender is not None and met.sender.is_sending))
@@ -301,7 +302,7 @@ class LocalStore:
         writer = begun[met.nodes.lead_of(ranks.rank)]
         if ranks.leads:
             met.desk.expect(save, partial(persist.sealed_of, step, ranks.world_size))
-        return LocalSet(self, met, step, save, writer, ranks)
+        return LocalSet(self, met, save, writer, watch)
 
     def leave_waiting(self, step: int, ranks: Ranks) -> None:
         """Say that a set is left out because a save before it is still written."""
@@ -372,11 +373,12 @@ class LocalStore:
             report, traffic = restore.load(sealed, state, allowed), restore.traffic
             if report.ok:
                 return report, traffic
-            for rank, fault in restore.found:
-                lost.add((met.nodes.node_of(rank), fault.file))
-                found[fault.file] = fault
+            for each in restore.found:
+                lost.add((met.nodes.node_of(each.rank), each.fault.file))
+                found[each.fault.file] = each.fault
                 if ranks.leads:
-                    _log.warning("%s on the node of rank %d (%s): its copy is read", fault.sentence(), rank, folder)
+                    said = each.fault.sentence()
+                    _log.warning("%s on the node of rank %d (%s): its copy is read", said, each.rank, folder)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -418,14 +420,14 @@ class LocalSet:
     Args:
         store: the tier.
         met: how the ranks stand.
-        step: that is saved.
         save: the token of the save.
         writer: number of the lock by which this node's leading rank holds the folder.
-        ranks: who takes part.
+        watch: of this call of ``save``.
     """
 
-    def __init__(self, store: LocalStore, met: _Met, step: int, save: str, writer: int, ranks: Ranks) -> None:
-        self.met, self.step, self.save, self.writer, self.ranks = met, step, save, writer, ranks
+    def __init__(self, store: LocalStore, met: _Met, save: str, writer: int, watch: Watch) -> None:
+        self.met, self.save, self.writer = met, save, writer
+        self.step, self.ranks, self._algorithm = watch.step, watch.ranks, watch.algorithm
         self.plan = b""
         """The bytes of the plan; of the leading rank, once it is made."""
         self._store = store
@@ -439,7 +441,9 @@ class LocalSet:
         """What this rank adds to the manifest: its files, and the plan, which each node writes for itself."""
         if not self.plan:
             return files
-        return (*files, FileEntry(plan.FILE_NAME, len(self.plan), sha256_of(self.plan)))
+        digest = FileDigest(self._algorithm)
+        digest.update(self.plan)
+        return (*files, FileEntry(plan.FILE_NAME, len(self.plan), digest.text()))
 
     def finish(self, files: tuple[FileEntry, ...], failure: str) -> bool:
         """Seal it with the other ranks; whether it is. What fails is told and leaves nothing."""

@@ -77,7 +77,7 @@ def _held(folder: Path) -> Held | None:
 
 def set_id_of(sealed: Manifest) -> str:
     """What names a set: the digest of its manifest."""
-    return manifests.sha256_of(manifests.encode(sealed))
+    return manifests.seal_of(sealed)
 
 
 def find(root: Path, step: int, set_id: str) -> Path | None:

@@ -139,12 +139,12 @@ class RemoteStore:
         def write() -> tuple[list[FileEntry], Summary | None]:
             seen = watch.look(flat)
             persist.write(passing[0], flat, ranks)
-            entries = persist.digest_own(passing[0], ranks)
+            entries = persist.digest_own(passing[0], ranks, watch.algorithm)
             self._upload(passing[0], folder, entries)
             return entries, seen
 
         def seal(entries: list[FileEntry], found: Findings | None) -> None:
-            more = leave(passing[0], found)
+            more = leave(passing[0], found, watch.algorithm)
             self._upload(passing[0], folder, more)
             files = tuple(sorted((*entries, *more), key=lambda entry: entry.name))
             sealed = msgspec.structs.replace(persist.sealed_of(step, ranks.world_size, files), metric=metric)

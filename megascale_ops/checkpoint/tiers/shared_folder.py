@@ -63,11 +63,11 @@ def save(
         folder = storage.partial_folder(root, step, writer)
         seen = watch.look(flat)
         persist.write(folder, flat, ranks)
-        return persist.digest_own(folder, ranks), seen
+        return persist.digest_own(folder, ranks, watch.algorithm), seen
 
     def seal(entries: Iterable[FileEntry], found: Findings | None) -> None:
         lock.confirm()
-        entries = (*entries, *leave(storage.partial_folder(root, step, writer), found))
+        entries = (*entries, *leave(storage.partial_folder(root, step, writer), found, watch.algorithm))
         files = tuple(sorted(entries, key=lambda entry: entry.name))
         wall_s = time.time()
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)

@@ -137,7 +137,7 @@ def glance(store: Store, folder: str, there: Mapping[str, Listed] | None = None)
     found = [manifests.judge_step(read, step)]
     for entry in read.files:
         size = there[entry.name].size_bytes if entry.name in there else None
-        found.append(manifests.judge_file(entry, FileSeen(entry.name, size, entry.sha256)))
+        found.append(manifests.judge_file(entry, FileSeen(entry.name, size, entry.digest)))
     return Glance(path, step, read, tuple(fault for fault in found if fault), size_bytes)
 
 

@@ -5,7 +5,6 @@
 recorder listens and writes it into the rank's black box, from where it becomes a warning of the controller.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from megascale_ops import foreign
 from megascale_ops.checkpoint.manifest import Manifest
+from megascale_ops.checkpoint.trust.file_digests import digest_of
 from megascale_ops.checkpoint.trust.verdicts import Alarm
 
 FILE_NAME = "trust.json"
@@ -74,7 +74,7 @@ def remind(sealed: Manifest | None, get: Callable[[], bytes]) -> None:
         raw = get()
     except OSError:
         raw = b""
-    found = decode(raw) if hashlib.sha256(raw).hexdigest() == entry.sha256 else None
+    found = decode(raw) if digest_of(raw, entry.digest) == entry.digest else None
     if found is None:
         _log.warning("what the save of step %d had found can't be read: %s is damaged", sealed.step, FILE_NAME)
         return

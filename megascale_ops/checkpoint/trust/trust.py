@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from megascale_ops.checkpoint import storage
 from megascale_ops.checkpoint.manifest import FileEntry
-from megascale_ops.checkpoint.trust import alarms
+from megascale_ops.checkpoint.trust import alarms, file_digests
 from megascale_ops.checkpoint.trust.alarms import Findings
+from megascale_ops.checkpoint.trust.file_digests import Algorithm
 from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
 from megascale_ops.errors import CheckpointError, UsageError
 from megascale_ops.whole_file import write_whole
@@ -35,14 +36,25 @@ class Trust:
         replicas: see ``CheckpointManager``.
         replicated: same.
         freshness: same.
+        algorithm: by which files are digested.
 
     Raises:
-        UsageError: ``replicas`` is none of its words.
+        UsageError: ``replicas`` or ``algorithm`` is none of its words.
     """
 
-    def __init__(self, replicas: Replicas, replicated: Iterable[str], *, freshness: bool) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        replicated: Iterable[str],
+        *,
+        freshness: bool,
+        algorithm: Algorithm = file_digests.DEFAULT,
+    ) -> None:
         if replicas not in get_args(Replicas):
             raise UsageError(f"replicas={replicas!r} means nothing: it is one of {', '.join(get_args(Replicas))}")
+        if algorithm not in get_args(Algorithm):
+            raise UsageError(f"digests={algorithm!r} means nothing: it is one of {', '.join(get_args(Algorithm))}")
+        self.algorithm = algorithm
         self.alarms: tuple[Alarm, ...] = ()
         self._replicas, self._replicated, self._freshness = replicas, tuple(replicated), freshness
         self._check: Check | None = None
@@ -118,7 +130,7 @@ class Trust:
             self._check.forget()
 
 
-def leave(folder: Path, found: Findings | None) -> list[FileEntry]:
+def leave(folder: Path, found: Findings | None, algorithm: str) -> list[FileEntry]:
     """Write what was found into a folder that is about to be sealed; what is to stand in its manifest.
 
     Raises:
@@ -128,4 +140,4 @@ def leave(folder: Path, found: Findings | None) -> list[FileEntry]:
         return []
     path = folder / alarms.FILE_NAME
     write_whole(path, alarms.encode(found), durably=True)
-    return [storage.digest(path)]
+    return [storage.digest(path, algorithm)]

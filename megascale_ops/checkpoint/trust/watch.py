@@ -28,6 +28,8 @@ class Watch:
 
     def __init__(self, trust: Trust, step: int, state: dict[str, Any], ranks: "Ranks") -> None:
         self.step, self.state, self.ranks = step, state, ranks
+        self.algorithm = trust.algorithm
+        """By which its files are digested."""
         self.refusal = ""
         """Why the save is refused; empty: it is not."""
         self._trust = trust

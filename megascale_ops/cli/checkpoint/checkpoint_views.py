@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from megascale_ops.cli.checkpoint.planning import Planned
     from megascale_ops.cli.checkpoint.pruning import Row
 
-# 8 digits of a SHA-256: enough to compare by eye, and the list fits 80 columns; --json has all.
+# 8 digits of a digest: enough to compare by eye, and the list fits 80 columns; --json has all.
 _DIGITS = 8
 
 
 def digest_of(seen: "Glance") -> str:
     """Return the digest of a whole checkpoint: of its manifest, which has those of all its files."""
-    import hashlib
-
-    return hashlib.sha256(manifests.encode(seen.manifest)).hexdigest() if seen.manifest is not None else ""
+    return manifests.seal_of(seen.manifest) if seen.manifest is not None else ""
 
 
 def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]]) -> RenderableType:
@@ -54,13 +52,13 @@ def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]])
 
 def files_view(seen: "Glance") -> RenderableType:
     """Return one row for each file of a checkpoint."""
-    table = plain_table("file", "size", "sha256", "state")
+    table = plain_table("file", "size", "digest", "state")
     faults = {fault.file: fault for fault in seen.faults}
     entries = seen.manifest.files if seen.manifest is not None else ()
     for entry in sorted(entries, key=lambda one: one.name not in faults)[:MOST_ROWS]:
         fault = faults.get(entry.name)
         state = Text(fault.sentence().removeprefix(f"{entry.name} "), "red") if fault is not None else Text("there")
-        table.add_row(entry.name, data_size(entry.size_bytes), entry.sha256[:_DIGITS], state)
+        table.add_row(entry.name, data_size(entry.size_bytes), _short(entry.digest), state)
     return _with_rest(table, len(entries), "files")
 
 
@@ -148,6 +146,11 @@ def _moment(wall_s: float) -> str:
         return datetime.fromtimestamp(wall_s).astimezone().strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):  # a manifest that others wrote
         return ""
+
+
+def _short(digest: str) -> str:
+    algorithm, _, digits = digest.partition(":")
+    return f"{algorithm}:{digits[:_DIGITS]}"
 
 
 def _relative(one: "TensorChange") -> str:

@@ -24,7 +24,7 @@ def manifest_of(files: tuple[FileEntry, ...]) -> Manifest:
 
 def part_of(rank: int, *, failure: str = "", auth: bytes = AUTH, save: str = SAVE) -> Part:
     """What a rank tells."""
-    files = () if failure else (FileEntry(f"__{rank}_0.tensors", 10, "0" * 64),)
+    files = () if failure else (FileEntry(f"__{rank}_0.tensors", 10, "sha256:" + "0" * 64),)
     return Part(auth, save, rank, files, failure, b"" if rank else b"the plan")
 
 

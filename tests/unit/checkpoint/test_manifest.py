@@ -7,7 +7,7 @@ import pytest
 from megascale_ops.checkpoint import manifest
 from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry, FileSeen, Manifest, ManifestError
 
-ENTRY = FileEntry("__0_0.distcp", 3, "aa")
+ENTRY = FileEntry("__0_0.distcp", 3, "xxh3_128:" + "a" * 32)
 MANIFEST = Manifest(step=120, world_size=2, written_wall_s=1.5, files=(ENTRY,))
 
 
@@ -20,7 +20,7 @@ def test_a_manifest_of_another_version_names_both_versions() -> None:
     """Who is told to upgrade must know from what to what."""
     raw = manifest.encode(msgspec.structs.replace(MANIFEST, version=9))
 
-    with pytest.raises(ManifestError, match=r"other version \(its format is 9, this program reads up to 2\)"):
+    with pytest.raises(ManifestError, match=r"other version \(its format is 9, this program reads up to 3\)"):
         manifest.decode(raw)
 
 
@@ -34,7 +34,7 @@ def test_anything_else_is_malformed_and_never_another_exception(raw: bytes) -> N
 def test_a_manifest_cannot_point_outside_its_folder() -> None:
     """A name with a slash is refused before any file is opened."""
     for name in ("../../etc/passwd", "a/b", "..", "", "manifest.json"):
-        raw = manifest.encode(msgspec.structs.replace(MANIFEST, files=(FileEntry(name, 1, "aa"),)))
+        raw = manifest.encode(msgspec.structs.replace(MANIFEST, files=(FileEntry(name, 1, ENTRY.digest),)))
 
         with pytest.raises(ManifestError, match="not the name of a shard"):
             manifest.decode(raw)
@@ -65,7 +65,7 @@ def test_each_fault_is_told_in_plain_words(seen: FileSeen, sentence: str) -> Non
 
 def test_a_file_as_it_was_sealed_has_no_fault() -> None:
     """No false alarm."""
-    assert manifest.judge_file(ENTRY, FileSeen(ENTRY.name, 3, "aa")) is None
+    assert manifest.judge_file(ENTRY, FileSeen(ENTRY.name, 3, ENTRY.digest)) is None
 
 
 def test_a_renamed_folder_does_not_pass_for_another_step() -> None:

@@ -72,7 +72,9 @@ class Config:
 
 def resealed(folder: Path, **changes: Any) -> None:  # noqa: ANN401  fields of a manifest
     """Give a changed folder a manifest that proves it, as who may write there can."""
-    files = tuple(storage.digest(path) for path in sorted(folder.iterdir()) if path.name != manifest.FILE_NAME)
+    algorithm = "sha256" if changes.get("version", manifest.VERSION) < manifest.VERSION else "xxh3_128"
+    paths = [path for path in sorted(folder.iterdir()) if path.name != manifest.FILE_NAME]
+    files = tuple(storage.digest(path, algorithm) for path in paths)
     sealed = msgspec.structs.replace(Manifest(1, 1, 0.0, files), **changes)
     (folder / manifest.FILE_NAME).write_bytes(manifest.encode(sealed))
 
@@ -368,11 +370,11 @@ def test_a_folder_of_a_later_version_is_refused_and_not_passed_over(tmp_path: Pa
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": 1})
     manager.save(2, {"a": 2})
-    resealed(storage.final_folder(tmp_path, 2), step=2, version=3)
+    resealed(storage.final_folder(tmp_path, 2), step=2, version=4)
     state = {"a": 0}
 
     with pytest.raises(
-        CheckpointError, match=r"of step 2, is of a later version \(its format is 3, this program reads up to 2\)"
+        CheckpointError, match=r"of step 2, is of a later version \(its format is 4, this program reads up to 3\)"
     ):
         CheckpointManager(tmp_path).restore(state)
     assert state == {"a": 0}
@@ -385,7 +387,7 @@ def test_a_damaged_version_number_is_damage(tmp_path: Path) -> None:
     manager.save(2, {"a": 2})
     path = storage.final_folder(tmp_path, 2) / manifest.FILE_NAME
     raw = path.read_bytes()
-    path.write_bytes(raw.replace(b'"version": 2', b'"version": 3'))
+    path.write_bytes(raw.replace(b'"version": 3', b'"version": 4'))
     state = {"a": 0}
 
     assert CheckpointManager(tmp_path).restore(state) == 1

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from megascale_ops.checkpoint import latest, lock_files, plan, processes, storage
@@ -56,6 +57,20 @@ def test_one_rank_alone_writes_seals_and_deletes(tmp_path: Path) -> None:
     names = {path.name: path.read_bytes() for path in final.iterdir() if path.name != "manifest.json"}
     assert names == {"__0_0.tensors": BUFFER[:5000], "__0_0.msgpack": BUFFER[8192:8269], plan.FILE_NAME: b"the plan"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_files_are_digested_as_the_training_process_said(tmp_path: Path) -> None:
+    """By the algorithm of its manager; each is verified by that."""
+    for step, algorithm in ((3, "xxh3_128"), (4, "sha256")):
+        job = job_of(tmp_path, 0, world_size=1, step=step)
+        save = SharedSave(msgspec.structs.replace(job, algorithm=algorithm), SaveTrainer())
+        save.write(memoryview(BUFFER))
+        save.seal()
+
+        report = latest.inspect(storage.final_folder(tmp_path, step))
+        assert report.ok
+        assert report.manifest is not None
+        assert {entry.digest.partition(":")[0] for entry in report.manifest.files} == {algorithm}
 
 
 def test_the_seal_waits_for_the_files_of_all_ranks(tmp_path: Path) -> None:

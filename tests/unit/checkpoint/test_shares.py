@@ -13,7 +13,7 @@ from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.retention import Rule
 
 WRITER = 4
-ENTRY = FileEntry("__1_0.tensors", 5, "ab")
+ENTRY = FileEntry("__1_0.tensors", 5, "xxh3_128:" + "ab" * 16)
 
 
 def job_of(root: Path, rank: int, save: str = "t") -> Job:

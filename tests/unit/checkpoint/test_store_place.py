@@ -265,10 +265,10 @@ def test_a_store_that_takes_nothing_is_given_up_and_an_order_is_heard_meanwhile(
         raise CheckpointError("the training process has given it up")
 
     with pytest.raises(CheckpointError, match="given it up"):
-        uploads.upload_all(Store(url), [("a", "x/a", memoryview(BUFFER))], give_up)
+        uploads.upload_all(Store(url), [("a", "x/a", memoryview(BUFFER))], "sha256", give_up)
     monkeypatch.setattr(uploads, "_STALLED_S", 0.0)
     with pytest.raises(TimeoutError, match=r"writing to memory://.*: nothing was taken for 0 s"):
-        uploads.upload_all(Store(url), [("a", "x/a", memoryview(BUFFER))], lambda _: None)
+        uploads.upload_all(Store(url), [("a", "x/a", memoryview(BUFFER))], "sha256", lambda _: None)
 
     assert heard == [0]
     going.set()
@@ -287,6 +287,6 @@ def test_what_a_store_raises_is_one_line(url: str, monkeypatch: pytest.MonkeyPat
     files = [(name, name, memoryview(BUFFER)) for name in "abc"]
 
     with pytest.raises(OSError, match=r"writing to memory://\S+: RuntimeError: AccessDenied$"):
-        uploads.upload_all(Store(url), files, lambda _: None)
+        uploads.upload_all(Store(url), files, "sha256", lambda _: None)
 
     assert begun == ["a"]

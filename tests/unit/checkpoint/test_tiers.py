@@ -199,7 +199,7 @@ def loadable(nodes: list[Path]) -> int:
             for number in holders:
                 folder = storage.final_folder(nodes[number], one.step)
                 (entry,) = (each for each in manifest_of(folder).files if each.name == name)
-                assert storage.observe(folder, entry).sha256 == entry.sha256
+                assert storage.observe(folder, entry).digest == entry.digest
         return one.step
     return -1
 
@@ -339,7 +339,7 @@ def test_names_in_a_request_lead_nowhere_else(pair: tuple[Path, Path, Receiver])
     found = manifest_of(folder)
     sender = Sender(receiver.address, TOKEN, "the buddy")
 
-    sender.send(folder, 7, node_folder.set_id_of(found), [FileEntry("../outside", 1, "ab")])
+    sender.send(folder, 7, node_folder.set_id_of(found), [FileEntry("../outside", 1, "sha256:ab")])
 
     assert sender.wait(WAIT_S)
     assert sender.failure == "it keeps no such set any more"

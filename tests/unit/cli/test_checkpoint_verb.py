@@ -72,7 +72,8 @@ def test_the_list_says_what_manifests_and_sizes_tell(folder: Path, capsys: pytes
     assert [one["step"] for one in listed["checkpoints"]] == [40, 30, 20, 10]
     assert [len(one["faults"]) for one in listed["checkpoints"]] == [0, 0, 1, 0]
     assert [len(one["readers"]) for one in listed["checkpoints"]] == [0, 0, 0, 1]
-    assert all(len(file["sha256"]) == 64 for file in listed["checkpoints"][0]["files"])
+    assert all(file["digest"].startswith("xxh3_128:") for file in listed["checkpoints"][0]["files"])
+    assert len(listed["checkpoints"][0]["sha256"]) == 64
 
 
 def test_a_single_one_is_listed_with_its_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
