@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 import torch
+import urllib3
 
 from megascale_ops.checkpoint import CheckpointManager
 from megascale_ops.checkpoint.processes import describe_writer
 from megascale_ops.checkpoint.tiers.filesystems import Store
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
+from megascale_ops.cli.main import main
 from megascale_ops.errors import CheckpointError, UsageError
 
 # By name: neither has types.
@@ -35,6 +37,7 @@ BEHIND = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind_store.py"
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """A server on a port of its own."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -190,3 +193,45 @@ def test_a_restart_waits_for_what_an_orphan_still_writes(
 
     assert bool((state["large"] == 2).all())
     assert "waiting for the checkpoint that is still written to s3://" in caplog.text
+
+
+def test_the_command_line_looks_at_a_bucket(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists, verifies by digests, compares and deletes; a bucket that is not there, and no keys, are one sentence."""
+    with closing(CheckpointManager(url, keep=5)) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, states(step))
+    files = s3fs.S3FileSystem()
+    (shard,) = files.glob(f"{url}/step-00000003/*/__0_0.tensors") or files.glob(f"{url}/step-00000003/*/__0_1.tensors")
+    files.pipe_file(shard, b"\0" + files.cat_file(shard)[1:])
+
+    assert main(["checkpoint", "ls", url]) == 0
+    assert f" in {url}\n" in capsys.readouterr().out
+    assert main(["checkpoint", "verify", url]) == 1
+    assert "2 of 3 whole; a restart loads step 2" in capsys.readouterr().out
+    assert main(["checkpoint", "diff", url]) == 0
+    assert "1 of 1 tensors changed" in capsys.readouterr().out
+    assert main(["checkpoint", "prune", url, "--keep", "1"]) == 0
+    assert "1 of 3 checkpoints" in capsys.readouterr().out
+    assert main(["checkpoint", "ls", "s3://no-such-bucket-here/run7"]) != 0
+    assert "there is no s3://no-such-bucket-here: s3://no-such-bucket-here/run7 names" in capsys.readouterr().err
+
+
+def test_a_bucket_that_the_keys_may_not_see_is_one_sentence(
+    endpoint: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store checks them from now on, and these are none of its own."""
+    reset = f"{endpoint}/moto-api/reset-auth"
+    assert urllib3.request("POST", reset, body=b"0", timeout=30).status == 200
+    try:
+        s3fs.S3FileSystem.clear_instance_cache()
+        code = main(["checkpoint", "ls", url])
+        err = capsys.readouterr().err
+        with pytest.raises(UsageError, match=f"cannot write checkpoints to {url}: ") as caught:
+            CheckpointManager(url)
+    finally:
+        urllib3.request("POST", reset, body=b"1000000", timeout=30)
+
+    assert code != 0
+    assert f"{url} can't be read: " in err
+    assert len(err.strip().splitlines()) == 1
+    assert "\n" not in str(caught.value)

@@ -141,6 +141,17 @@ class Store:
         found = bounded(f"listing {self.url}/{below}", listed)
         return sorted({name for each in found if (name := each.rstrip("/").rpartition("/")[2])})
 
+    def require_there(self) -> None:
+        """Prove that what holds the files is there: the bucket of an object store.
+
+        Raises:
+            FileNotFoundError: it is not.
+            OSError: it can't be looked at.
+        """
+        container = self._root.split("/")[0]
+        if container:  # a file system that has a root has it always
+            bounded(f"looking at {self.url}", lambda: self._fs.ls(container, detail=False))
+
     def listing(self, below: str) -> dict[str, Listed]:
         """Every file right below a folder, by one question; none where there is no such folder."""
 
@@ -274,6 +285,15 @@ class Store:
                 return
 
         bounded(f"deleting {self.url}/{name}", remove)
+
+    def delete_if_empty(self, below: str) -> None:
+        """Delete a folder that nothing is in, where the file system has folders; object stores have none."""
+
+        def remove() -> None:
+            with suppress(Exception):  # there are others in it, or there are no folders
+                self._fs.rmdir(self.path_of(below))
+
+        bounded(f"deleting {self.url}/{below}", remove)
 
 
 def _says_exists(error: OSError) -> bool:

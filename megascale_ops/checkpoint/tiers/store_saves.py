@@ -238,6 +238,7 @@ def remove(store: Store, folder: str) -> None:
     """
     store.delete(f"{folder}/{manifests.FILE_NAME}")
     store.delete(folder)
+    store.delete_if_empty(folder.partition("/")[0])
 
 
 def clear_unsealed(store: Store, but: Iterable[str] = ()) -> None:
