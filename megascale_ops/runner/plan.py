@@ -115,9 +115,18 @@ def default_job(command: tuple[str, ...], *, alone: bool, stamp: str, step: Step
 
 
 def with_whole_paths(config: RunConfig, cwd: str) -> RunConfig:
-    """Return the configuration with every path absolute: a script may change its folder, and its ranks with it."""
-    whole = {name: str(PurePath(cwd, getattr(config, name))) for name in _PATHS if getattr(config, name)}
+    """Return the configuration with every path absolute: a script may change its folder, and its ranks with it.
+
+    A URL for checkpoints stays as it is.
+    """
+    given = {name: getattr(config, name) for name in _PATHS}
+    whole = {name: str(PurePath(cwd, path)) for name, path in given.items() if path and not is_url(path)}
     return msgspec.structs.replace(config, **whole)
+
+
+def is_url(checkpoint_dir: str) -> bool:
+    """Whether checkpoints go to an object store: no folder of this machine, which is none of the runner's to make."""
+    return "://" in checkpoint_dir
 
 
 def as_node(plan: Plan, node: str) -> Plan:
