@@ -25,7 +25,7 @@ from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
 from megascale_ops.runner.node_check import check_node
 from megascale_ops.runner.output.console import Console
-from megascale_ops.runner.plan import Plan, as_node, is_url, make_plan, with_whole_paths
+from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.preflight import (
     check_program,
     is_free,
@@ -128,12 +128,11 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
     stack.callback(held.release)
     plan = as_node(plan, held.node)
-    if config.checkpoint_dir and not is_url(config.checkpoint_dir):  # the user's own place, as open as the user's umask makes it
-        prepare_folder(Path(config.checkpoint_dir), "folder")
+    for named in plan.checkpoint_dirs if config.checkpoint_dir else ():  # as open as the user's umask makes it
+        prepare_folder(Path(named), "folder")
     umask, widen_umask = narrow_umask()
     stack.callback(widen_umask)
-    checkpoint_dirs = [] if is_url(plan.checkpoint_dir) else [plan.checkpoint_dir]
-    for folder in (plan.log_dir, *checkpoint_dirs):
+    for folder in (plan.log_dir, *plan.checkpoint_dirs):
         prepare_folder(Path(folder), "folder")
     leftovers.sweep(box_root)
     box_dir = box_root / plan.job
@@ -141,7 +140,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     if said:
         log.warning("%s", said)
     if config.preflight != "none":
-        check_node(config.preflight, plan.node, run_dir, [plan.run_dir, *checkpoint_dirs])
+        check_node(config.preflight, plan.node, run_dir, [plan.run_dir, *plan.checkpoint_dirs])
     run_id = uuid.uuid4().hex
     stack.callback(lambda: leave_nothing(run_id, box_dir, plan.node, life))
     env = dict(os.environ)

@@ -58,6 +58,11 @@ class Plan(msgspec.Struct, frozen=True):
     meeting: Meeting = Meeting()
     master: tuple[str, int] = ("", 0)  # where rank 0 shall serve the ranks' store; port 0: the round's own store
 
+    @property
+    def checkpoint_dirs(self) -> tuple[str, ...]:
+        """The folder for checkpoints, where it is one: a URL is not the runner's to make."""
+        return () if is_url(self.checkpoint_dir) else (self.checkpoint_dir,)
+
 
 def parse_nnodes(text: str) -> tuple[int, int]:
     """Read ``N`` or ``MIN:MAX``.
@@ -125,7 +130,7 @@ def with_whole_paths(config: RunConfig, cwd: str) -> RunConfig:
 
 
 def is_url(checkpoint_dir: str) -> bool:
-    """Whether checkpoints go to an object store: no folder of this machine, which is none of the runner's to make."""
+    """Whether checkpoints go to an object store and not to a folder."""
     return "://" in checkpoint_dir
 
 

@@ -21,6 +21,7 @@ from megascale_ops.checkpoint.ranks import Ranks, require_one_step
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers.local_store import LocalStore
 from megascale_ops.checkpoint.trust import alarms
+from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.checkpoint.writer_lock import WriterLock
 from megascale_ops.errors import CheckpointError
@@ -78,15 +79,7 @@ class Foreground:
         to_shared: bool,
         local: LocalStore | None,
     ) -> None:
-        """Copy the state and have it written; collective.
-
-        Args:
-            watch: of this call of ``save``.
-            allowed: what may be stored.
-            metric: what the state is measured by.
-            damaged: paths of checkpoints that are known not to verify.
-            to_shared: whether it goes to the shared folder or store.
-            local: the tier on the nodes, where it goes there.
+        """Copy the state and have it written ``to_shared`` storage and to the tier on the nodes, if ``local``; collective.
 
         Raises:
             CheckpointError: on every rank, when any could not copy, or when another job writes there.
@@ -118,15 +111,8 @@ class Foreground:
         if not to_shared and opened is None:
             saver.drop()
             return
-        staged: list[Staged] = []
-
-        def stage() -> "Summary | None":
-            seen = watch.look(flat)  # while the GPU copies what was started
-            staged.append(saver.stage(flat, ranks, [each[3] for each in prepared]))
-            return seen
-
         try:
-            found = watch.conclude(ranks.agree(doing, stage))
+            staged, found = self._stage(doing, flat, watch, [each[3] for each in prepared])
         except CheckpointError as exc:
             if opened is not None:
                 opened.drop()
@@ -135,9 +121,27 @@ class Foreground:
             local.leave_out(step, str(exc), ranks)
             return
         if opened is not None and ranks.leads:
-            opened.plan = staged[0].plan
+            opened.plan = staged.plan
         sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
         said = b"" if found is None or not ranks.leads else alarms.encode(found)
         made = Save(token, prepared[0][1], sealed, said, watch.algorithm)
-        saver.launch(made, staged[0], ranks, frozenset(damaged), to_shared=to_shared, opened=opened)
+        saver.launch(made, staged, ranks, frozenset(damaged), to_shared=to_shared, opened=opened)
         self._unsettled = watch.without_tensors()
+
+    def _stage(
+        self, doing: str, flat: "dict[str, torch.Tensor]", watch: Watch, outlines: list[Outline | None]
+    ) -> tuple[Staged, Findings | None]:
+        """Look at the state, and copy it.
+
+        Raises:
+            CheckpointError: on every rank, when any could not copy, or where replicas differ and that is refused.
+        """
+        ranks, staged = watch.ranks, list[Staged]()
+
+        def stage() -> "Summary | None":
+            seen = watch.look(flat)  # while the GPU copies what was started
+            staged.append(self.saver.stage(flat, ranks, outlines))
+            return seen
+
+        found = watch.conclude(ranks.agree(doing, stage))
+        return staged[0], found

@@ -4,7 +4,6 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from megascale_ops.checkpoint.background.messages import Job
 from megascale_ops.checkpoint.background.shares import Begun, Share
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 
@@ -78,19 +77,3 @@ class Place(Protocol):
 
         Called by the writer process, or in its place by the training process when it has died.
         """
-
-
-def place_of(job: Job) -> Place:
-    """The place of a save, as its job names it."""
-    if "://" in job.root:
-        from megascale_ops.checkpoint.background.store_place import StorePlace  # costs fsspec
-
-        return StorePlace(job)
-    from megascale_ops.checkpoint.background.folder_place import FolderPlace
-
-    return FolderPlace(job)
-
-
-def give_up(job: Job, reason: str) -> None:
-    """Give back what a save takes in its place; by a training process whose writer process has died."""
-    place_of(job).give_up(reason)

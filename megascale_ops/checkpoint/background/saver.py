@@ -26,7 +26,7 @@ from megascale_ops.checkpoint.background.flight import Event, Flight
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
 from megascale_ops.checkpoint.background.local_part import LocalPart, OpenSet
 from megascale_ops.checkpoint.background.messages import Alive, Job, LocalFailed, LocalWritten, Report, Sealed, Written
-from megascale_ops.checkpoint.background.places import give_up
+from megascale_ops.checkpoint.background.place_of_job import give_up
 from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.background.staging import Outline, Staged, Stager
 from megascale_ops.checkpoint.background.writer_process import WriterProcess
@@ -68,6 +68,13 @@ class _Part(NamedTuple):
     is_left: bool
 
 
+class _Outcome(NamedTuple):
+    """How the last save ended, as far as that is no good end."""
+
+    failure: str = ""
+    was_left: bool = False
+
+
 class _Launched(NamedTuple):
     """The save in flight, and what the writer process was told of it."""
 
@@ -88,8 +95,7 @@ class BackgroundSaver:
     """
 
     def __init__(self, root: str, rule: Rule, *, overlapped: bool, deadline_s: float, log: SaveLog) -> None:
-        self.failure = ""  # of the last save; empty: it went well, or still goes
-        self.was_left = False  # the last one was for the nodes alone, and was left out there
+        self._outcome = _Outcome()
         self._root, self._rule, self._deadline_s, self._save_log = root, rule, deadline_s, log
         self._copier = Copier(overlapped=overlapped)
         self._buffer = HostBuffer()
@@ -100,6 +106,16 @@ class BackgroundSaver:
         self._changed = threading.Condition()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
+
+    @property
+    def failure(self) -> str:
+        """Why the last save failed; empty: it went well, or still goes."""
+        return self._outcome.failure
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the last one was for the nodes alone, and was left out there."""
+        return self._outcome.was_left
 
     @property
     def _flight(self) -> Flight | None:
@@ -126,13 +142,15 @@ class BackgroundSaver:
         waited_s = time.monotonic() - began_s
         if ranks.leads and waited_s > _WORTH_A_LINE_S:
             _log.warning("waited %.1f s for the save of step %d, which was still in flight", waited_s, flight.step)
-        self.was_left = any(part.is_left for part in parts)
+        was_left = any(part.is_left for part in parts)
         if failed:
             cause = next((rank for rank in failed if not parts[rank].is_echo), failed[0])
             where = f" on rank {cause}" if ranks.world_size > 1 else ""
             self._give_up(flight, parts[cause].failure)
-            self.failure = f"the save of step {flight.step} failed{where}: {parts[cause].failure}"
-        elif not self.was_left:
+            self._outcome = _Outcome(f"the save of step {flight.step} failed{where}: {parts[cause].failure}")
+        elif was_left:
+            self._outcome = _Outcome(was_left=True)
+        else:
             self._move(flight, "sealed")
         self._await(self._local_is_over, self._deadline_s)  # the set on the nodes hears of a failure at once
         self._launched = None
@@ -203,7 +221,7 @@ class BackgroundSaver:
             damaged=tuple(sorted(damaged)),
             local=local.folder if local is not None else "",
         )
-        self._launched, self.failure, self.was_left = _Launched(flight, job, local), "", False
+        self._launched, self._outcome = _Launched(flight, job, local), _Outcome()
         name = f"checkpoint-{save.sealed.step}"
         threading.Thread(target=self._hand_over, args=(flight, job), name=name, daemon=True).start()
 
@@ -343,7 +361,7 @@ class BackgroundSaver:
                 return
             flight.move(event, now_s, reason, is_echo=is_echo)
             if flight.state == "failed":
-                self.failure = flight.sentence(now_s)
+                self._outcome = _Outcome(flight.sentence(now_s))
             self._changed.notify_all()
         if flight.state == "left":
             self._save_log.leave()

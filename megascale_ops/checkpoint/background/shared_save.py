@@ -14,13 +14,14 @@ import msgspec
 
 from megascale_ops.checkpoint import plan, processes
 from megascale_ops.checkpoint.background.messages import Job
-from megascale_ops.checkpoint.background.places import Place, place_of
+from megascale_ops.checkpoint.background.place_of_job import place_of
 from megascale_ops.checkpoint.background.shares import Begun, Share
 from megascale_ops.checkpoint.ranks import EchoError
 from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from megascale_ops.checkpoint.background.places import Place
     from megascale_ops.checkpoint.manifest import FileEntry
 
 # 600 s without a new byte in the folder: slower storage is broken storage.

@@ -32,15 +32,7 @@ def save(
     rule: Rule,
     damaged: Collection[str] = (),
 ) -> None:
-    """Save a state and delete what has no reason to stay; collective.
-
-    Args:
-        root: the folder.
-        watch: of this call of ``save``.
-        allowed: what may be stored.
-        metric: what the state is measured by.
-        rule: what stays.
-        damaged: paths of checkpoints that are known not to verify.
+    """Save a state into a folder and delete what has no reason to stay, by ``rule``; collective.
 
     Raises:
         CheckpointError: on every rank, when any could not do its part, or when another job writes there.

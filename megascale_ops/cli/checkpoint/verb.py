@@ -42,7 +42,7 @@ def ls(path: str, as_json: bool) -> None:
 
     Nothing is read but manifests; `checkpoint verify` reads all.
     """
-    from megascale_ops.cli.checkpoint.places import meant_by
+    from megascale_ops.cli.checkpoint.meant import meant_by
 
     meant = meant_by(path)
     found, holder, reading = meant.glances(), meant.holder(), meant.readers()
@@ -78,7 +78,7 @@ def ls(path: str, as_json: bool) -> None:
 @log_options
 def verify(path: str, as_json: bool) -> int:
     """Read every file of every checkpoint and compare it with its digest. The exit code is 1 when one is damaged."""
-    from megascale_ops.cli.checkpoint.places import meant_by
+    from megascale_ops.cli.checkpoint.meant import meant_by
 
     meant = meant_by(path)
     reports: list[CheckpointReport] = []
@@ -115,7 +115,7 @@ def diff(path: str, other: str | None, as_json: bool) -> None:
     Of a folder of checkpoints the newest whole one is meant; of a single PATH its two newest. `change` is the norm of
     the difference by the norm of the former. Both are verified before anything of them is loaded.
     """
-    from megascale_ops.cli.checkpoint.places import pair_of
+    from megascale_ops.cli.checkpoint.meant import pair_of
     from megascale_ops.cli.terminal.needs import need
     from megascale_ops.cli.terminal.progress import bytes_bar
     from megascale_ops.errors import MegascaleError
@@ -173,7 +173,7 @@ def prune(
         raise click.UsageError("say what to keep: --keep N, --keep-every K or --keep-best N")
     from megascale_ops.checkpoint.retention import Rule
     from megascale_ops.cli.checkpoint import pruning
-    from megascale_ops.cli.checkpoint.places import meant_by
+    from megascale_ops.cli.checkpoint.meant import meant_by
     from megascale_ops.errors import MegascaleError, UsageError
 
     meant = meant_by(path)
