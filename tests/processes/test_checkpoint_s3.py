@@ -4,6 +4,8 @@
 import json
 import logging
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +28,22 @@ from megascale_ops.checkpoint.tiers.filesystems import Store
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
 from megascale_ops.cli.main import main
 from megascale_ops.errors import CheckpointError, UsageError
+from tests.processes.launch import Launch
 
 # By name: neither has types.
 moto_server, s3fs = import_module("moto.server"), import_module("s3fs")
 pytestmark = pytest.mark.processes
 
+README_COMMANDS = (
+    "megascale-ops run --nproc-per-node 2 --checkpoint-dir s3://bucket/run7 train.py",
+    "megascale-ops checkpoint ls s3://bucket/run7",
+    "megascale-ops checkpoint verify s3://bucket/run7",
+    "megascale-ops checkpoint diff s3://bucket/run7",
+    "megascale-ops checkpoint prune s3://bucket/run7 --keep 1 --dry-run",
+)
+
 BEHIND = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind_store.py"
+USER = Path(__file__).parents[1] / "fixtures" / "checkpoint_user.py"
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +205,31 @@ def test_a_restart_waits_for_what_an_orphan_still_writes(
 
     assert bool((state["large"] == 2).all())
     assert "waiting for the checkpoint that is still written to s3://" in caplog.text
+
+
+def test_a_job_whose_rank_is_killed_goes_on_from_the_bucket(launch: Launch, tmp_path: Path, endpoint: str) -> None:
+    """The commands of the page, as they stand there: rank 1 dies after step 3, and both go on from what is sealed."""
+    shutil.copy(USER, tmp_path / "train.py")
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    launch.env |= {"AWS_ENDPOINT_URL": endpoint, **keys, "COLUMNS": "200"}
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("AWS_ENDPOINT_URL", *keys):
+            patched.setenv(name, launch.env[name])
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bucket")
+
+    run, ls, verify, diff, prune = (launch.command(*line.split()[1:], cwd=tmp_path) for line in README_COMMANDS)
+
+    assert run.returncode == 0, run.stderr
+    began = [int(found) for found in re.findall(r"begins with step (\d+)", run.stdout + run.stderr)]
+    assert began[:2] == [0, 0]
+    assert began[2] == began[3] >= 2, "a save before the one in flight was sealed"
+    assert ls.returncode == verify.returncode == diff.returncode == prune.returncode == 0
+    assert "3 checkpoints" in ls.stdout
+    assert ls.stderr == ""
+    assert "3 of 3 whole; a restart loads step 5" in verify.stdout
+    assert "model.weight" in diff.stdout
+    assert "2 of 3 checkpoints" in prune.stdout
 
 
 def test_the_command_line_looks_at_a_bucket(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ class Foreground:
         to_shared: bool,
         local: LocalStore | None,
     ) -> None:
-        """Copy the state and have it written ``to_shared`` storage and to the tier on the nodes, if ``local``; collective.
+        """Copy the state and have it written, to the nodes too where ``local`` is given; collective.
 
         Raises:
             CheckpointError: on every rank, when any could not copy, or when another job writes there.
