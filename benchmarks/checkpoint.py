@@ -8,15 +8,17 @@ The state is parameters and both moments of AdamW, float32, in as many tensors a
 products for ``--step-ms``, which touch none of it, and the optimizer's step, which overwrites all of it. The contenders
 take turns, round after round, and each row is printed when it is there. Of each, at the end, medians:
 
-    call     seconds inside the call that saves
-    stall    a step right after that call, call included, less a step without one: what the training loses
+    call     seconds until the call that saves has returned, from the end of the step before; below zero: it returned
+             while the GPU was still at that step
+    stall    a step before that call, the call and a step after it, less two steps: what the training loses
     beside   the steps while it is still written, each against a step without, in per cent
-    whole    seconds until the checkpoint is complete on disk
+    whole    seconds from the end of the step before until the checkpoint is complete on disk
 
 ``copy`` is the floor: the same tensors to pinned host memory that is already there (on the CPU: to memory that is
-there), nothing else. It and ours in the background make host memory at their first call, which is a round of its own
-and no part of the medians. A row that is not there within ``--row-s`` is said to be late, and that contender is left
-out from then on. What a contender has written is removed before the next one, so that memory is not what is measured.
+there), nothing else; what the stalls are held against is the median of five of it alone. It and ours in the background
+make host memory at their first call, which is a round of its own and no part of the medians. A row that is not there
+within ``--row-s`` is said to be late, and that contender is left out from then on. What a contender has written is
+removed before the next one, so that memory is not what is measured.
 
 Then the newest checkpoint restored, everything verified, against reading its files from front
 to back into memory that is already there: with the page cache dropped before (``cold``) where the files are on a disk,
@@ -63,11 +65,11 @@ class Trial(NamedTuple):
 
     def row(self, copy_s: float) -> str:
         """As a line of the table."""
-        share = self.stall_s / copy_s if copy_s else float("nan")
+        share = self.stall_s / copy_s
         return f"{self.call_s:9.3f}{self.stall_s:9.3f}{share:9.2f}{self.beside:9.1%}{self.whole_s:9.3f}"
 
 
-_HEAD = f"{'':16}{'':9}{'call':>9}{'stall':>9}{'of copy':>9}{'beside':>9}{'whole':>9}   seconds"
+_HEAD = f"{'':17}{'':8}{'call':>9}{'stall':>9}{'of copy':>9}{'beside':>9}{'whole':>9}   seconds"
 
 
 class LateError(Exception):
@@ -247,36 +249,40 @@ def contenders(training: Training, folder: Path, row_s: float) -> Iterator[Conte
 
 
 def trial(training: Training, step: int, save: Callable[[int], Callable[[], object]]) -> Trial:
-    """One save between two steps."""
+    """One save between two steps, which a GPU is given without a wait, as in a training; then a step beside it."""
     plain_s = training.plain_s()
+    training.synchronize()
     began_s = time.perf_counter()
+    training.step()
     wait = save(step)
-    call_s = time.perf_counter() - began_s
+    call_s = time.perf_counter() - began_s - plain_s
     training.step()
     training.synchronize()
-    stall_s = time.perf_counter() - began_s - plain_s
+    stall_s = time.perf_counter() - began_s - 2 * plain_s
     beside = training.seconds_of(training.step) / plain_s - 1
     wait()
-    return Trial(call_s, stall_s, beside, time.perf_counter() - began_s)
+    return Trial(call_s, stall_s, beside, time.perf_counter() - began_s - plain_s)
 
 
 def take_turns(training: Training, saves: list[Contender], rounds: int, row_s: float, until_s: float) -> float:
     """Print each row as it comes, then the medians; seconds of the bare copy. None begins after ``until_s``."""
-    copy_s = 0.0
+    (copy,) = (each for each in saves if each.name == "copy")
+    with within(row_s):
+        copy_s = statistics.median(training.seconds_of(lambda: copy.save(0)) for _ in range(5))
     print(_HEAD, flush=True)
     for number in range(rounds + 1):
         for each in saves:
             if each.is_late or (number == 0 and not each.warms):
                 continue
             if time.perf_counter() > until_s:
-                print(f"{each.name:16}{f'round {number}':9} no time was left", flush=True)
+                print(f"{each.name:17}{f'round {number}':8} no time was left", flush=True)
                 continue
             try:
                 with within(row_s):
                     taken = trial(training, number, each.save)
             except (LateError, TimeoutError, CheckpointError) as exc:
                 each.is_late = True
-                print(f"{each.name:16}{f'round {number}':9} not there within {row_s:.0f} s {exc}", flush=True)
+                print(f"{each.name:17}{f'round {number}':8} not there within {row_s:.0f} s {exc}", flush=True)
                 continue
             finally:
                 each.clear()
@@ -284,14 +290,12 @@ def take_turns(training: Training, saves: list[Contender], rounds: int, row_s: f
                 each.first = taken
             else:
                 each.trials.append(taken)
-            if each.name == "copy":
-                copy_s = taken.call_s if number == 0 else statistics.median(one.call_s for one in each.trials)
-            print(f"{each.name:16}{f'round {number}':9}{taken.row(copy_s)}", flush=True)
+            print(f"{each.name:17}{f'round {number}':8}{taken.row(copy_s)}", flush=True)
     print(f"medians of {rounds}, and the first call")
     for each in saves:
         median = each.median()
         first = f"{each.first.call_s:9.3f}" if each.first is not None else f"{'':9}"
-        print(f"{each.name:16}{first}{median.row(copy_s) if median is not None else '  none'}", flush=True)
+        print(f"{each.name:17}{first[1:]}{median.row(copy_s) if median is not None else '  none'}", flush=True)
     return copy_s
 
 
@@ -383,7 +387,7 @@ def held_against(saves: list[Contender], copy_s: float, ratio: float | None, rat
     """Yield what was measured beside what is asked for."""
     for name, asked in (("ours, async", _ASKED_STALL), ("ours, overlapped", _ASKED_HIDDEN)):
         for median in (each.median() for each in saves if each.name == name):
-            if median is not None and copy_s:
+            if median is not None:
                 share = median.stall_s / copy_s
                 yield f"{name}: a stall of {share:.2f} of the copy; asked for: {asked:g} at most: {share <= asked}"
     if ratio is not None:
@@ -423,7 +427,7 @@ def main() -> None:
         )
         rate, ratio = digest_rates(training), None
         copy_s = take_turns(training, saves, options.rounds, options.row_s, began_s + options.seconds)
-        print(f"copy at {size / copy_s / 1e9:.1f} GB/s" if copy_s else "no copy was measured", flush=True)
+        print(f"the bare copy: {copy_s:.4f} s, {size / copy_s / 1e9:.1f} GB/s", flush=True)
         with suppress(LateError):
             ratio = restores(training, folder / "sync", options.rounds, options.row_s)
         for line in held_against(saves, copy_s, ratio, rate):

@@ -152,6 +152,21 @@ def test_without_the_hook_a_step_would_spoil_the_copy(overlapped: CheckpointMana
     assert not torch.equal(back["model"][0].weight.detach().cpu(), wanted[0])
 
 
+def test_a_conjugate_is_right_however_late_its_copy_comes(overlapped: CheckpointManager) -> None:
+    """It is turned on the GPU: the host would turn what is not there yet."""
+    values = [(torch.tensor([1 + 2j, 3 - 1j], device="cuda") * factor).conj() for factor in (1, 3)]
+    overlapped.save(2, {"value": values[0]})
+    overlapped.wait()
+    delay(overlapped)
+
+    overlapped.save(3, {"value": values[1]})
+    overlapped.wait()
+
+    back = {"value": torch.zeros(2, dtype=torch.complex64)}
+    assert CheckpointManager(overlapped.path).restore(back) == 3
+    assert back["value"].tolist() == [3 - 6j, 9 + 3j]
+
+
 def test_what_no_optimizer_holds_is_copied_when_the_save_returns(overlapped: CheckpointManager) -> None:
     """Batch norm's statistics, which a forward overwrites, and tensors of the user's."""
     state = trained() | {"mean": torch.ones(1000, device="cuda")}

@@ -111,7 +111,10 @@ class Copier:
 def _copy_all(share: Iterable[Copy], *, non_blocking: bool) -> None:
     for source, target in share:
         if source.numel():
-            target.view(source.dtype).view(source.shape).copy_(source, non_blocking=non_blocking)
+            # What is to be read as conjugate or negative is made so on its device: torch copies the bytes and turns
+            # them on the host, where it does not wait for a copy that does not block, which may come after that.
+            plain = source.resolve_conj().resolve_neg()
+            target.view(source.dtype).view(source.shape).copy_(plain, non_blocking=non_blocking)
 
 
 def written_by_steps(state: Mapping[str, Any]) -> frozenset[int]:

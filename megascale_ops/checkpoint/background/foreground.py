@@ -139,9 +139,9 @@ class Foreground:
         ranks, staged = watch.ranks, list[Staged]()
 
         def stage() -> "Summary | None":
-            seen = watch.look(flat)  # while the GPU copies what was started
+            watch.begin(flat)  # while the GPU copies what was started
             staged.append(self.saver.stage(flat, ranks, outlines))
-            return seen
+            return watch.look(flat)
 
         found = watch.conclude(ranks.agree(doing, stage))
         return staged[0], found

@@ -153,7 +153,8 @@ class Exchange:
         self, transfer: Transfer, field: LandingField | None, threads: ReadingThreads, device: torch.device
     ) -> FileStream:
         entry = self._files[transfer.file]
-        if not transfer.receivers and field is not None and field.is_in_host_memory:
+        is_alone = self._source.reads_pieces and not transfer.receivers
+        if is_alone and field is not None and field.is_in_host_memory:
             return LandingStream(self._source, entry, self._block_bytes, threads, field)
         is_for_gpu = device.type == "cuda" or (field is not None and field.is_on_gpu)
         return BlockStream(self._source, entry, self._block_bytes, threads, pinned=is_for_gpu)

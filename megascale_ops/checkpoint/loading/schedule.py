@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from megascale_ops.checkpoint.loading.ranges import Range, count
 
-# 8: from eight sources at 1.5 GB/s each (SHA-256 on one core) a rank receives 12 GB/s, as much as 100 Gbit/s carry.
+# 8: from eight sources at 1.5 GB/s each, a disk's share, a rank receives 12 GB/s, as much as 100 Gbit/s carry.
 MOST_AT_ONCE = 8
 # A rank that needs less than a sixteenth of a file is no reason to hold the file back.
 _LITTLE = 16

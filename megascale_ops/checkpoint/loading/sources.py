@@ -31,6 +31,9 @@ class Opened(Protocol):
 class Source(Protocol):
     """The files of one checkpoint."""
 
+    reads_pieces: bool = False
+    """Whether a read of some kilobytes costs no more than its bytes; of a store each is a request."""
+
     @property
     def said(self) -> str:
         """How sentences name it."""
@@ -68,6 +71,8 @@ class _OpenFile:
 
 class FolderSource(Source):
     """A folder that this process sees."""
+
+    reads_pieces: bool = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

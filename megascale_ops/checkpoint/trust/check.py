@@ -115,16 +115,27 @@ class Check:
         }
         return Described(parts, wanted, optimizers, compares)
 
-    def look(self, described: Described, copies: Mapping[str, torch.Tensor] | None = None) -> Look:
+    def begin(self, described: Described) -> digests.Begun:
+        """Let GPUs begin to digest what this rank holds; nothing waits."""
+        return digests.Begun(part.tensor for part in described.wanted)
+
+    def look(
+        self,
+        described: Described,
+        copies: Mapping[str, torch.Tensor] | None = None,
+        begun: digests.Begun | None = None,
+    ) -> Look:
         """Digest what this rank holds.
 
         Args:
             described: what that is.
             copies: by key, what was copied of it meanwhile, on any device; None: the tensors themselves.
+            begun: digests of these, where that was begun.
         """
         wanted = described.wanted
-        tensors = (part.tensor if copies is None else copies[part.key] for part in wanted)
-        found = dict(zip((part.layout for part in wanted), digests.digests(tensors), strict=True))
+        if begun is None:
+            begun = digests.Begun(part.tensor if copies is None else copies[part.key] for part in wanted)
+        found = dict(zip((part.layout for part in wanted), begun.digests(), strict=True))
         kept = {part.layout: found[part.layout] for part in wanted if part.kind in ("weight", "moment")}
         fresh = freshness.Look(kept, {part.layout: part.key for part in wanted if part.trains}, described.optimizers)
         compared = [part for part in wanted if part.kind in MUST_AGREE] if described.compares else []

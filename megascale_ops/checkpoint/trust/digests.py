@@ -15,15 +15,20 @@ from each other modulo 2**33, so neither does it miss two flipped bits, nor two 
 places. **What it may miss.** Any other change, of data that does not know the weights, with a chance of at most 2**-32
 for each block that it touches, where it touches only bits 31 or 63 of words, and half as often for each bit below.
 
-Not for authenticity: who knows the weights can make collisions. Files have SHA-256.
+Not for authenticity: who knows the weights can make collisions. Files have digests of their own (``file_digests``).
 """
 
 import hashlib
+import logging
 import random
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from megascale_ops.checkpoint.trust.gpu_sums import Sums
 
 # 16,384 words, 128 KiB: a block and its weights fit a core's cache together; the sums are 1/8192 of the data.
 WORDS = 16_384
@@ -33,6 +38,10 @@ _CPU_ROWS, _GPU_ROWS = 8, 512
 # The same weights in every process and version: replicas may run on other machines.
 _SEED = 0x6D656761
 
+_has_kernel = True  # until it has failed
+
+_log = logging.getLogger("megascale_ops.checkpoint")
+
 
 def digests(tensors: Iterable[torch.Tensor]) -> list[bytes]:
     """The 16-byte digest of each tensor; of one on a GPU without a wait for each.
@@ -40,8 +49,67 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[bytes]:
     Args:
         tensors: of any shape, dtype and device; no DTensor, no sparse or quantized one.
     """
-    found = [block_sums(tensor) for tensor in tensors]
-    return [hashlib.blake2b(raw, digest_size=16).digest() for raw in _fetched(found)]
+    return Begun(tensors).digests()
+
+
+class Begun:
+    """Digests that GPUs have begun to compute, behind what they were given before; what may change them comes behind.
+
+    Args:
+        tensors: as in ``digests``.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        by_device: dict[torch.device, list[int]] = {}
+        for number, tensor in enumerate(self._tensors):
+            if tensor.device.type == "cuda":
+                by_device.setdefault(tensor.device, []).append(number)
+        self._sums = [(numbers, _on_gpu(device, self._of(numbers))) for device, numbers in by_device.items()]
+        by_torch = [number for numbers, sums in self._sums if sums is None for number in numbers]
+        self._by_torch = {number: block_sums(self._tensors[number]) for number in by_torch}
+
+    def digests(self) -> list[bytes]:
+        """Wait for them; those of tensors on the CPU are taken now."""
+        raws: dict[int, bytes] = {}
+        for numbers, sums in self._sums:
+            if sums is not None:
+                raws.update(zip(numbers, sums.fetch(), strict=True))
+        others = {number: self._by_torch.get(number) for number in range(len(self._tensors)) if number not in raws}
+        found = [block_sums(self._tensors[number]) if sums is None else sums for number, sums in others.items()]
+        raws.update(zip(others, _fetched(found), strict=True))
+        return [hashlib.blake2b(raws[number], digest_size=16).digest() for number in range(len(self._tensors))]
+
+    def _of(self, numbers: Iterable[int]) -> list[torch.Tensor]:
+        return [self._tensors[number] for number in numbers]
+
+
+def _on_gpu(device: torch.device, tensors: Iterable[torch.Tensor]) -> "Sums | None":
+    """All sums in one launch; None where there is no Triton that compiles, and torch's functions do it later."""
+    global _has_kernel  # noqa: PLW0603  tried once in a process
+    if not _has_kernel:
+        return None
+    try:
+        from megascale_ops.checkpoint.trust.gpu_sums import Memory, Sums
+
+        with torch.no_grad(), torch.cuda.device(device):
+            plain = [_as_lies(tensor) for tensor in tensors]
+            memories = [Memory(each.data_ptr(), each.numel() * each.element_size()) for each in plain]
+            return Sums(memories, *_weights(device, WORDS), kept=plain)
+    except Exception as exc:  # noqa: BLE001  whatever a compiler, its C compiler or a driver may say
+        _has_kernel = False
+        _log.info("digests of tensors on GPUs are taken by torch's own functions, at a tenth of the speed: %s", exc)
+        return None
+
+
+def _as_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements one behind the other, from an address that words have; without a copy where they lie so."""
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if not plain.is_contiguous():
+        plain = plain.contiguous()
+    return plain if plain.data_ptr() % 8 == 0 else plain.clone()
 
 
 def digest(tensor: torch.Tensor) -> bytes:

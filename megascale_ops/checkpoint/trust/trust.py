@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from megascale_ops.checkpoint.ranks import Ranks
     from megascale_ops.checkpoint.trust.check import Check, Described, Look, Summary
+    from megascale_ops.checkpoint.trust.digests import Begun
 
 T = TypeVar("T")
 
@@ -77,14 +78,22 @@ class Trust:
         check, size = self._check, ranks.world_size
         return self._tried(lambda: check.describe(parts(flat, state, self._replicated), state, world_size=size))
 
+    def begin(self, described: "Described | None") -> "Begun | None":
+        """Let GPUs begin to digest what was described."""
+        check = self._check
+        return self._tried(lambda: check.begin(described)) if described is not None and check is not None else None
+
     def look(
-        self, described: "Described | None", copies: "Mapping[str, torch.Tensor] | None" = None
+        self,
+        described: "Described | None",
+        copies: "Mapping[str, torch.Tensor] | None" = None,
+        begun: "Begun | None" = None,
     ) -> "Summary | None":
         """Digest what was described, or copies of it by key (of a DTensor its local part)."""
         check = self._check
         if described is None or check is None:
             return None
-        self._look = self._tried(lambda: check.look(described, copies))
+        self._look = self._tried(lambda: check.look(described, copies, begun))
         return self._look.summary if self._look is not None else None
 
     def _tried(self, work: Callable[[], T]) -> T | None:

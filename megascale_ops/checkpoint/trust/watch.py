@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from megascale_ops.checkpoint.ranks import Ranks
-    from megascale_ops.checkpoint.trust.check import Look, Summary
+    from megascale_ops.checkpoint.trust.check import Described, Look, Summary
+    from megascale_ops.checkpoint.trust.digests import Begun
 
 
 class Watch:
@@ -34,14 +35,24 @@ class Watch:
         """Why the save is refused; empty: it is not."""
         self._trust = trust
         self._has_looked = self._has_concluded = False
+        self._looking: tuple[Described | None, Begun | None] | None = None  # begun
         self._summary: Summary | None = None
         self._found: Findings | None = None
         self._look: Look | None = None
 
+    def begin(self, flat: "Mapping[str, torch.Tensor]") -> None:
+        """Let GPUs begin to digest what this rank holds, the first time; nothing waits."""
+        if self._looking is None and not self._has_looked:
+            described = self._trust.describe(flat, self.state, self.ranks)
+            self._looking = described, self._trust.begin(described)
+
     def look(self, flat: "Mapping[str, torch.Tensor]") -> "Summary | None":
         """Digest what this rank holds, the first time; what all ranks have to hear of it."""
-        if not self._has_looked:
-            self._summary = self._trust.look(self._trust.describe(flat, self.state, self.ranks))
+        self.begin(flat)
+        if self._looking is not None:
+            described, begun = self._looking
+            self._summary = self._trust.look(described, begun=begun)
+            self._looking = None  # it holds the tensors
             self._look = self._trust.looked
             self._has_looked = True
         return self._summary
