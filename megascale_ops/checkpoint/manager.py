@@ -136,6 +136,7 @@ class CheckpointManager:
         self._mode: Mode = mode
         self._deadline_s = deadline_s
         self._log_of_saves = SaveLog()
+        self._restored, self._sealed_at_restore = -1, -1
         self._foreground: Foreground | None = None
         self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests)
         if allow_pickle is None:
@@ -248,6 +249,7 @@ class CheckpointManager:
         began_s, is_sealed = time.monotonic(), False
         try:
             watch = Watch(self._trust, step, state, self._ranks())
+            watch.parent = self._parent_of_now()
             if self._mode == "sync":
                 is_sealed = self._save_waiting(watch, metric, to_shared=to_shared, to_local=to_local)
             else:
@@ -296,6 +298,7 @@ class CheckpointManager:
         if chosen is None:
             return -1
         self._last_local, self._last_shared = chosen.step, search.newest_shared
+        self._restored, self._sealed_at_restore = chosen.step, self._log_of_saves.saves.sealed_step
         self._trust.restored()
         if self._foreground is not None:
             self._foreground.forget()
@@ -404,6 +407,11 @@ class CheckpointManager:
             to_shared=to_shared,
             local=self._local() if to_local else None,
         )
+
+    def _parent_of_now(self) -> int:
+        """The step of the checkpoint that this training restored or, later, sealed last, as far as it is known."""
+        sealed = self._log_of_saves.saves.sealed_step
+        return sealed if sealed != self._sealed_at_restore else self._restored
 
     def _is_in_flight(self) -> bool:
         return self._background is not None and self._background.is_in_flight

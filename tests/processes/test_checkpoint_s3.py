@@ -22,6 +22,7 @@ import pytest
 import torch
 import urllib3
 
+from megascale_ops import __version__
 from megascale_ops.checkpoint import CheckpointManager
 from megascale_ops.checkpoint.processes import describe_writer
 from megascale_ops.checkpoint.tiers.filesystems import Store
@@ -161,6 +162,8 @@ def test_what_is_saved_behind_the_training_is_the_state_at_the_call(behind: dict
     report = behind["changed"]
 
     assert report["restored"] == [3, True]
+    assert report["code"] == __version__
+    assert report["parent"] in {1, 2}, "the newest that is known to be sealed when the copy is made"
     assert report["steps"] == ["step-00000002", "step-00000003"]
     assert set(report["names"]) == {"__0_0.msgpack", "__0_0.tensors", "__0_1.tensors", "manifest.json", "plan.msgpack"}
 

@@ -16,7 +16,6 @@ from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.background.saver import BackgroundSaver, Save
 from megascale_ops.checkpoint.background.staging import Outline, Staged
-from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.checkpoint.ranks import Ranks, require_one_step
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers.local_store import LocalStore
@@ -122,7 +121,7 @@ class Foreground:
             return
         if opened is not None and ranks.leads:
             opened.plan = staged.plan
-        sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
+        sealed = watch.manifest((), 0.0, metric)
         said = b"" if found is None or not ranks.leads else alarms.encode(found)
         made = Save(token, prepared[0][1], sealed, said, watch.algorithm)
         saver.launch(made, staged, ranks, frozenset(damaged), to_shared=to_shared, opened=opened)

@@ -13,6 +13,7 @@ Every rank writes its files into a folder for passing things on (``TMPDIR``), an
 
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -147,7 +148,7 @@ class RemoteStore:
             more = leave(passing[0], found, watch.algorithm)
             self._upload(passing[0], folder, more)
             files = tuple(sorted((*entries, *more), key=lambda entry: entry.name))
-            sealed = msgspec.structs.replace(persist.sealed_of(step, ranks.world_size, files), metric=metric)
+            sealed = watch.manifest(files, time.time(), metric)
             store_saves.seal(self.store, folder, sealed, self.lock.confirm)
 
         try:

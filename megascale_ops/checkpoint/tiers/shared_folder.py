@@ -10,7 +10,7 @@ import msgspec
 
 from megascale_ops.checkpoint import contents, deletion, persist, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
-from megascale_ops.checkpoint.manifest import FileEntry, Manifest
+from megascale_ops.checkpoint.manifest import FileEntry
 from megascale_ops.checkpoint.ranks import require_one_step
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.trust.alarms import Findings
@@ -61,9 +61,7 @@ def save(
         lock.confirm()
         entries = (*entries, *leave(storage.partial_folder(root, step, writer), found, watch.algorithm))
         files = tuple(sorted(entries, key=lambda entry: entry.name))
-        wall_s = time.time()
-        sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)
-        storage.seal(root, sealed, writer)
+        storage.seal(root, watch.manifest(files, time.time(), metric), writer)
 
     try:
         prepared = ranks.agree(doing, prepare)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import FiniteRange, job_argument, json_option, log_options, where_options
@@ -250,6 +251,8 @@ def _numbers(one: "Glance") -> dict[str, Any]:
         "written_wall_s": manifest.written_wall_s if manifest is not None else None,
         "ranks": manifest.world_size if manifest is not None else None,
         "metric": manifests.metric_of(manifest) if manifest is not None else None,
+        "code": (manifest.code or None) if manifest is not None else None,
+        "parent": None if manifest is None or isinstance(manifest.parent, msgspec.UnsetType) else manifest.parent,
         "sha256": digest_of(one),
         "files": manifest.files if manifest is not None else (),
         "faults": one.faults,
