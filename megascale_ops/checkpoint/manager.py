@@ -14,44 +14,36 @@ verifies as it reads; if anything is wrong all ranks fall back to the checkpoint
 import logging
 import os
 import time
-import uuid
 from collections.abc import Iterable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import msgspec
-
-from megascale_ops.checkpoint import deletion, manifest, readers, storage, writer_lock
+from megascale_ops.checkpoint import manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.background import unfinished
 from megascale_ops.checkpoint.background.save_log import SaveLog
-from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.metric import measured
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.tiers import identity
 from megascale_ops.checkpoint.tiers.filesystems import is_url
 from megascale_ops.checkpoint.tiers.settings import LocalTier, is_due
-from megascale_ops.checkpoint.trust import alarms
-from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.file_digests import Algorithm
-from megascale_ops.checkpoint.trust.trust import Trust, leave
+from megascale_ops.checkpoint.trust.trust import Trust
 from megascale_ops.checkpoint.trust.verdicts import Alarm, Replicas
 from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import ProcessGroup
 
+    from megascale_ops.checkpoint.background.foreground import Foreground
     from megascale_ops.checkpoint.background.saver import BackgroundSaver
-    from megascale_ops.checkpoint.background.staging import Outline, Staged
+    from megascale_ops.checkpoint.manifest import CheckpointReport
     from megascale_ops.checkpoint.ranks import Ranks
     from megascale_ops.checkpoint.tiers.local_store import LocalStore
     from megascale_ops.checkpoint.tiers.remote import RemoteStore
-    from megascale_ops.checkpoint.trust.check import Summary
 
 Mode = Literal["sync", "async", "overlapped"]
 
@@ -97,7 +89,7 @@ class CheckpointManager:
         mode: when ``save`` returns. ``sync``: the checkpoint is whole and on disk. ``async``: the state is copied to
             host memory, of which it takes as much again; a process of its own writes it to ``path``. ``overlapped``:
             the same, and what only an optimizer in the state overwrites may still be copied from the GPU; its next step
-            waits. A save to the local tier is whole when ``save`` returns, in every mode.
+            waits. So it is with the local tier: this process's writer writes to the node first.
         deadline_s: a save in the background is given up when nothing was written for so long.
         replicas: what ranks hold alike (data-parallel copies of weights and optimizer states) is compared at each save,
             and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
@@ -106,8 +98,9 @@ class CheckpointManager:
         digests: of the files, "xxh3_128" or "sha256": ten times slower, and not to be forged (``trust.file_digests``).
 
     Raises:
-        UsageError: ``mode``, ``replicas`` or ``digests`` is another word, ``mode`` is not ``sync`` for a URL, ``keep``
-            is less than 1, another number below 0, ``types`` has something else, or a folder cannot be written to.
+        UsageError: ``mode``, ``replicas`` or ``digests`` is another word, ``mode`` is not ``sync`` for memory://,
+            ``keep`` is less than 1, another number below 0, ``types`` has something else, or a folder cannot be
+            written to.
     """
 
     def __init__(
@@ -144,21 +137,21 @@ class CheckpointManager:
         self._mode: Mode = mode
         self._deadline_s = deadline_s
         self._log_of_saves = SaveLog()
-        self._background: BackgroundSaver | None = None
+        self._restored, self._sealed_at_restore = -1, -1
+        self._foreground: Foreground | None = None
         self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests)
-        self._unsettled: Watch | None = None  # of a save in the background, until it is known whether it counts
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
-        if is_url(path) and mode != "sync":
-            raise UsageError(
-                f"mode={mode!r} writes to a folder, and {path} is a URL: give a folder that all nodes see, "
-                "or leave mode out"
-            )
         if is_url(path):
             from megascale_ops.checkpoint.tiers import remote  # costs torch and fsspec
 
             self._remote = remote.RemoteStore(self._said)
+            if mode != "sync" and self._remote.store.is_of_one_process:
+                raise UsageError(
+                    f"mode={mode!r} writes in a process of its own, and what is at {path} only this one sees: "
+                    "leave mode out"
+                )
         else:
             storage.prepare_root(self.path)
         if shared_every < 1:
@@ -254,29 +247,23 @@ class CheckpointManager:
             return
         tell("save_begin", step)
         self._log_of_saves.begin(step)
-        began_s = time.monotonic()
+        began_s, is_sealed = time.monotonic(), False
         try:
-            ranks = self._ranks()
-            watch = Watch(self._trust, step, state, ranks)
-            counts = False
-            if to_local:
-                counts = self._local().save(step, state, self._allowed, ranks, watch)
-                self._last_local = step
-            if to_shared:
-                self._save_shared(watch, measured(step, metric))
-                self._last_shared = step
-            if counts or self._mode == "sync":
-                watch.sealed()
-                self._unsettled = None
-            elif to_shared:
-                self._unsettled = watch.without_tensors()
+            watch = Watch(self._trust, step, state, self._ranks())
+            watch.parent = self._parent_of_now()
+            if self._mode == "sync":
+                is_sealed = self._save_waiting(watch, metric, to_shared=to_shared, to_local=to_local)
+            else:
+                self._save_behind(watch, metric, to_shared=to_shared, to_local=to_local)
+            self._last_local = step if to_local else self._last_local
+            self._last_shared = step if to_shared else self._last_shared
         except CheckpointError:
             self._log_of_saves.fail()
             raise
         finally:
             self._log_of_saves.stall(time.monotonic() - began_s, self._is_in_flight)
             tell("save_end", step)
-        if self._mode == "sync" and to_shared:
+        if is_sealed:
             self._log_of_saves.seal(step, 0.0)
 
     def restore(self, state: dict[str, Any]) -> int:
@@ -298,30 +285,32 @@ class CheckpointManager:
         from megascale_ops.checkpoint.tiers.newest import Search
 
         ranks = self._ranks()
-        if self._background is not None:
-            self._settle(self._background, ranks)
+        if self._foreground is not None:
+            self._foreground.settle(ranks)
         if ranks.leads:
             self._look_for_writers(ranks)
         self.skipped = []
         local = None if self._tier is None else self._local()
         before, self._restore_before = self._restore_before, -1  # what this process saves from now on is its own
         search = Search(self.path, self._said, self._allowed, self._remote, local, self.skipped, before=before)
-        marked = readers.reading(self.path, ranks.rank, ranks.world_size) if self._remote is None else nullcontext()
-        with marked as reader:
+        marked = readers.reading if self._remote is None else self._remote.reading
+        with marked(self.path, ranks.rank, ranks.world_size) as reader:
             chosen = search.load(state, ranks, reader)
         self.traffic = search.traffic
         if chosen is None:
             return -1
         self._last_local, self._last_shared = chosen.step, search.newest_shared
+        self._restored, self._sealed_at_restore = chosen.step, self._log_of_saves.saves.sealed_step
         self._trust.restored()
-        self._unsettled = None
+        if self._foreground is not None:
+            self._foreground.forget()
         tell("restored", chosen.step)
         return chosen.step
 
     def wait_copied(self) -> None:
         """Let nothing that follows on the GPU overwrite what is still copied; for writes that no optimizer makes."""
-        if self._background is not None:
-            self._background.wait_copied()
+        if self._foreground is not None:
+            self._foreground.saver.wait_copied()
 
     def wait(self, deadline_s: float = 600.0) -> None:
         """Wait until the save in flight is sealed; each rank for itself.
@@ -329,8 +318,8 @@ class CheckpointManager:
         Raises:
             CheckpointError: the last save failed, or it is not sealed by then; it goes on.
         """
-        if self._background is not None:
-            self._background.wait(deadline_s)
+        if self._foreground is not None:
+            self._foreground.saver.wait(deadline_s)
 
     def close(self, deadline_s: float | None = None, *, clear_local: bool = False) -> None:
         """Wait for the save in flight, and give the folder back to other jobs before this process ends.
@@ -345,16 +334,21 @@ class CheckpointManager:
         Raises:
             CheckpointError: the last save in the background failed, or was given up.
         """
-        background, self._background, self._unsettled = self._background, None, None
+        foreground, self._foreground = self._foreground, None
         is_well = False
         try:
-            if background is not None:
-                background.close(deadline_s)
+            if foreground is not None:
+                foreground.saver.close(deadline_s)
             is_well = True
         finally:
             self._lock().release()
             if self._local_store is not None:
                 self._local_store.close(clear=clear_local and is_well)
+
+    @property
+    def _background(self) -> "BackgroundSaver | None":
+        """The saves in the background, once there was one."""
+        return self._foreground.saver if self._foreground is not None else None
 
     def _lock(self) -> writer_lock.WriterLock:
         return writer_lock.lock_of(self.path) if self._remote is None else self._remote.lock
@@ -367,7 +361,8 @@ class CheckpointManager:
         if self._local_store is None:
             remote = self._remote
             identify = partial(identity.of_folder, self.path) if remote is None else remote.identity
-            self._local_store = LocalStore(self._tier, self._said, identify)
+            patience_s = 0.0 if self._mode == "sync" else self._deadline_s
+            self._local_store = LocalStore(self._tier, self._said, identify, patience_s)
         return self._local_store
 
     def _ranks(self) -> "Ranks":
@@ -375,113 +370,50 @@ class CheckpointManager:
 
         return Ranks(self._process_group)
 
-    def _save_shared(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
-        if self._remote is None:
-            (self._save if self._mode == "sync" else self._save_behind)(watch, metric)
-            return
-        damaged = [report.path for report in self.skipped]
-        self._remote.save(watch, self._allowed, metric=metric, rule=self.rule, damaged=damaged)
+    def _save_waiting(self, watch: Watch, metric: float | None, *, to_shared: bool, to_local: bool) -> bool:
+        """Save to the tiers that are due, the nodes first; whether a checkpoint is sealed."""
+        is_sealed = False
+        if to_local:
+            is_sealed = self._local().save(watch.step, watch.state, self._allowed, watch.ranks, watch)
+        if to_shared:
+            of = measured(watch.step, metric)
+            if self._remote is not None:
+                self._remote.save(watch, self._allowed, metric=of, rule=self.rule, damaged=self._damaged())
+            else:
+                from megascale_ops.checkpoint.tiers import shared_folder
 
-    def _save(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
-        from megascale_ops.checkpoint import contents, persist
-        from megascale_ops.checkpoint.ranks import require_one_step
+                shared_folder.save(self.path, watch, self._allowed, metric=of, rule=self.rule, damaged=self._damaged())
+            is_sealed = True
+        if is_sealed:
+            watch.sealed()
+        return is_sealed
 
-        step, state, ranks = watch.step, watch.state, watch.ranks
-        doing = f"saving step {step} to {self.path}"
-        lock = writer_lock.lock_of(self.path)
-        flat: dict[str, torch.Tensor] = {}
-        writer = 0
+    def _save_behind(self, watch: Watch, metric: float | None, *, to_shared: bool, to_local: bool) -> None:
+        """Copy the state and have the writer processes save it to the tiers that are due."""
+        from megascale_ops.checkpoint.background.foreground import Foreground
 
-        def prepare() -> tuple[int, int]:
-            captured = {name: contents.capture(value) for name, value in state.items()}
-            flat.update(contents.take_apart(captured, self._allowed))
-            number = lock.hold(ranks.rank, ranks.world_size) if ranks.leads else 0
-            if ranks.leads:
-                storage.begin(self.path, step, number)
-            return step, number
-
-        def write() -> "tuple[list[FileEntry], Summary | None]":
-            folder = storage.partial_folder(self.path, step, writer)
-            seen = watch.look(flat)
-            persist.write(folder, flat, ranks)
-            return persist.digest_own(folder, ranks, watch.algorithm), seen
-
-        def seal(entries: Iterable[FileEntry], found: Findings | None) -> None:
-            lock.confirm()
-            entries = (*entries, *leave(storage.partial_folder(self.path, step, writer), found, watch.algorithm))
-            files = tuple(sorted(entries, key=lambda entry: entry.name))
-            wall_s = time.time()
-            sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=wall_s, files=files, metric=metric)
-            storage.seal(self.path, sealed, writer)
-
-        try:
-            prepared = ranks.agree(doing, prepare)
-            writer = prepared[0][1]
-            require_one_step(doing, [each for each, _ in prepared])
-            shares = ranks.agree(doing, write)
-            found = watch.conclude([seen for _, seen in shares])
-            entries = [entry for own, _ in shares for entry in own]
-            ranks.agree(doing, lambda: seal(entries, found) if ranks.leads else None)
-        except CheckpointError:
-            if ranks.leads and lock.number:
-                storage.abandon(self.path, step, lock.number)
-            raise
-        if ranks.leads:
-            deletion.after_save(self.path, self.rule, step, self._damaged(), lock.confirm)
-
-    def _save_behind(self, watch: Watch, metric: float | msgspec.UnsetType) -> None:
-        """Copy the state and let the writer processes do what ``_save`` does."""
-        from megascale_ops.checkpoint import contents
-        from megascale_ops.checkpoint.background.saver import BackgroundSaver, Save
-        from megascale_ops.checkpoint.ranks import require_one_step
-
-        step, state, ranks = watch.step, watch.state, watch.ranks
-        if self._background is None:
-            self._background = BackgroundSaver(
-                self.path,
+        if self._foreground is None:
+            self._foreground = Foreground(
+                self._said,
                 self.rule,
+                self._lock,
                 overlapped=self._mode == "overlapped",
                 deadline_s=self._deadline_s,
                 log=self._log_of_saves,
             )
-        saver, doing = self._background, f"saving step {step} to {self.path}"
-        self._settle(saver, ranks)
-        lock = writer_lock.lock_of(self.path)
-        flat: dict[str, torch.Tensor] = {}
+        self._foreground.save(
+            watch,
+            self._allowed,
+            metric=measured(watch.step, metric),
+            damaged=self._damaged(),
+            to_shared=to_shared,
+            local=self._local() if to_local else None,
+        )
 
-        def prepare() -> "tuple[int, int, str, Outline | None]":
-            captured = {name: contents.capture(value) for name, value in state.items()}
-            tensors, structures = contents.separate(captured, self._allowed)
-            saver.start(state, tensors)
-            flat.update(tensors | contents.encode(structures, self._allowed))
-            # Once held it is asked for again only after a failure: no look at the folder stops the training.
-            number = lock.number if lock.number and not saver.failure else 0
-            if ranks.leads and not number:
-                number = lock.hold(ranks.rank, ranks.world_size)
-            return step, number, uuid.uuid4().hex, saver.outline(flat, ranks)
-
-        prepared = ranks.agree(doing, prepare)
-        require_one_step(doing, [each[0] for each in prepared])
-        outlines = [each[3] for each in prepared]
-        staged: list[Staged] = []
-
-        def stage() -> "Summary | None":
-            watch.begin(flat)  # while the GPU copies what was started
-            staged.append(saver.stage(flat, ranks, outlines))
-            return watch.look(flat)
-
-        found = watch.conclude(ranks.agree(doing, stage))
-        sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=0.0, files=(), metric=metric)
-        said = b"" if found is None or not ranks.leads else alarms.encode(found)
-        save = Save(prepared[0][2], prepared[0][1], sealed, said, watch.algorithm)
-        saver.launch(save, staged[0], ranks, self._damaged())
-
-    def _settle(self, saver: "BackgroundSaver", ranks: "Ranks") -> None:
-        """End the save in flight, on all ranks; what it has looked at is what the next one is held against."""
-        saver.settle(ranks)
-        watch, self._unsettled = self._unsettled, None
-        if watch is not None and not saver.failure:
-            watch.sealed()
+    def _parent_of_now(self) -> int:
+        """The step of the checkpoint that this training restored or, later, sealed last, as far as it is known."""
+        sealed = self._log_of_saves.saves.sealed_step
+        return sealed if sealed != self._sealed_at_restore else self._restored
 
     def _is_in_flight(self) -> bool:
         return self._background is not None and self._background.is_in_flight
@@ -494,7 +426,9 @@ class CheckpointManager:
         try:
             answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
             if answer.verb == "take" and self._remote is None:
-                unfinished.await_unfinished(self.path)
+                unfinished.await_unfinished(unfinished.in_folder(self.path))
+            elif answer.verb == "take" and self._remote is not None:
+                unfinished.await_in_store(self._remote.store)
         except OSError:
             return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":

@@ -59,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = VERSION
     # Of the state, for retention. Where none was given there is no field, so that older manifests read as they did.
     metric: float | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET  # the version of this program that saved it
+    parent: int | msgspec.UnsetType = msgspec.UNSET  # step of the checkpoint that the training last restored or sealed
 
 
 class FileSeen(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -38,7 +39,20 @@ _FAREWELL_S = 1.0
 _log = logging.getLogger("megascale_ops.checkpoint")
 
 
-class Reading:
+class Mark(Protocol):
+    """What a process is restoring: one step at a time, or nothing."""
+
+    def mark(self, step: int) -> None:
+        """Mark a step, and no other any more."""
+
+    def renew(self) -> None:
+        """Show that we still read."""
+
+    def end(self) -> None:
+        """Take the mark away."""
+
+
+class Reading(Mark):
     """What this process is restoring from one folder: one step at a time, or nothing."""
 
     def __init__(self, root: Path, me: Writer) -> None:
@@ -59,8 +73,7 @@ class Reading:
             except FileExistsError:
                 self._path = path
             except OSError as exc:
-                said = "step %d of %s is read without a mark, and may be deleted meanwhile: %s"
-                _log.warning(said, step, self.root, storage.describe(exc))
+                tell_unmarked(step, str(self.root), storage.describe(exc))
             if former is not None and former != self._path:
                 _remove(former)
 
@@ -78,10 +91,21 @@ class Reading:
                 _remove(former)
 
 
+def tell_unmarked(step: int, said: str, why: str) -> None:
+    """Warn that a checkpoint is read though no mark could be written."""
+    _log.warning("step %d of %s is read without a mark, and may be deleted meanwhile: %s", step, said, why)
+
+
 @contextmanager
-def reading(root: Path, rank: int, world_size: int) -> Iterator[Reading]:
+def reading(root: Path, rank: int, world_size: int) -> Iterator[Mark]:
     """A mark of this process on a folder, renewed until the end; ``mark`` says on which step."""
-    ours = Reading(root, processes.describe_writer(rank, world_size))
+    with renewed(Reading(root, processes.describe_writer(rank, world_size))) as ours:
+        yield ours
+
+
+@contextmanager
+def renewed(ours: Mark) -> Iterator[Mark]:
+    """A mark that is renewed until the end, and taken away then."""
     stopped = threading.Event()
 
     def keep() -> None:

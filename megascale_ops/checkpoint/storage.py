@@ -42,7 +42,12 @@ _READ_BYTES = 1 << 20
 
 def final_folder(root: Path, step: int) -> Path:
     """Where the whole checkpoint of a step stands."""
-    return root / f"step-{step:08d}"
+    return root / final_step_name(step)
+
+
+def final_step_name(step: int) -> str:
+    """The name under which the checkpoint of a step stands."""
+    return f"step-{step:08d}"
 
 
 def partial_folder(root: Path, step: int, writer: int) -> Path:

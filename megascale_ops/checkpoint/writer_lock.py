@@ -183,21 +183,26 @@ def lock_of(root: Path) -> WriterLock:
     return _locks.setdefault(key, WriterLock(root))
 
 
-def living_writer(root: Path) -> str:
+def living_writer(root: Path | str, names: Names | None = None) -> str:
     """Who writes to a folder now; empty: no process does. Waits for a lease at most, where only time can tell.
+
+    Args:
+        root: the folder, or how a store is called.
+        names: where the names of writers stand in that store; None: in the folder.
 
     Raises:
         OSError: the folder can't be listed.
     """
-    watcher, began_s = WriterLock(root), time.monotonic()
-    first = lock_files.read_lock(root)
+    names = names or lock_files.FolderNames(Path(root))
+    watcher, began_s = WriterLock(root, names), time.monotonic()
+    first = names.read_lock()
     while (answer := watcher.poll_lock(0, 1)).verb == "watch":
-        if lock_files.read_lock(root) != first or time.monotonic() - began_s > _MOST_WATCH_S:
+        if names.read_lock() != first or time.monotonic() - began_s > _MOST_WATCH_S:
             break  # renewed, so it lives; or others come and go
         time.sleep(_WATCH_S)
     if answer.verb == "take":
         return ""
-    newest = lock_files.read_lock(root).writer
+    newest = names.read_lock().writer
     return newest.who() if newest is not None else "a process whose name can't be read"
 
 

@@ -60,7 +60,9 @@ _OTHERS = -1  # local ranks that are not listed
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, mode 0600.")
 @click.option("--run-dir", metavar="DIR", help="Journal, logs, incidents.  [~/.local/state/megascale-ops/JOB]")
 @click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops-UID]")
-@click.option("--checkpoint-dir", metavar="DIR", help="MEGASCALE_CHECKPOINT_DIR of the script.  [RUN_DIR/checkpoints]")
+@click.option(
+    "--checkpoint-dir", metavar="DIR|URL", help="MEGASCALE_CHECKPOINT_DIR of the script.  [RUN_DIR/checkpoints]"
+)
 @click.option("--log-dir", metavar="DIR", help="Output of the ranks; of several nodes in DIR/NODE.  [RUN_DIR/logs]")
 @click.option("--local-addr", metavar="ADDR", help="Address by which other nodes reach this one.")
 @click.option("--role", metavar="NAME", help="Role of the ranks, as in torchrun.")

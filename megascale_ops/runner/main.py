@@ -176,11 +176,11 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
     stack.callback(held.release)
     plan = as_node(plan, held.node)
-    if config.checkpoint_dir:  # the user's own place, as open as the user's umask makes it
-        prepare_folder(Path(config.checkpoint_dir), "folder")
+    for named in plan.checkpoint_dirs if config.checkpoint_dir else ():  # as open as the user's umask makes it
+        prepare_folder(Path(named), "folder")
     umask, widen_umask = narrow_umask()
     stack.callback(widen_umask)
-    for folder in (plan.log_dir, plan.checkpoint_dir):
+    for folder in (plan.log_dir, *plan.checkpoint_dirs):
         prepare_folder(Path(folder), "folder")
     leftovers.sweep(box_root)
     box_dir = box_root / plan.job
@@ -188,7 +188,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     if said:
         log.warning("%s", said)
     if config.preflight != "none":
-        check_node(config.preflight, plan.node, run_dir, [plan.run_dir, plan.checkpoint_dir])
+        check_node(config.preflight, plan.node, run_dir, [plan.run_dir, *plan.checkpoint_dirs])
     run_id = uuid.uuid4().hex
     stack.callback(lambda: leave_nothing(run_id, box_dir, plan.node, life))
     env = dict(os.environ)

@@ -58,6 +58,11 @@ class Plan(msgspec.Struct, frozen=True):
     meeting: Meeting = Meeting()
     master: tuple[str, int] = ("", 0)  # where rank 0 shall serve the ranks' store; port 0: the round's own store
 
+    @property
+    def checkpoint_dirs(self) -> tuple[str, ...]:
+        """The folder for checkpoints, where it is one: a URL is not the runner's to make."""
+        return () if is_url(self.checkpoint_dir) else (self.checkpoint_dir,)
+
 
 def parse_nnodes(text: str) -> tuple[int, int]:
     """Read ``N`` or ``MIN:MAX``.
@@ -115,9 +120,18 @@ def default_job(command: tuple[str, ...], *, alone: bool, stamp: str, step: Step
 
 
 def with_whole_paths(config: RunConfig, cwd: str) -> RunConfig:
-    """Return the configuration with every path absolute: a script may change its folder, and its ranks with it."""
-    whole = {name: str(PurePath(cwd, getattr(config, name))) for name in _PATHS if getattr(config, name)}
+    """Return the configuration with every path absolute: a script may change its folder, and its ranks with it.
+
+    A URL for checkpoints stays as it is.
+    """
+    given = {name: getattr(config, name) for name in _PATHS}
+    whole = {name: str(PurePath(cwd, path)) for name, path in given.items() if path and not is_url(path)}
     return msgspec.structs.replace(config, **whole)
+
+
+def is_url(checkpoint_dir: str) -> bool:
+    """Whether checkpoints go to an object store and not to a folder."""
+    return "://" in checkpoint_dir
 
 
 def as_node(plan: Plan, node: str) -> Plan:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.checkpoint import storage
-from megascale_ops.checkpoint.background.unfinished import await_unfinished
+from megascale_ops.checkpoint.background.unfinished import await_unfinished, in_folder
 
 pytestmark = pytest.mark.processes
 
@@ -79,7 +79,7 @@ def test_a_restart_waits_for_a_save_that_is_about_to_be_finished(tmp_path: Path)
     for is_killed in (False, True):
         root = tmp_path / f"killed {is_killed}"
         with orphan(root) as process:
-            waiting = threading.Thread(target=await_unfinished, args=(root,))
+            waiting = threading.Thread(target=await_unfinished, args=(in_folder(root),))
             waiting.start()
             waiting.join(0.5)
             assert waiting.is_alive()

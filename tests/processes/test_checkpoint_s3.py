@@ -1,30 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in S3 as s3fs speaks it, against a server of moto's: real requests, real conditional writes."""
 
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import urllib3
 
+from megascale_ops import __version__
 from megascale_ops.checkpoint import CheckpointManager
 from megascale_ops.checkpoint.processes import describe_writer
 from megascale_ops.checkpoint.tiers.filesystems import Store
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
+from megascale_ops.cli.main import main
 from megascale_ops.errors import CheckpointError, UsageError
+from tests.processes.launch import Launch
 
 # By name: neither has types.
 moto_server, s3fs = import_module("moto.server"), import_module("s3fs")
 pytestmark = pytest.mark.processes
 
+README_COMMANDS = (
+    "megascale-ops run --nproc-per-node 2 --checkpoint-dir s3://bucket/run7 train.py",
+    "megascale-ops checkpoint ls s3://bucket/run7",
+    "megascale-ops checkpoint verify s3://bucket/run7",
+    "megascale-ops checkpoint diff s3://bucket/run7",
+    "megascale-ops checkpoint prune s3://bucket/run7 --keep 1 --dry-run",
+)
+
+BEHIND = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind_store.py"
+USER = Path(__file__).parents[1] / "fixtures" / "checkpoint_user.py"
+
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """A server on a port of its own."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -97,3 +123,155 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
 
     with pytest.raises(CheckpointError, match=r"saving step 1 to s3://.* failed: "):
         manager.save(1, states(1))
+
+
+@pytest.fixture(scope="module")
+def behind(endpoint: str) -> Iterator[dict[str, Any]]:
+    """What a training process reports of its saves in the background; it was killed with one in flight."""
+    bucket, environment = f"b{uuid.uuid4().hex}", {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+    environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    s3fs.S3FileSystem.clear_instance_cache()
+    url = f"s3://{bucket}/run7"
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        s3fs.S3FileSystem().mkdir(bucket)
+    env = {**os.environ, **environment, "OMP_NUM_THREADS": "1", "MEGASCALE_RECORDER": "0"}
+    with subprocess.Popen(
+        [sys.executable, str(BEHIND), url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as training:
+        ending = threading.Timer(240.0, training.kill)
+        ending.start()
+        assert training.stdout is not None
+        assert training.stderr is not None
+        try:
+            line, last = training.stdout.readline(), training.stdout.readline()
+            training.kill()
+            assert last, training.stderr.read()
+            writer = int(last.rpartition(" ")[2])
+            yield {**json.loads(line), "url": url, "writer": writer}
+            with suppress(OSError):
+                os.kill(writer, signal.SIGKILL)
+        finally:
+            ending.cancel()
+            training.kill()
+
+
+def test_what_is_saved_behind_the_training_is_the_state_at_the_call(behind: dict[str, Any]) -> None:
+    """Overwritten right after each call. The two newest stay, and nothing by which the writers met."""
+    report = behind["changed"]
+
+    assert report["restored"] == [3, True]
+    assert report["code"] == __version__
+    assert report["parent"] in {1, 2}, "the newest that is known to be sealed when the copy is made"
+    assert report["steps"] == ["step-00000002", "step-00000003"]
+    assert set(report["names"]) == {"__0_0.msgpack", "__0_0.tensors", "__0_1.tensors", "manifest.json", "plan.msgpack"}
+
+
+def test_a_writer_process_that_is_killed_costs_its_save_and_no_other(behind: dict[str, Any]) -> None:
+    """Told by ``wait``; what it has left is no checkpoint, and the next save clears it away."""
+    report = behind["killed"]
+
+    assert report["error"].startswith("the save of step 2 failed: the writer process ")
+    assert report["error"].endswith(" was killed by signal 9")
+    assert report["found"] == [1, True]
+    assert report["restored"] == [3, True]
+    assert report["left"] == 2 * 5
+
+
+def test_a_store_that_hangs_costs_the_save_that_waits_for_it(behind: dict[str, Any]) -> None:
+    """Given up after the deadline, by a save that then goes well."""
+    assert behind["hangs"] == {"restored": [3, True], "failed": 1, "sealed": 3}
+
+
+def test_a_bucket_that_goes_away_is_one_sentence(behind: dict[str, Any]) -> None:
+    """The training goes on."""
+    assert behind["gone"]["error"].startswith("the save of step 2 failed: ")
+    assert "\n" not in behind["gone"]["error"]
+
+
+def test_a_restart_waits_for_what_an_orphan_still_writes(
+    behind: dict[str, Any], endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training process was killed when its copy was complete: its writer process seals, and that is restored."""
+    for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    state = {"large": torch.zeros(30_000_000), "small": torch.zeros(3), "step": 0}
+    manager = CheckpointManager(f"{behind['url']}/orphan")
+    assert not s3fs.S3FileSystem().glob(f"{behind['url']}/orphan/step-00000002/*/manifest.json")
+    os.kill(behind["writer"], signal.SIGCONT)
+
+    with caplog.at_level(logging.WARNING, "megascale_ops.checkpoint"):
+        assert manager.restore(state) == 2
+
+    assert bool((state["large"] == 2).all())
+    assert "waiting for the checkpoint that is still written to s3://" in caplog.text
+
+
+def test_a_job_whose_rank_is_killed_goes_on_from_the_bucket(launch: Launch, tmp_path: Path, endpoint: str) -> None:
+    """The commands of the page, as they stand there: rank 1 dies after step 3, and both go on from what is sealed."""
+    shutil.copy(USER, tmp_path / "train.py")
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    launch.env |= {"AWS_ENDPOINT_URL": endpoint, **keys, "COLUMNS": "200"}
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("AWS_ENDPOINT_URL", *keys):
+            patched.setenv(name, launch.env[name])
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bucket")
+
+    run, ls, verify, diff, prune = (launch.command(*line.split()[1:], cwd=tmp_path) for line in README_COMMANDS)
+
+    assert run.returncode == 0, run.stderr
+    began = [int(found) for found in re.findall(r"begins with step (\d+)", run.stdout + run.stderr)]
+    assert began[:2] == [0, 0]
+    assert began[2] == began[3] >= 2, "a save before the one in flight was sealed"
+    assert ls.returncode == verify.returncode == diff.returncode == prune.returncode == 0
+    assert "3 checkpoints" in ls.stdout
+    assert ls.stderr == ""
+    assert "3 of 3 whole; a restart loads step 5" in verify.stdout
+    assert "model.weight" in diff.stdout
+    assert "2 of 3 checkpoints" in prune.stdout
+
+
+def test_the_command_line_looks_at_a_bucket(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists, verifies by digests, compares and deletes; a bucket that is not there, and no keys, are one sentence."""
+    with closing(CheckpointManager(url, keep=5)) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, states(step))
+    files = s3fs.S3FileSystem()
+    (shard,) = files.glob(f"{url}/step-00000003/*/__0_0.tensors") or files.glob(f"{url}/step-00000003/*/__0_1.tensors")
+    files.pipe_file(shard, b"\0" + files.cat_file(shard)[1:])
+
+    assert main(["checkpoint", "ls", url]) == 0
+    assert f" in {url}\n" in capsys.readouterr().out
+    assert main(["checkpoint", "verify", url]) == 1
+    assert "2 of 3 whole; a restart loads step 2" in capsys.readouterr().out
+    assert main(["checkpoint", "diff", url]) == 0
+    assert "1 of 1 tensors changed" in capsys.readouterr().out
+    assert main(["checkpoint", "prune", url, "--keep", "1"]) == 0
+    assert "1 of 3 checkpoints" in capsys.readouterr().out
+    assert main(["checkpoint", "ls", "s3://no-such-bucket-here/run7"]) != 0
+    assert "there is no s3://no-such-bucket-here: s3://no-such-bucket-here/run7 names" in capsys.readouterr().err
+
+
+def test_a_bucket_that_the_keys_may_not_see_is_one_sentence(
+    endpoint: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store checks them from now on, and these are none of its own."""
+    reset = f"{endpoint}/moto-api/reset-auth"
+    assert urllib3.request("POST", reset, body=b"0", timeout=30).status == 200
+    try:
+        s3fs.S3FileSystem.clear_instance_cache()
+        code = main(["checkpoint", "ls", url])
+        err = capsys.readouterr().err
+        with pytest.raises(UsageError, match=f"cannot write checkpoints to {url}: ") as caught:
+            CheckpointManager(url)
+    finally:
+        urllib3.request("POST", reset, body=b"1000000", timeout=30)
+
+    assert code != 0
+    assert f"{url} can't be read: " in err
+    assert len(err.strip().splitlines()) == 1
+    assert "\n" not in str(caught.value)

@@ -4,17 +4,19 @@
     copying --copied--> writing --written--> waiting --sealed--> sealed
        |                   |                    |
        +-------------------+------ failed ------+--------------> failed
+       +-------------------+------- left -------+--------------> left
 
 ``copying``: the GPU still copies (at once over on a CPU). ``writing``: the writer process writes this rank's files.
 ``waiting``: they are on disk; those of the other ranks, or the seal, are not. On one rank ``written`` and ``sealed``
-follow each other at once. A save that has ended stays ended: a report that comes late is an illegal move, which
+follow each other at once. ``left``: of a save that was for the nodes alone, and failed there: left out, which costs
+nothing but a warning. A save that has ended stays ended: a report that comes late is an illegal move, which
 raises and changes nothing.
 """
 
 from typing import Literal
 
-State = Literal["copying", "writing", "waiting", "sealed", "failed"]
-Event = Literal["copied", "written", "sealed", "failed"]
+State = Literal["copying", "writing", "waiting", "sealed", "failed", "left"]
+Event = Literal["copied", "written", "sealed", "failed", "left"]
 
 MOVES: dict[tuple[State, Event], State] = {
     ("copying", "copied"): "writing",
@@ -23,8 +25,11 @@ MOVES: dict[tuple[State, Event], State] = {
     ("copying", "failed"): "failed",
     ("writing", "failed"): "failed",
     ("waiting", "failed"): "failed",
+    ("copying", "left"): "left",
+    ("writing", "left"): "left",
+    ("waiting", "left"): "left",
 }
-ENDED: frozenset[State] = frozenset({"sealed", "failed"})
+ENDED: frozenset[State] = frozenset({"sealed", "failed", "left"})
 
 
 class Flight:
@@ -49,7 +54,7 @@ class Flight:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is sealed or has failed."""
+        """Whether it is sealed, has failed or was left out."""
         return self.state in ENDED
 
     @property
@@ -103,5 +108,6 @@ class Flight:
             "writing": "is still written",
             "waiting": "waits for the files of other ranks and its seal",
             "sealed": "is sealed",
+            "left": "was left out on the nodes",
         }
         return f"the save of step {self.step} {doing[self.state]} after {self.age_s(now_s):.1f} s"

@@ -2,16 +2,17 @@
 """What a training process and its writer process say to each other, over one socket, and how it is framed.
 
 The training process sends a ``Job`` when its copy of the state is complete, and may take it back by ``Abandon``. The
-writer process says now and then that a job goes on (``Alive``); it answers with ``Written`` (this rank's files are on
-disk) and then with ``Sealed`` or ``Failed``, or with ``Failed`` alone. Either end of the socket closes when its process
-ends, however that ends.
+writer process says now and then that a job goes on (``Alive``). Of a set on the nodes it answers with ``LocalWritten``
+or ``LocalFailed``, what follows being the training process's work. Of the shared storage it answers with ``Written``
+(this rank's files are on disk) and then with ``Sealed`` or ``Failed``, or with ``Failed`` alone. Either end of the
+socket closes when its process ends, however that ends.
 """
 
 import socket
 
 import msgspec
 
-from megascale_ops.checkpoint.manifest import Manifest
+from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.retention import Rule
 from megascale_ops.checkpoint.trust.file_digests import Algorithm
 
@@ -34,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
 
     Attributes:
         token: drawn anew for each save, the same on all ranks; files of other saves carry other ones.
-        root: the checkpoint folder.
+        root: the checkpoint folder, or its URL; empty: the save goes to the nodes alone.
         writer: number of the lock by which the leading rank's training process holds the folder.
         rank: of the training process.
         buffer_bytes: how much of the host buffer to map.
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         rule: what stays when this one is sealed.
         damaged: paths of checkpoints that are known not to verify.
         found: ``trust.json``; of the leading rank only, where the save has looked.
+        local: folder of this node's set, which is written first; empty: the save does not go to the nodes.
         algorithm: by which files are digested.
     """
 
@@ -58,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     rule: Rule
     damaged: tuple[str, ...] = ()
     found: bytes = b""
+    local: str = ""
     algorithm: Algorithm = "xxh3_128"
 
     @property
@@ -84,6 +87,20 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     token: str
 
 
+class LocalWritten(msgspec.Struct, frozen=True, tag="local written"):
+    """This rank's files are on its node, with their digests."""
+
+    token: str
+    files: tuple[FileEntry, ...]
+
+
+class LocalFailed(msgspec.Struct, frozen=True, tag="local failed"):
+    """They will not be; the shared storage is another matter."""
+
+    token: str
+    reason: str
+
+
 class Written(msgspec.Struct, frozen=True, tag="written"):
     """This rank's files are on disk, with their digests."""
 
@@ -106,10 +123,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Order = Job | Abandon
-Report = Alive | Written | Sealed | Failed
+Report = Alive | LocalWritten | LocalFailed | Written | Sealed | Failed
 
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Job | Abandon)
-_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Alive | Written | Sealed | Failed)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(
+    Alive | LocalWritten | LocalFailed | Written | Sealed | Failed
+)
 
 
 def send(end: socket.socket, message: Order | Report) -> None:

@@ -30,6 +30,10 @@ class SaveLog:
         """A save is whole; ``write_s`` of it ran beside the training."""
         self._change(sealed_step=step, write_s=write_s, sealed_wall_s=time.time(), in_flight=0)
 
+    def leave(self) -> None:
+        """A save for the nodes was left out there, which is no failure."""
+        self._change(in_flight=0)
+
     def fail(self) -> None:
         """A save has failed."""
         self._change(failed=self.saves.failed + 1, in_flight=0)

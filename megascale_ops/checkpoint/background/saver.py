@@ -16,16 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from megascale_ops.checkpoint.background import shares
 from megascale_ops.checkpoint.background.copying import Copier, written_by_steps
 from megascale_ops.checkpoint.background.flight import Event, Flight
 from megascale_ops.checkpoint.background.host_buffer import HostBuffer
-from megascale_ops.checkpoint.background.messages import Alive, Job, Report, Sealed, Written
+from megascale_ops.checkpoint.background.local_part import LocalPart, OpenSet
+from megascale_ops.checkpoint.background.messages import Alive, Job, LocalFailed, LocalWritten, Report, Sealed, Written
+from megascale_ops.checkpoint.background.place_of_job import give_up
 from megascale_ops.checkpoint.background.save_log import SaveLog
 from megascale_ops.checkpoint.background.staging import Outline, Staged, Stager
 from megascale_ops.checkpoint.background.writer_process import WriterProcess
@@ -64,6 +65,14 @@ class _Part(NamedTuple):
     is_over: bool
     failure: str
     is_echo: bool
+    is_left: bool
+
+
+class _Outcome(NamedTuple):
+    """How the last save ended, as far as that is no good end."""
+
+    failure: str = ""
+    was_left: bool = False
 
 
 class _Launched(NamedTuple):
@@ -71,21 +80,22 @@ class _Launched(NamedTuple):
 
     flight: Flight
     job: Job
+    local: LocalPart | None = None
 
 
 class BackgroundSaver:
     """The saves of one manager.
 
     Args:
-        root: the checkpoint folder.
+        root: the checkpoint folder, or its URL.
         rule: what stays.
         overlapped: return from a save before everything is copied; see ``copying``.
         deadline_s: how long nothing may be written before a later save, or the end, gives a save up.
         log: what is told of the saves.
     """
 
-    def __init__(self, root: Path, rule: Rule, *, overlapped: bool, deadline_s: float, log: SaveLog) -> None:
-        self.failure = ""  # of the last save; empty: it went well, or still goes
+    def __init__(self, root: str, rule: Rule, *, overlapped: bool, deadline_s: float, log: SaveLog) -> None:
+        self._outcome = _Outcome()
         self._root, self._rule, self._deadline_s, self._save_log = root, rule, deadline_s, log
         self._copier = Copier(overlapped=overlapped)
         self._buffer = HostBuffer()
@@ -96,6 +106,16 @@ class BackgroundSaver:
         self._changed = threading.Condition()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
+
+    @property
+    def failure(self) -> str:
+        """Why the last save failed; empty: it went well, or still goes."""
+        return self._outcome.failure
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the last one was for the nodes alone, and was left out there."""
+        return self._outcome.was_left
 
     @property
     def _flight(self) -> Flight | None:
@@ -122,14 +142,22 @@ class BackgroundSaver:
         waited_s = time.monotonic() - began_s
         if ranks.leads and waited_s > _WORTH_A_LINE_S:
             _log.warning("waited %.1f s for the save of step %d, which was still in flight", waited_s, flight.step)
+        was_left = any(part.is_left for part in parts)
         if failed:
             cause = next((rank for rank in failed if not parts[rank].is_echo), failed[0])
             where = f" on rank {cause}" if ranks.world_size > 1 else ""
             self._give_up(flight, parts[cause].failure)
-            self.failure = f"the save of step {flight.step} failed{where}: {parts[cause].failure}"
+            self._outcome = _Outcome(f"the save of step {flight.step} failed{where}: {parts[cause].failure}")
+        elif was_left:
+            self._outcome = _Outcome(was_left=True)
         else:
             self._move(flight, "sealed")
+        self._await(self._local_is_over, self._deadline_s)  # the set on the nodes hears of a failure at once
         self._launched = None
+
+    def drop(self) -> None:
+        """A save that was started will not be."""
+        self._stager.drop()
 
     def start(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Start what can be copied before the ranks have agreed; the save before has been settled."""
@@ -156,7 +184,16 @@ class BackgroundSaver:
             return self._stager.stage_again(known, self._overwritten_by_steps)
         return self._stager.stage(flat, ranks, self._overwritten_by_steps)
 
-    def launch(self, save: Save, staged: Staged, ranks: Ranks, damaged: frozenset[str]) -> None:
+    def launch(
+        self,
+        save: Save,
+        staged: Staged,
+        ranks: Ranks,
+        damaged: frozenset[str],
+        *,
+        to_shared: bool = True,
+        opened: OpenSet | None = None,
+    ) -> None:
         """Hand the share over; all ranks have copied theirs.
 
         Args:
@@ -164,11 +201,14 @@ class BackgroundSaver:
             staged: what ``stage`` returned.
             ranks: who takes part.
             damaged: paths of checkpoints that are known not to verify.
+            to_shared: whether it goes to the shared folder or store.
+            opened: the set on the nodes, where it goes there.
         """
         flight = Flight(save.token, save.sealed.step, time.monotonic())
+        local = LocalPart(opened, partial(self._end_local, flight, is_alone=not to_shared)) if opened else None
         job = Job(
             token=save.token,
-            root=str(self._root),
+            root=self._root if to_shared else "",
             writer=save.writer,
             rank=ranks.rank,
             buffer_bytes=staged.size_bytes,
@@ -179,8 +219,9 @@ class BackgroundSaver:
             sealed=save.sealed,
             rule=self._rule,
             damaged=tuple(sorted(damaged)),
+            local=local.folder if local is not None else "",
         )
-        self._launched, self.failure = _Launched(flight, job), ""
+        self._launched, self._outcome = _Launched(flight, job, local), _Outcome()
         name = f"checkpoint-{save.sealed.step}"
         threading.Thread(target=self._hand_over, args=(flight, job), name=name, daemon=True).start()
 
@@ -195,7 +236,8 @@ class BackgroundSaver:
             CheckpointError: it failed, or is not over by then; then it goes on.
         """
         if not self._await(self._is_sealed_or_failed, deadline_s) and self._flight is not None:
-            raise CheckpointError(self._flight.sentence(time.monotonic()))
+            where = ", and is not sealed on the nodes" if self._flight.has_ended else ""
+            raise CheckpointError(self._flight.sentence(time.monotonic()) + where)
         if self.failure:
             raise CheckpointError(self.failure)
 
@@ -265,7 +307,8 @@ class BackgroundSaver:
             reason, launched = writer.end_in_words(), self._launched
             if launched is not None and not launched.flight.has_ended:
                 self._move(launched.flight, "failed", reason)
-                shares.give_up(self._root, launched.job, reason)
+                if launched.job.root:
+                    give_up(launched.job, reason)
             else:
                 _log.warning(_BETWEEN, reason)
 
@@ -273,8 +316,11 @@ class BackgroundSaver:
         flight = self._flight
         if flight is None or flight.token != report.token or flight.has_ended:
             return  # of a save that has been settled
+        launched = self._launched
         if isinstance(report, Alive):
             flight.touch(time.monotonic())
+        elif isinstance(report, LocalWritten | LocalFailed):
+            self._take_local(launched, report)
         elif isinstance(report, Written):
             self._move(flight, "written")
         elif isinstance(report, Sealed):
@@ -282,19 +328,44 @@ class BackgroundSaver:
         else:
             self._move(flight, "failed", report.reason, is_echo=report.is_echo)
 
+    def _take_local(self, launched: _Launched | None, report: LocalWritten | LocalFailed) -> None:
+        if launched is None or launched.local is None:
+            return
+        launched.flight.touch(time.monotonic())
+        if isinstance(report, LocalFailed):
+            launched.local.tell(failure=report.reason)
+            return
+        if not launched.job.root:
+            self._move(launched.flight, "written")
+        launched.local.tell(report.files)
+
+    def _end_local(self, flight: Flight, is_sealed: bool, *, is_alone: bool) -> None:
+        """The set on the nodes is sealed or left out: the end of a save that was for them alone."""
+        if is_alone:
+            self._move(flight, "sealed" if is_sealed else "left")
+        with self._changed:
+            self._changed.notify_all()
+
     # -- the flight ------------------------------------------------------------------------------------------------
 
     def _move(self, flight: Flight, event: Event, reason: str = "", *, is_echo: bool = False) -> None:
         """Go on, tell those who wait, and log a failure; what comes after the end of a flight is dropped."""
-        now_s = time.monotonic()
+        now_s, launched = time.monotonic(), self._launched
+        local = launched.local if launched is not None and launched.flight is flight else None
+        if event == "failed" and local is not None:
+            local.tell(failure=reason)  # nothing where its files are there already
+            if launched is not None and not launched.job.root:
+                event = "left"
         with self._changed:
             if flight.has_ended:
                 return
             flight.move(event, now_s, reason, is_echo=is_echo)
             if flight.state == "failed":
-                self.failure = flight.sentence(now_s)
+                self._outcome = _Outcome(flight.sentence(now_s))
             self._changed.notify_all()
-        if flight.state == "sealed":
+        if flight.state == "left":
+            self._save_log.leave()
+        elif flight.state == "sealed":
             self._save_log.seal(flight.step, flight.background_s(now_s))
             tell("sealed", flight.step)
         elif flight.state == "failed":
@@ -305,8 +376,9 @@ class BackgroundSaver:
     def _part(self, flight: Flight, ranks: Ranks) -> _Part:
         """How this rank's part stands; one that takes too long has failed."""
         self._cut_off_if_quiet()
-        is_over = flight.has_ended or (flight.share_is_over and not ranks.leads)
-        return _Part(is_over, flight.reason, flight.is_echo)
+        is_over = (flight.has_ended or (flight.share_is_over and not ranks.leads)) and self._local_is_over()
+        has_failed, is_left = flight.state == "failed", flight.state == "left"
+        return _Part(is_over, flight.reason if has_failed else "", flight.is_echo, is_left)
 
     def _cut_off_if_quiet(self) -> None:
         flight = self._flight
@@ -320,8 +392,8 @@ class BackgroundSaver:
             self._move(launched.flight, "failed", reason)
         if writer is not None:
             writer.kill()
-        if launched is not None:  # in a thread: the storage may hang this process, too
-            tidy = threading.Thread(target=shares.give_up, args=(self._root, launched.job, reason), daemon=True)
+        if launched is not None and launched.job.root:  # in a thread: the storage may hang this process, too
+            tidy = threading.Thread(target=give_up, args=(launched.job, reason), daemon=True)
             with suppress(RuntimeError):  # no thread begins while the interpreter ends: the next save tidies up
                 tidy.start()
                 tidy.join(_TIDIES_S)
@@ -342,11 +414,15 @@ class BackgroundSaver:
             if deadline_s is not None and time.monotonic() - began_s > deadline_s:
                 self._cut_off(f"it was not sealed within {deadline_s:.0f} s")
 
+    def _local_is_over(self) -> bool:
+        launched = self._launched
+        return launched is None or launched.local is None or launched.local.is_over
+
     def _share_is_over(self) -> bool:
-        return self._flight is None or self._flight.share_is_over
+        return self._flight is None or (self._flight.share_is_over and self._local_is_over())
 
     def _is_sealed_or_failed(self) -> bool:
-        return self._flight is None or self._flight.has_ended
+        return self._flight is None or (self._flight.has_ended and self._local_is_over())
 
     def _await(self, is_so: Callable[[], bool], deadline_s: float) -> bool:
         with self._changed:

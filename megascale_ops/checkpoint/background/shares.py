@@ -31,7 +31,7 @@ _BEGUN = ".begun.json"
 _SHARE = ".share-{}.json"
 _SHARE_NAME = re.compile(r"\.share-([0-9]{1,9})\.json")
 # 16 MB: a rank has two files, and one for each value that a user asked to pickle.
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -50,6 +50,17 @@ class Share(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
+def share_name(rank: int) -> str:
+    """The file in which a rank's writer tells of its part."""
+    return _SHARE.format(rank)
+
+
+def share_rank(name: str) -> int:
+    """The rank that tells by a file of this name; -1: none does."""
+    match = _SHARE_NAME.fullmatch(name)
+    return int(match.group(1)) if match else -1
+
+
 def begin(root: Path, step: int, writer: int, begun: Begun) -> Path:
     """Make the folder of a save and tell the other writers; what interrupted saves left is cleared away.
 
@@ -64,7 +75,7 @@ def begin(root: Path, step: int, writer: int, begun: Begun) -> Path:
 def begun_in(folder: Path) -> Begun | None:
     """For which save a folder is there; None where there is none, or it can't be read."""
     try:
-        return msgspec.json.decode(foreign.read(folder / _BEGUN, _MOST_BYTES), type=Begun)
+        return msgspec.json.decode(foreign.read(folder / _BEGUN, MOST_BYTES), type=Begun)
     except (OSError, *foreign.UNREADABLE):
         return None
 
@@ -75,7 +86,7 @@ def tell(folder: Path, share: Share) -> None:
     Raises:
         OSError: the file system refuses.
     """
-    write_whole(folder / _SHARE.format(share.rank), msgspec.json.encode(share))
+    write_whole(folder / share_name(share.rank), msgspec.json.encode(share))
 
 
 def collect(folder: Path, token: str, known: dict[int, Share]) -> None:
@@ -85,12 +96,12 @@ def collect(folder: Path, token: str, known: dict[int, Share]) -> None:
         OSError: the folder can't be listed.
     """
     for path in folder.iterdir():
-        match = _SHARE_NAME.fullmatch(path.name)
-        if match is None or int(match.group(1)) in known:
+        rank = share_rank(path.name)
+        if rank < 0 or rank in known:
             continue
         share = _read(path)
-        if share is not None and (share.token, share.rank) == (token, int(match.group(1))):
-            known[share.rank] = share
+        if share is not None and (share.token, share.rank) == (token, rank):
+            known[rank] = share
 
 
 def renew(folder: Path) -> None:
@@ -137,11 +148,11 @@ def clear(folder: Path, world_size: int) -> None:
     """
     (folder / _BEGUN).unlink(missing_ok=True)
     for rank in range(world_size):
-        (folder / _SHARE.format(rank)).unlink(missing_ok=True)
+        (folder / share_name(rank)).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Share | None:
     try:
-        return msgspec.json.decode(foreign.read(path, _MOST_BYTES), type=Share)
+        return msgspec.json.decode(foreign.read(path, MOST_BYTES), type=Share)
     except (OSError, *foreign.UNREADABLE):
         return None

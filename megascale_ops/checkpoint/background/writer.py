@@ -18,18 +18,38 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from megascale_ops.checkpoint.background import messages, shares
-from megascale_ops.checkpoint.background.messages import Abandon, Alive, Failed, Job, Order, Report, Sealed, Written
+from megascale_ops.checkpoint.background.messages import (
+    Abandon,
+    Alive,
+    Failed,
+    Job,
+    LocalFailed,
+    LocalWritten,
+    Order,
+    Report,
+    Sealed,
+    Written,
+)
 from megascale_ops.checkpoint.background.shared_save import SharedSave
+from megascale_ops.checkpoint.background.written_file import write_file
+from megascale_ops.checkpoint.manifest import FileEntry
 from megascale_ops.checkpoint.ranks import EchoError, cause_of
-from megascale_ops.errors import CheckpointError
+from megascale_ops.errors import CheckpointError, UsageError
 
 # 1 s: how soon the end of the training process is noticed where a forked child of it keeps the socket open.
 _LOOK_S = 1.0
 # 10: behind the training process and its data loaders where cores are few.
 _NICE = 10
+# 1 s: how often the training process is shown that the files on the node grow.
+_SHOWN_S = 1.0
+
+
+class _AbandonedError(CheckpointError):
+    """The training process has taken the save back."""
 
 
 class Writer:
@@ -57,7 +77,7 @@ class Writer:
         self._listen(wait_s)
         if isinstance(self._waiting, Abandon):
             reason, self._waiting = self._waiting.reason, None
-            raise CheckpointError(reason)
+            raise _AbandonedError(reason)
         if self.is_orphaned() and time.monotonic() - (self._orphaned_s or 0.0) > shares.ORPHAN_S:
             raise CheckpointError(f"the training process has ended {shares.ORPHAN_S:.0f} s ago")
 
@@ -89,16 +109,57 @@ class Writer:
 
     def _carry_out(self, job: Job) -> Report | None:
         """A save from beginning to end; None: nothing is left to be said."""
-        save = SharedSave(job, self)
+        data = _mapped(self._memory, job.buffer_bytes)
+        if job.local:
+            try:
+                self._report(LocalWritten(job.token, tuple(self._write_locally(job, data))))
+            except _AbandonedError as exc:
+                return Failed(job.token, str(exc))
+            except (OSError, CheckpointError) as exc:
+                self._report(LocalFailed(job.token, cause_of(exc)))
+        return self._share(job, data) if job.root else None
+
+    def _share(self, job: Job, data: memoryview) -> Report | None:
+        """The part of a save that goes to the shared storage."""
         try:
-            self._report(Written(job.token, save.write(_mapped(self._memory, job.buffer_bytes))))
+            save = SharedSave(job, self)
+        except UsageError as exc:  # a package for the URL that only the training process finds
+            return Failed(job.token, str(exc))
+        try:
+            self._report(Written(job.token, save.write(data)))
             is_sealed = save.seal() if job.leads else save.await_seal()
         except Exception as exc:  # noqa: BLE001  whatever it is, the training process must hear of it
             is_echo = isinstance(exc, EchoError) or (isinstance(exc, FileNotFoundError) and save.was_given_up())
             reason = "another rank's part of it failed" if is_echo and isinstance(exc, OSError) else cause_of(exc)
-            shares.give_up(Path(job.root), job, reason)
+            save.give_up(reason)
             return Failed(job.token, reason, is_echo)
         return Sealed(job.token) if is_sealed else None
+
+    def _write_locally(self, job: Job, data: memoryview) -> list[FileEntry]:
+        """Write this rank's files into its node's folder. The set is sealed by the training processes.
+
+        Raises:
+            CheckpointError: the save is to be given up, or none would seal it.
+            OSError: the file system refuses.
+        """
+        shown_s = time.monotonic()
+
+        def heard() -> None:
+            nonlocal shown_s
+            self.hear(0.0)
+            if self.is_orphaned():
+                raise CheckpointError("the training process has ended")
+            if time.monotonic() - shown_s > _SHOWN_S:
+                shown_s = time.monotonic()
+                self.show_progress(job.token)
+
+        with ThreadPoolExecutor(1) as pool:
+            return [
+                write_file(
+                    Path(job.local, each.name), data[each.start : each.start + each.length], job.algorithm, pool, heard
+                )
+                for each in job.files
+            ]
 
     def _listen(self, wait_s: float) -> None:
         """Wait for an order, or let time pass: after the end of the training process none comes."""

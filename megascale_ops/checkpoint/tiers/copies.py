@@ -56,11 +56,16 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
     name: str
 
 
-def _send_message(connection: socket.socket, raw: bytes) -> None:
+def send_message(connection: socket.socket, raw: bytes) -> None:
+    """Send one message.
+
+    Raises:
+        OSError: the other side takes it no more.
+    """
     connection.sendall(_LENGTH.pack(len(raw)) + raw)
 
 
-def _receive_message(connection: socket.socket) -> bytes:
+def receive_message(connection: socket.socket, most_bytes: int = _MOST_REQUEST_BYTES) -> bytes:
     """One message; empty where the other side has closed the connection.
 
     Raises:
@@ -70,21 +75,21 @@ def _receive_message(connection: socket.socket) -> bytes:
     if not head:
         return b""
     (length,) = _LENGTH.unpack(head)
-    if not 0 < length <= _MOST_REQUEST_BYTES:
+    if not 0 < length <= most_bytes:
         raise OSError("a message of a length that none has")
     return _receive(connection, length)
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:
-    found = b""
+    found = bytearray()
     while len(found) < count:
-        piece = connection.recv(count - len(found))
+        piece = connection.recv(min(count - len(found), _BLOCK_BYTES))
         if not piece:
             if found:
                 raise OSError("the connection was closed within a message")
             return b""
         found += piece
-    return found
+    return bytes(found)
 
 
 class Receiver:
@@ -133,11 +138,11 @@ class Receiver:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                while raw := _receive_message(connection):
+                while raw := receive_message(connection):
                     request = msgspec.msgpack.decode(raw, type=_Request)
                     if not hmac.compare_digest(request.token, self._token):
                         return
-                    _send_message(connection, self._take(connection, request))
+                    send_message(connection, self._take(connection, request))
         except (OSError, *foreign.UNREADABLE) as exc:
             if not self._stopped:
                 _log.debug("a copy from another node broke off: %s", exc)
@@ -148,7 +153,7 @@ class Receiver:
         """Receive one file; what the partner is told."""
         folder = node_folder.find(self._root, request.step, request.set_id)
         entry = _entry_of(folder, request.name) if folder is not None else None
-        _send_message(connection, _OK if entry is not None else _GONE)
+        send_message(connection, _OK if entry is not None else _GONE)
         if folder is None or entry is None:
             return _GONE
         try:
@@ -251,8 +256,8 @@ class Sender:
         self, connection: socket.socket, folder: Path, step: int, set_id: str, entry: FileEntry, until_s: float
     ) -> str:
         """Send one file; why it was not taken, or nothing."""
-        _send_message(connection, msgspec.msgpack.encode(_Request(self._token, step, set_id, entry.name)))
-        if _receive_message(connection) == _OK:
+        send_message(connection, msgspec.msgpack.encode(_Request(self._token, step, set_id, entry.name)))
+        if receive_message(connection) == _OK:
             with foreign.opened(folder / entry.name) as handle:
                 at = 0
                 while at < entry.size_bytes:
@@ -263,7 +268,7 @@ class Sender:
                             raise OSError("a file ended too early")
                         connection.sendall(block[: entry.size_bytes - at])
                         at += len(block)
-        answer = _receive_message(connection)
+        answer = receive_message(connection)
         return "" if answer == _OK else answer.decode(errors="replace") or "it closed the connection"
 
 

@@ -8,13 +8,18 @@ its first line, so that what calls them need not know S3's errors from those of 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from megascale_ops.checkpoint.loading.sources import Opened, Source
 from megascale_ops.checkpoint.storage import describe
 from megascale_ops.errors import UsageError
 
 T = TypeVar("T")
+
+# 16 MB: the parts in which a file goes to a store; S3 takes from 5 MB on, and 10,000 of them at most.
+_PART_BYTES, _MOST_PARTS = 16 << 20, 9_000
+# Where the file systems of fsspec say when a file was written.
+_WHEN = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 # 60 s: what a store may take for an answer, its library's own retries included.
 _ANSWER_S = 60.0
@@ -60,6 +65,13 @@ def bounded(doing: str, call: Callable[[], T], size_bytes: int = 0) -> T:
     return found[0]
 
 
+class Listed(NamedTuple):
+    """One file of a listing. ``when``: it was written, in whatever form the store says so; empty: it does not say."""
+
+    size_bytes: int
+    when: str
+
+
 class Store:
     """The files below one URL.
 
@@ -89,6 +101,12 @@ class Store:
             if kind not in known_implementations:
                 raise UsageError(f"checkpoints at {url}: fsspec knows no {kind}://, but for example s3://") from None
             raise UsageError(f"checkpoints at {url}: {exc}") from None
+
+    @property
+    def is_of_one_process(self) -> bool:
+        """Whether no other process sees what is written there: fsspec's file system in memory."""
+        kinds = self._fs.protocol
+        return "memory" in ((kinds,) if isinstance(kinds, str) else kinds)
 
     def prepare(self) -> None:
         """Prove that it can be written to.
@@ -122,6 +140,36 @@ class Store:
 
         found = bounded(f"listing {self.url}/{below}", listed)
         return sorted({name for each in found if (name := each.rstrip("/").rpartition("/")[2])})
+
+    def require_there(self) -> None:
+        """Prove that what holds the files is there: the bucket of an object store.
+
+        Raises:
+            FileNotFoundError: it is not.
+            OSError: it can't be looked at.
+        """
+        container = self._root.split("/")[0]
+        if container:  # a file system that has a root has it always
+            bounded(f"looking at {self.url}", lambda: self._fs.ls(container, detail=False))
+
+    def listing(self, below: str) -> dict[str, Listed]:
+        """Every file right below a folder, by one question; none where there is no such folder."""
+
+        def listed() -> list[dict[str, Any]]:
+            self._fs.invalidate_cache()
+            try:
+                return list(self._fs.ls(self.path_of(below).rstrip("/"), detail=True))
+            except FileNotFoundError:
+                return []
+
+        found = bounded(f"listing {self.url}/{below}", listed)
+        files = {str(each["name"]).rpartition("/")[2]: each for each in found if each.get("type") != "directory"}
+        # A store that has no folders may list the folder itself, as an empty file.
+        return {
+            name: Listed(int(each.get("size") or 0), next((str(each[key]) for key in _WHEN if key in each), ""))
+            for name, each in files.items()
+            if name
+        }
 
     def read(self, name: str, most_bytes: int) -> bytes:
         """All of a small file.
@@ -205,17 +253,27 @@ class Store:
         if (size := self.size(name)) != size_bytes:
             raise OSError(f"writing {self.url}/{name}: it has {size} bytes there instead of {size_bytes}")
 
-    def _in_folder(self, name: str, write: Callable[[], object]) -> None:
+    def opened_to_write(self, name: str, size_bytes: int) -> Any:  # noqa: ANN401  fsspec gives it no type
+        """Begin a file that is written from front to back, and is there when it is closed; with no deadline of its own.
+
+        Args:
+            name: of the file.
+            size_bytes: what it will have, for stores that count the parts of a file.
+        """
+        block = max(_PART_BYTES, size_bytes // _MOST_PARTS + 1)
+        return self._in_folder(name, lambda: self._fs.open(self.path_of(name), "wb", block_size=block))
+
+    def _in_folder(self, name: str, write: Callable[[], T]) -> T:
         """Write a file; where the file system has folders, which object stores have not, the file's is made."""
         try:
-            write()
+            return write()
         except FileNotFoundError:
             parts = self.path_of(name).split("/")
             # One by one and without parents: with them a bucket that was misspelt would be made.
             for count in range(2, len(parts)):
                 with suppress(Exception):  # what could not be made is seen by the write that follows
                     self._fs.mkdir("/".join(parts[:count]), create_parents=False)
-            write()
+            return write()
 
     def delete(self, name: str) -> None:
         """Delete a file, or all below a folder; one that is not there is fine."""
@@ -227,6 +285,15 @@ class Store:
                 return
 
         bounded(f"deleting {self.url}/{name}", remove)
+
+    def delete_if_empty(self, below: str) -> None:
+        """Delete a folder that nothing is in, where the file system has folders; object stores have none."""
+
+        def remove() -> None:
+            with suppress(Exception):  # there are others in it, or there are no folders
+                self._fs.rmdir(self.path_of(below))
+
+        bounded(f"deleting {self.url}/{below}", remove)
 
 
 def _says_exists(error: OSError) -> bool:

@@ -15,6 +15,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,10 +32,12 @@ from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.tiers import node_folder
 from megascale_ops.checkpoint.tiers.copies import Receiver, Sender, own_host
+from megascale_ops.checkpoint.tiers.desk import Desk
 from megascale_ops.checkpoint.tiers.nodes import Nodes
 from megascale_ops.checkpoint.tiers.sets import Candidate, Held, incomplete_sentence
 from megascale_ops.checkpoint.tiers.settings import LocalTier
 from megascale_ops.checkpoint.trust.check import Summary
+from megascale_ops.checkpoint.trust.file_digests import FileDigest
 from megascale_ops.checkpoint.trust.watch import Watch
 from megascale_ops.errors import CheckpointError, UsageError
 
@@ -52,6 +55,7 @@ class _Met(NamedTuple):
     ranks: tuple[int, int]  # this rank, and how many
     sender: Sender | None
     receiver: Receiver | None
+    desk: Desk | None
 
 
 class LocalStore:
@@ -61,15 +65,17 @@ class LocalStore:
         tier: what the user wants.
         shared: how the shared storage is named.
         identify: gives the identity that is kept in the shared storage; called on the leading rank.
+        deadline_s: how long the ranks of a save in the background wait for each other; 0: none is in the background.
 
     Raises:
         UsageError: the path can't be written to.
     """
 
-    def __init__(self, tier: LocalTier, shared: str, identify: Callable[[], str]) -> None:
+    def __init__(self, tier: LocalTier, shared: str, identify: Callable[[], str], deadline_s: float = 0.0) -> None:
         self._tier, self._shared, self._identify = tier.checked(), shared, identify
         self._path = Path(tier.path).absolute()
         storage.prepare_root(self._path)
+        self._deadline_s = deadline_s
         self._met: _Met | None = None
         self._own_bytes = 0  # of the last save, by this rank
         self._left_out = ""
@@ -100,7 +106,9 @@ class LocalStore:
         root = node_folder.folder_of(self._path, self._shared, identity)
         leads = nodes.lead_of(ranks.rank) == ranks.rank
         ranks.agree(doing, lambda: node_folder.prepare(root, self._shared, identity) if leads else None)
-        self._met = _Met(nodes, root, (ranks.rank, ranks.world_size), *self._connect(doing, nodes, root, ranks))
+        copies = self._connect(doing, nodes, root, ranks)
+        desk = Desk.of(doing, ranks, self._deadline_s) if self._deadline_s else None
+        self._met = _Met(nodes, root, (ranks.rank, ranks.world_size), *copies, desk)
         atexit.register(self._end, os.getpid())
         return self._met
 
@@ -192,6 +200,29 @@ class LocalStore:
             total += local.numel() * local.element_size() // (1 if local is not each else ranks.world_size)
         return total
 
+    def _begin(self, step: int, needs: Sequence[int], met: _Met, ranks: Ranks) -> int:
+        """Make the folder of a set on this node; the number of the lock by which the node's leading rank holds it.
+
+        Raises:
+            CheckpointError: another job holds it.
+            OSError: there is no room, or the file system refuses.
+        """
+        me, nodes = ranks.rank, met.nodes
+        if nodes.lead_of(me) != me:
+            return 0
+        number = writer_lock.lock_of(met.root).hold(me, ranks.world_size)
+        here = nodes.members[nodes.node_of(me)]
+        need = sum(needs[rank] for rank in here) * (1 if met.sender is None else 2)
+        node_folder.require_room(met.root, need, self._tier.room, keep=1)
+        storage.begin(met.root, step, number)
+        return number
+
+    def _abandon(self, step: int, met: _Met, ranks: Ranks) -> None:
+        """Drop what this node has of a set that will not be."""
+        number = writer_lock.lock_of(met.root).number
+        if met.nodes.lead_of(ranks.rank) == ranks.rank and number:
+            storage.abandon(met.root, step, number)
+
     def _save(
         self,
         doing: str,
@@ -205,16 +236,6 @@ class LocalStore:
         me, nodes, root = ranks.rank, met.nodes, met.root
         leads, lock = nodes.lead_of(me) == me, writer_lock.lock_of(root)
         writer = 0
-
-        def begin() -> int:
-            if not leads:
-                return 0
-            number = lock.hold(me, ranks.world_size)
-            here = nodes.members[nodes.node_of(me)]
-            need = sum(needs[rank] for rank in here) * (1 if met.sender is None else 2)
-            node_folder.require_room(root, need, self._tier.room, keep=1)
-            storage.begin(root, step, number)
-            return number
 
         def write() -> tuple[list[FileEntry], Summary | None]:
             folder = storage.partial_folder(root, step, writer)
@@ -234,15 +255,14 @@ class LocalStore:
                 node_folder.seal(root, sealed, raw_plan, writer)
 
         try:
-            writer = ranks.agree(doing, begin)[nodes.lead_of(me)]
+            writer = ranks.agree(doing, lambda: self._begin(step, needs, met, ranks))[nodes.lead_of(me)]
             written = ranks.agree(doing, write)
             watch.conclude([seen for _, seen in written])
             shares = [entries for entries, _ in written]
             sealed, raw_plan = ranks.lead(doing, lambda: describe(shares))
             ranks.agree(doing, lambda: seal(sealed, raw_plan))
         except CheckpointError:
-            if leads and lock.number:
-                storage.abandon(root, step, lock.number)
+            self._abandon(step, met, ranks)
             raise
         own = [entry for entry in shares[me] if entry.name != plan.FILE_NAME]
         self._own_bytes = sum(entry.size_bytes for entry in own)
@@ -250,6 +270,71 @@ class LocalStore:
         if met.sender is not None:
             folder = storage.final_folder(root, step)
             met.sender.send(folder, step, node_folder.set_id_of(sealed), own)
+
+    # -- saving behind the training ---------------------------------------------------------------------------------
+
+    def open_set(self, step: int, save: str, flat: dict[str, torch.Tensor], watch: Watch) -> "LocalSet | None":
+        """Begin a set that is written in the background; collective. None: it is left out, which was told.
+
+        Args:
+            step: that is saved.
+            save: the token of the save.
+            flat: the state, taken apart by ``contents``.
+            watch: of this call of ``save``.
+        """
+        ranks, doing = watch.ranks, f"saving step {step} to the local tier {self._path}"
+        try:
+            met = self._meet(ranks)
+            told = ranks.gather((self._estimate(flat, ranks), met.sender is not None and met.sender.is_sending))
+            sending = sum(is_sending for _, is_sending in told)
+            if sending:
+                self._leave_out("busy", step, f"{sending} ranks still send the one before to a buddy", ranks)
+                return None
+            try:
+                begun = ranks.agree(doing, lambda: self._begin(step, [need for need, _ in told], met, ranks))
+            except CheckpointError:
+                self._abandon(step, met, ranks)
+                raise
+        except CheckpointError as exc:
+            self.leave_out(step, str(exc), ranks)
+            return None
+        assert met.desk is not None, "asked for only where saves are in the background"
+        writer = begun[met.nodes.lead_of(ranks.rank)]
+        if ranks.leads:
+            met.desk.expect(save, partial(persist.sealed_of, step, ranks.world_size))
+        return LocalSet(self, met, save, writer, watch)
+
+    def leave_waiting(self, step: int, ranks: Ranks) -> None:
+        """Say that a set is left out because a save before it is still written."""
+        self._leave_out("busy", step, "the save before is still written", ranks)
+
+    def leave_out(self, step: int, why: str, ranks: Ranks) -> None:
+        """Say that a set failed, once until one is saved again."""
+        self._leave_out("failed", step, why, ranks)
+
+    def seal_set(self, one: "LocalSet", files: tuple[FileEntry, ...], failure: str) -> None:
+        """Agree with the other ranks, seal this node's part, and begin to send this rank's files to the buddy.
+
+        Raises:
+            CheckpointError: there will be no set.
+        """
+        met, step, me = one.met, one.step, one.ranks.rank
+        leads, lock = met.nodes.lead_of(me) == me, writer_lock.lock_of(met.root)
+        assert met.desk is not None, "it opened the set"
+
+        def seal(sealed: Manifest, raw_plan: bytes) -> None:
+            if leads:
+                lock.confirm()
+                node_folder.seal(met.root, sealed, raw_plan, one.writer)
+
+        promised = files if failure else one.with_plan(files)
+        sealed = met.desk.take_part(one.save, me, promised, failure, one.plan, seal)
+        self._own_bytes = sum(entry.size_bytes for entry in files)
+        self._left_out = ""
+        if leads:
+            node_folder.keep_newest(met.root, step, self._tier.keep)
+        if met.sender is not None:
+            met.sender.send(storage.final_folder(met.root, step), step, node_folder.set_id_of(sealed), files)
 
     # -- restoring --------------------------------------------------------------------------------------------------
 
@@ -324,4 +409,55 @@ class LocalStore:
             met.sender.close()
         if met.receiver is not None:
             met.receiver.close(max(until_s - time.monotonic(), 0.0))
+        if met.desk is not None:
+            met.desk.close()
         return met.root
+
+
+class LocalSet:
+    """A set on the nodes that is written in the background; see ``background.local_part``.
+
+    Args:
+        store: the tier.
+        met: how the ranks stand.
+        save: the token of the save.
+        writer: number of the lock by which this node's leading rank holds the folder.
+        watch: of this call of ``save``.
+    """
+
+    def __init__(self, store: LocalStore, met: _Met, save: str, writer: int, watch: Watch) -> None:
+        self.met, self.save, self.writer = met, save, writer
+        self.step, self.ranks, self._algorithm = watch.step, watch.ranks, watch.algorithm
+        self.plan = b""
+        """The bytes of the plan; of the leading rank, once it is made."""
+        self._store = store
+
+    @property
+    def folder(self) -> Path:
+        """Where this rank's files go."""
+        return storage.partial_folder(self.met.root, self.step, self.writer)
+
+    def with_plan(self, files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+        """What this rank adds to the manifest: its files, and the plan, which each node writes for itself."""
+        if not self.plan:
+            return files
+        digest = FileDigest(self._algorithm)
+        digest.update(self.plan)
+        return (*files, FileEntry(plan.FILE_NAME, len(self.plan), digest.text()))
+
+    def finish(self, files: tuple[FileEntry, ...], failure: str) -> bool:
+        """Seal it with the other ranks; whether it is. What fails is told and leaves nothing."""
+        try:
+            self._store.seal_set(self, files, failure)
+        except (OSError, CheckpointError) as exc:
+            self.drop()
+            self._store.leave_out(
+                self.step, storage.describe(exc) if isinstance(exc, OSError) else str(exc), self.ranks
+            )
+            return False
+        return True
+
+    def drop(self) -> None:
+        """Give its space back."""
+        if self.met.nodes.lead_of(self.ranks.rank) == self.ranks.rank:
+            storage.abandon(self.met.root, self.step, self.writer)

@@ -19,7 +19,7 @@ from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.loading.traffic import Traffic
 from megascale_ops.checkpoint.manifest import CheckpointReport, Manifest
 from megascale_ops.checkpoint.ranks import Ranks
-from megascale_ops.checkpoint.readers import Reading
+from megascale_ops.checkpoint.readers import Mark
 from megascale_ops.checkpoint.tiers import sets
 from megascale_ops.checkpoint.tiers.sets import Candidate
 from megascale_ops.checkpoint.trust import alarms
@@ -27,7 +27,8 @@ from megascale_ops.errors import CheckpointError
 
 if TYPE_CHECKING:
     from megascale_ops.checkpoint.tiers.local_store import LocalStore
-    from megascale_ops.checkpoint.tiers.remote import RemoteStore, Sealed
+    from megascale_ops.checkpoint.tiers.remote import RemoteStore
+    from megascale_ops.checkpoint.tiers.store_saves import Sealed
 
 # 3: a folder would have to lose what was listed three times within a look at a few manifests.
 _MOST_LOOKS = 3
@@ -73,7 +74,7 @@ class Search:
         self.newest_shared = -1
         """The newest step in the shared folder or store, whole or not."""
 
-    def load(self, state: dict[str, Any], ranks: Ranks, reader: Reading | None) -> CheckpointReport | None:
+    def load(self, state: dict[str, Any], ranks: Ranks, reader: Mark | None) -> CheckpointReport | None:
         """Load the newest checkpoint that every rank finds whole; in a folder the leading rank has marked it."""
         doing = f"looking for checkpoints in {self._said}"
         for _ in range(_MOST_LOOKS):
@@ -93,12 +94,12 @@ class Search:
             f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
         )
 
-    def _shared(self, doing: str, ranks: Ranks, reader: Reading | None) -> list[_Shared]:
+    def _shared(self, doing: str, ranks: Ranks, reader: Mark | None) -> list[_Shared]:
         """What the shared folder or store has, the newest first."""
         remote = self._remote
         if remote is not None:
             return [
-                _Shared(one.step, partial(self._load_remote, one), partial(remote.is_there, one))
+                _Shared(one.step, partial(self._load_remote, one, reader), partial(remote.is_there, one))
                 for one in ranks.lead(doing, remote.sealed)
             ]
         return [
@@ -141,17 +142,25 @@ class Search:
                 _log.warning("skipped: %s", report.sentence())
         return None
 
-    def _load_remote(self, one: "Sealed", state: dict[str, Any], ranks: Ranks) -> CheckpointReport:
-        """Load one checkpoint of a remote store."""
-        assert self._remote is not None, "it listed this one"
-        report, self.traffic = self._remote.load(one, state, self._allowed, ranks)
+    def _load_remote(self, one: "Sealed", reader: Mark | None, state: dict[str, Any], ranks: Ranks) -> CheckpointReport:
+        """Load one checkpoint of a remote store; the leading rank marks it first, and looks whether it is deleted."""
+        remote = self._remote
+        assert remote is not None, "it listed this one"
+
+        def mark() -> bool:
+            if reader is not None:
+                reader.mark(one.step)
+            return remote.is_there(one)
+
+        if not ranks.lead(f"looking for checkpoints in {self._said}", mark):
+            gone = manifest.Fault(manifest.FILE_NAME, "missing", "it was deleted just now")
+            return CheckpointReport(f"{self._said}/{one.folder}", one.step, (gone,))
+        report, self.traffic = remote.load(one, state, self._allowed, ranks)
         if report.ok and ranks.leads:
-            alarms.remind(report.manifest, partial(self._remote.findings, one))
+            alarms.remind(report.manifest, partial(remote.findings, one))
         return report
 
-    def _load_folder(
-        self, folder: Path, reader: Reading | None, state: dict[str, Any], ranks: Ranks
-    ) -> CheckpointReport:
+    def _load_folder(self, folder: Path, reader: Mark | None, state: dict[str, Any], ranks: Ranks) -> CheckpointReport:
         """Load one checkpoint of a folder, verifying what is read of it; the leading rank marks it first."""
         from megascale_ops.checkpoint.loading.restore import Restore
         from megascale_ops.checkpoint.loading.sources import FolderSource

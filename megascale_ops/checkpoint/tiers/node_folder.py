@@ -59,6 +59,11 @@ def _owner_of(folder: Path) -> _Owner | None:
         return None
 
 
+def is_one(folder: Path) -> bool:
+    """Whether a folder is that of a job on a node."""
+    return _owner_of(folder) is not None
+
+
 def inventory(root: Path) -> list[Held]:
     """What a node has: of each set the files that are here in their full size. Reads manifests and nothing else."""
     return [held for folder in storage.candidates(root) if (held := _held(folder)) is not None]

@@ -11,29 +11,31 @@ full size. Two saves of one step may both stand; the later one counts, the other
 Every rank writes its files into a folder for passing things on (``TMPDIR``), and sends them from there.
 """
 
-import logging
-import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from megascale_ops.checkpoint import contents, persist, retention, storage
-from megascale_ops.checkpoint import manifest as manifests
+from megascale_ops.checkpoint import contents, persist
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.loading.restore import Restore
 from megascale_ops.checkpoint.loading.traffic import Traffic
-from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry, ManifestError
+from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileEntry
+from megascale_ops.checkpoint.processes import describe_writer
 from megascale_ops.checkpoint.ranks import Ranks, require_one_step
-from megascale_ops.checkpoint.retention import Rule, Standing
-from megascale_ops.checkpoint.tiers import identity
+from megascale_ops.checkpoint.readers import Mark, renewed
+from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.tiers import identity, store_saves
 from megascale_ops.checkpoint.tiers.filesystems import Store, StoreSource
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
+from megascale_ops.checkpoint.tiers.store_readers import StoreReading
+from megascale_ops.checkpoint.tiers.store_saves import Sealed
 from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.check import Summary
@@ -44,20 +46,6 @@ from megascale_ops.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
-
-_STEP = re.compile(r"step-(\d{8,})")
-_SAVE = re.compile(r"[0-9a-f]{32}")
-
-_log = logging.getLogger("megascale_ops.checkpoint")
-
-
-class Sealed(NamedTuple):
-    """A checkpoint whose manifest is there."""
-
-    step: int
-    folder: str  # below the URL
-    written_wall_s: float
-    metric: float | None = None
 
 
 class RemoteStore:
@@ -79,6 +67,10 @@ class RemoteStore:
                 self.store.put(identity.FILE_NAME, identity.drawn(), anew=True)
         return identity.read(self.store.read(identity.FILE_NAME, identity.MOST_BYTES))
 
+    def reading(self, _path: Path, rank: int, world_size: int) -> AbstractContextManager[Mark]:
+        """A mark of this process in the store, as ``readers.reading`` makes one in a folder."""
+        return renewed(StoreReading(self.store, describe_writer(rank, world_size)))
+
     # -- what is there ----------------------------------------------------------------------------------------------
 
     def sealed(self) -> list[Sealed]:
@@ -87,21 +79,7 @@ class RemoteStore:
         Raises:
             OSError: the store can't be listed.
         """
-        found = [
-            self._look(int(match.group(1)), f"{name}/{save}")
-            for name in self.store.names()
-            if (match := _STEP.fullmatch(name))
-            for save in self.store.names(name)
-            if _SAVE.fullmatch(save) and manifests.FILE_NAME in self.store.names(f"{name}/{save}")
-        ]
-        return sorted(found, key=lambda one: (-one.step, -one.written_wall_s, one.folder))
-
-    def _look(self, step: int, folder: str) -> Sealed:
-        with suppress(OSError, ManifestError):
-            raw = self.store.read(f"{folder}/{manifests.FILE_NAME}", manifests.MOST_BYTES)
-            found = manifests.decode(raw)
-            return Sealed(step, folder, found.written_wall_s, manifests.metric_of(found))
-        return Sealed(step, folder, 0.0)  # damaged or of a later version: a restore says which
+        return store_saves.sealed(self.store)
 
     def findings(self, one: Sealed) -> bytes:
         """The bytes of what the save of one has found of what it saved.
@@ -113,7 +91,7 @@ class RemoteStore:
 
     def is_there(self, one: Sealed) -> bool:
         """Whether it still is."""
-        return manifests.FILE_NAME in self.store.names(one.folder)
+        return store_saves.is_there(self.store, one.folder)
 
     def load(
         self, one: Sealed, state: dict[str, Any], allowed: Allowed, ranks: Ranks
@@ -157,7 +135,7 @@ class RemoteStore:
             if ranks.leads:
                 self.lock.hold(ranks.rank, ranks.world_size)
             passing.append(Path(tempfile.mkdtemp(prefix="megascale-checkpoint-")))
-            return step, f"{storage.final_folder(Path(), step).name}/{uuid.uuid4().hex}"
+            return step, store_saves.folder_of(step, uuid.uuid4().hex)
 
         def write() -> tuple[list[FileEntry], Summary | None]:
             seen = watch.look(flat)
@@ -170,9 +148,8 @@ class RemoteStore:
             more = leave(passing[0], found, watch.algorithm)
             self._upload(passing[0], folder, more)
             files = tuple(sorted((*entries, *more), key=lambda entry: entry.name))
-            self.lock.confirm()
-            sealed = msgspec.structs.replace(persist.sealed_of(step, ranks.world_size, files), metric=metric)
-            self.store.put(f"{folder}/{manifests.FILE_NAME}", manifests.encode(sealed))
+            sealed = watch.manifest(files, time.time(), metric)
+            store_saves.seal(self.store, folder, sealed, self.lock.confirm)
 
         try:
             prepared = ranks.agree(doing, prepare)
@@ -189,7 +166,7 @@ class RemoteStore:
             for each in passing:
                 shutil.rmtree(each, ignore_errors=True)
         if ranks.leads:
-            self._delete_old(step, folder, rule, frozenset(damaged))
+            store_saves.after_save(self.store, rule, (step, folder), frozenset(damaged), self.lock.confirm)
 
     def _upload(self, passing: Path, folder: str, entries: Sequence[FileEntry]) -> None:
         """Upload files; each is removed at once."""
@@ -203,34 +180,3 @@ class RemoteStore:
         if folder:
             with suppress(OSError):
                 self.store.delete(folder)
-
-    def _delete_old(self, step: int, newest: str, rule: Rule, damaged: frozenset[str]) -> None:
-        try:
-            self.lock.confirm()
-            there = self.sealed()
-            again = {one.folder for one in there if one.step == step and one.folder != newest}
-            standing = [
-                Standing(one.step, one.folder, one.metric, f"{self.store.url}/{one.folder}" in damaged)
-                for one in there
-                if one.folder not in again
-            ]
-            gone = [each.path for each in retention.decide(standing, rule, step) if not each.stays]
-            for folder in (*gone, *again):
-                self._delete(folder)
-            self._clear_unsealed({one.folder for one in there})
-        except CheckpointError:
-            return  # they are another job's now; the next save will report it
-        except OSError as exc:
-            _log.warning("an old checkpoint in %s could not be deleted: %s", self.store.url, storage.describe(exc))
-
-    def _delete(self, folder: str) -> None:
-        self.store.delete(f"{folder}/{manifests.FILE_NAME}")  # first, so that what is left is none
-        self.store.delete(folder)
-
-    def _clear_unsealed(self, sealed: set[str]) -> None:
-        """Delete what saves that broke off have left: we hold the lock, so nothing else is being written."""
-        for name in self.store.names():
-            if _STEP.fullmatch(name):
-                for save in self.store.names(name):
-                    if _SAVE.fullmatch(save) and f"{name}/{save}" not in sealed:
-                        self.store.delete(f"{name}/{save}")

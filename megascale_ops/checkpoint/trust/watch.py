@@ -3,6 +3,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from megascale_ops import __version__
+from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.trust import Trust
 from megascale_ops.errors import CheckpointError
@@ -31,6 +35,8 @@ class Watch:
         self.step, self.state, self.ranks = step, state, ranks
         self.algorithm = trust.algorithm
         """By which its files are digested."""
+        self.parent = -1
+        """Step of the checkpoint that the training last restored or sealed; -1: none."""
         self.refusal = ""
         """Why the save is refused; empty: it is not."""
         self._trust = trust
@@ -72,6 +78,14 @@ class Watch:
         if self.refusal:
             raise CheckpointError(self.refusal)
         return self._found
+
+    def manifest(
+        self, files: "tuple[FileEntry, ...]", written_wall_s: float, metric: float | msgspec.UnsetType
+    ) -> Manifest:
+        """The manifest of this save, with the program that makes it and the checkpoint that it goes on from."""
+        parent = self.parent if self.parent >= 0 else msgspec.UNSET
+        size = self.ranks.world_size
+        return Manifest(self.step, size, written_wall_s, files, metric=metric, code=__version__, parent=parent)
 
     def without_tensors(self) -> "Watch":
         """This one, which holds neither state nor tensors any more: it is kept until a save in the background ends."""

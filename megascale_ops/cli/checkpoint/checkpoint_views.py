@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from megascale_ops.checkpoint import manifest as manifests
-from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.cli.terminal.tables import MOST_ROWS, data_size, plain_table
 from megascale_ops.schema.wording import duration, percent, printable
 
 if TYPE_CHECKING:
     from megascale_ops.checkpoint.deletion import Glance
     from megascale_ops.checkpoint.differences import Change, Differences, TensorChange
+    from megascale_ops.cli.checkpoint.places import Place
     from megascale_ops.cli.checkpoint.planning import Planned
     from megascale_ops.cli.checkpoint.pruning import Row
 
@@ -29,7 +29,7 @@ def digest_of(seen: "Glance") -> str:
     return manifests.seal_of(seen.manifest) if seen.manifest is not None else ""
 
 
-def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]]) -> RenderableType:
+def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]], place: "Place") -> RenderableType:
     """Return one row for each checkpoint."""
     has_metric = any(one.manifest is not None and manifests.metric_of(one.manifest) is not None for one in found)
     table = plain_table("step", "saved", "size", "ranks", *(["metric"] if has_metric else []), "digest", "state")
@@ -43,21 +43,26 @@ def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]])
             str(manifest.world_size) if manifest is not None else "",
             *([f"{metric:.6g}" if metric is not None else ""] if has_metric else []),
             digest_of(one)[:_DIGITS],
-            _state(one, reading),
+            _state(one, reading, place),
         )
     for column in table.columns[:-1]:
         column.no_wrap = True
     return _with_rest(table, len(found), "checkpoints")
 
 
-def files_view(seen: "Glance") -> RenderableType:
+def files_view(seen: "Glance", place: "Place") -> RenderableType:
     """Return one row for each file of a checkpoint."""
     table = plain_table("file", "size", "digest", "state")
     faults = {fault.file: fault for fault in seen.faults}
+    elsewhere = frozenset(place.elsewhere(seen))
     entries = seen.manifest.files if seen.manifest is not None else ()
     for entry in sorted(entries, key=lambda one: one.name not in faults)[:MOST_ROWS]:
         fault = faults.get(entry.name)
-        state = Text(fault.sentence().removeprefix(f"{entry.name} "), "red") if fault is not None else Text("there")
+        state = (
+            Text(fault.sentence().removeprefix(f"{entry.name} "), "red")
+            if fault is not None
+            else Text("on another node" if entry.name in elsewhere else "there")
+        )
         table.add_row(entry.name, data_size(entry.size_bytes), _short(entry.digest), state)
     return _with_rest(table, len(entries), "files")
 
@@ -129,12 +134,14 @@ def plan_view(planned: "Planned", elsewhere: Mapping[str, float]) -> RenderableT
     return Group(inputs, Text(""), outcome, *notes)
 
 
-def _state(one: "Glance", reading: Mapping[int, tuple[str, ...]]) -> Text:
+def _state(one: "Glance", reading: Mapping[int, tuple[str, ...]], place: "Place") -> Text:
     if not one.ok:
         return Text("damaged: " + "; ".join(fault.sentence() for fault in one.faults[:2]), "red")
     words = "replaced" if Path(one.path).name.startswith(".") else "sealed"
     words += ", being read" if one.step in reading else ""
-    found = alarms.read(Path(one.path))
+    if elsewhere := place.elsewhere(one):
+        words += f", {len(elsewhere)} files on other nodes"
+    found = place.findings(one.path)
     if found is not None and found.alarms:
         faults = ", ".join(dict.fromkeys(printable(alarm.fault).replace("_", " ") for alarm in found.alarms))
         return Text(f"{words}; told at its save: {faults}", "yellow")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``checkpoint prune`` does: decide by what really verifies, and delete while no job writes there."""
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from megascale_ops.checkpoint import deletion, lock_files, storage, writer_lock
 from megascale_ops.checkpoint.retention import Decision, Rule
-from megascale_ops.cli.checkpoint.folders import Meant, holder_of, verified
+from megascale_ops.cli.checkpoint.places import Place
 from megascale_ops.errors import CheckpointError
 
 
@@ -21,61 +20,50 @@ class Row(NamedTuple):
     deleted: bool = False
 
 
-def require_no_writer(root: Path) -> None:
-    """Refuse a folder that a job writes to: it deletes by its own rule, and may be saving a step that would go.
+def require_no_writer(place: Place) -> None:
+    """Refuse a place that a job writes to: it deletes by its own rule, and may be saving a step that would go.
 
     Raises:
         CheckpointError: one does; it is named.
     """
-    who = writer_lock.living_writer(root)
+    who = place.living_writer()
     if who:
         raise CheckpointError(
-            f"nothing was deleted: {who} writes to {root} and keeps what its own `keep` says; end it first"
+            f"nothing was deleted: {who} writes to {place.said} and keeps what its own `keep` says; end it first"
         )
 
 
-def decide(meant: Meant, rule: Rule) -> tuple[list[Decision], set[str]]:
-    """Return what becomes of each, and which are damaged; as many are verified as have to be whole.
+def decide(place: Place, rule: Rule) -> list[Row]:
+    """Return what becomes of each; as many are verified as have to be whole.
 
     Raises:
         CheckpointError: none is whole.
     """
+    seen = place.glances()
     damaged: set[str] = set()
     whole = 0
-    for report in verified(meant.folders):
+    for report in place.verified():
         whole += report.ok
         if not report.ok:
             damaged.add(report.path)
         if whole == rule.keep:
             break
     if not whole:
-        raise CheckpointError(
-            f"nothing was deleted: none of the {len(meant.folders)} checkpoints in {meant.root} is whole"
-        )
-    damaged |= {str(one) for one in meant.folders if not deletion.glance(one).ok}
-    return deletion.plan(meant.root, rule, damaged=damaged, clear=False), damaged
+        raise CheckpointError(f"nothing was deleted: none of the {len(seen)} checkpoints in {place.said} is whole")
+    damaged |= {one.path for one in seen if not one.ok}
+    return _rows(place.decide(rule, damaged), damaged, {one.path: one.size_bytes for one in seen})
 
 
-def rows_of(decisions: list[Decision], damaged: set[str]) -> list[Row]:
-    """Return the decisions with sizes, newest first."""
-    return [
-        Row(one.step, one.path, storage.bytes_in(Path(one.path)), one.path in damaged, one.reasons) for one in decisions
-    ]
+def _rows(decisions: list[Decision], damaged: set[str], sizes: Mapping[str, int]) -> list[Row]:
+    return [Row(one.step, one.path, sizes.get(one.path, 0), one.path in damaged, one.reasons) for one in decisions]
 
 
-def delete(root: Path, decisions: list[Decision]) -> set[str]:
-    """Delete what goes, and return the paths of it; stops when a job begins to write there.
+def delete(place: Place, rows: list[Row]) -> list[Row]:
+    """Delete what goes, and return the rows with that; stops when a job begins to write there.
 
     Raises:
         CheckpointError: a job came.
         OSError: the file system refuses.
     """
-    first = lock_files.read_lock(root)
-
-    def before(one: Decision) -> None:
-        if lock_files.read_lock(root).number != first.number:
-            raise CheckpointError(
-                f"stopped before step {one.step}: {holder_of(root) or 'a job'} began to write to {root}"
-            )
-
-    return {one.path for one in deletion.carry_out(root, decisions, before)}
+    gone = place.delete([Decision(row.step, row.path, row.reasons) for row in rows])
+    return [row._replace(deleted=row.path in gone) for row in rows]

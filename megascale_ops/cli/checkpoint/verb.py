@@ -2,10 +2,10 @@
 """``megascale-ops checkpoint``: list, verify, compare and prune checkpoints; work out how often to save."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import FiniteRange, job_argument, json_option, log_options, where_options
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from megascale_ops.checkpoint.deletion import Glance
     from megascale_ops.checkpoint.manifest import CheckpointReport
-    from megascale_ops.cli.checkpoint.folders import Meant
+    from megascale_ops.cli.checkpoint.places import Place
 
 
 def _folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
@@ -31,7 +31,7 @@ _SECONDS = FiniteRange(min=0)
 
 @click.group(cls=NamingGroup)
 def checkpoint() -> None:
-    """Look after checkpoints: PATH is a folder of them, one of them, or a run folder."""
+    """Look after checkpoints: PATH is a folder of them, one of them, a run folder, a node's folder, or a URL."""
 
 
 @checkpoint.command("ls", short_help="List checkpoints, with sizes and digests.")
@@ -43,33 +43,30 @@ def ls(path: str, as_json: bool) -> None:
 
     Nothing is read but manifests; `checkpoint verify` reads all.
     """
-    from megascale_ops.checkpoint import deletion, readers
-    from megascale_ops.cli.checkpoint.folders import holder_of, meant_by
+    from megascale_ops.cli.checkpoint.meant import meant_by
 
     meant = meant_by(path)
-    found = [deletion.glance(folder) for folder in meant.folders]
-    holder = holder_of(meant.root)
-    try:
-        reading = readers.readers_of(meant.root)
-    except OSError:
-        reading = {}
+    found, holder, reading = meant.glances(), meant.holder(), meant.readers()
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
-        rows = [{**_numbers(one), "readers": reading.get(one.step, ())} for one in found]
-        print_json({"path": str(meant.root), "held_by": holder, "checkpoints": rows})
+        rows = [
+            {**_numbers(one), "files_elsewhere": meant.elsewhere(one), "readers": reading.get(one.step, ())}
+            for one in found
+        ]
+        print_json({"path": meant.said, "held_by": holder, "checkpoints": rows})
         return
     from megascale_ops.cli.checkpoint.checkpoint_views import files_view, list_view
     from megascale_ops.cli.terminal.output import console
     from megascale_ops.cli.terminal.tables import data_size
 
-    console().print(list_view(found, reading))
+    console().print(list_view(found, reading, meant))
     if meant.is_one:
         click.echo()
-        console().print(files_view(found[0]))
+        console().print(files_view(found[0], meant))
     else:
         count = "1 checkpoint" if len(found) == 1 else f"{len(found)} checkpoints"
-        click.echo(f"{count}, {data_size(sum(one.size_bytes for one in found))} in {meant.root}")
+        click.echo(f"{count}, {data_size(sum(one.size_bytes for one in found))} in {meant.said}")
     for step, who in [(step, who) for step, named in reading.items() for who in named]:
         click.echo(f"step {step} is read by {who}")
     if holder:
@@ -82,26 +79,28 @@ def ls(path: str, as_json: bool) -> None:
 @log_options
 def verify(path: str, as_json: bool) -> int:
     """Read every file of every checkpoint and compare it with its digest. The exit code is 1 when one is damaged."""
-    from megascale_ops.cli.checkpoint.folders import meant_by, verified
+    from megascale_ops.cli.checkpoint.meant import meant_by
 
     meant = meant_by(path)
     reports: list[CheckpointReport] = []
-    for report in verified(meant.folders):
+    for report in meant.verified():
         reports.append(report)
         if not as_json:
-            _tell_verified(report)
+            _tell_verified(meant, report)
     whole = [report for report in reports if report.ok]
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
         rows = [
             {"step": one.step, "path": one.path, "ok": one.ok, "bytes": _promised(one), "faults": one.faults}
-            | _told_in_numbers(one)
+            | _told_in_numbers(meant, one)
             for one in reports
         ]
-        print_json({"path": str(meant.root), "whole": len(whole), "checkpoints": rows})
+        print_json({"path": meant.said, "whole": len(whole), "checkpoints": rows})
     elif not meant.is_one:
         restart = f"a restart loads step {whole[0].step}" if whole else "a restart loads none"
+        if meant.is_part:
+            restart = "as far as they are on this node"
         click.echo(f"{len(whole)} of {len(reports)} whole; {restart}")
     return int(len(whole) < len(reports))
 
@@ -117,20 +116,28 @@ def diff(path: str, other: str | None, as_json: bool) -> None:
     Of a folder of checkpoints the newest whole one is meant; of a single PATH its two newest. `change` is the norm of
     the difference by the norm of the former. Both are verified before anything of them is loaded.
     """
-    from megascale_ops.cli.checkpoint.folders import marked, pair_of
+    from megascale_ops.cli.checkpoint.meant import pair_of
     from megascale_ops.cli.terminal.needs import need
     from megascale_ops.cli.terminal.progress import bytes_bar
+    from megascale_ops.errors import MegascaleError
 
     need("torch")
-    before, after = pair_of(path, other)
+    (former, before), (later, after) = pair_of(path, other)
     from megascale_ops.checkpoint import differences
 
-    with marked(before), marked(after), bytes_bar("compared", differences.bytes_compared(before, after)) as told:
-        found = differences.compare(before, after, told)
+    try:
+        with (
+            former.fetched(before) as old,
+            later.fetched(after) as new,
+            bytes_bar("compared", differences.bytes_compared(old, new)) as told,
+        ):
+            found = differences.compare(old, new, told)
+    except OSError as error:
+        raise MegascaleError(f"{before} and {after} could not be compared: {error.strerror or error}") from error
     if as_json:
         from megascale_ops.cli.terminal.output import print_json, with_defaults
 
-        print_json({"before": str(before), "after": str(after), **with_defaults(found)})
+        print_json({"before": before, "after": after, **with_defaults(found)})
         return
     from megascale_ops.cli.checkpoint.checkpoint_views import differences_line, differences_view
     from megascale_ops.cli.terminal.output import console
@@ -167,22 +174,19 @@ def prune(
         raise click.UsageError("say what to keep: --keep N, --keep-every K or --keep-best N")
     from megascale_ops.checkpoint.retention import Rule
     from megascale_ops.cli.checkpoint import pruning
-    from megascale_ops.cli.checkpoint.folders import meant_by
+    from megascale_ops.cli.checkpoint.meant import meant_by
     from megascale_ops.errors import MegascaleError, UsageError
 
     meant = meant_by(path)
     if meant.is_one:
         raise UsageError(f"{path} is one checkpoint: give the folder that holds it")
     if not dry_run:
-        pruning.require_no_writer(meant.root)
-    decisions, damaged = pruning.decide(meant, Rule(keep or 1, keep_every or 0, keep_best or 0, higher_is_better))
-    rows = pruning.rows_of(decisions, damaged)
-    if not dry_run:
-        try:
-            gone = pruning.delete(meant.root, decisions)
-        except OSError as error:
-            raise MegascaleError(f"{error.filename or meant.root} can't be deleted: {error.strerror}") from error
-        rows = [row._replace(deleted=row.path in gone) for row in rows]
+        pruning.require_no_writer(meant)
+    try:
+        rows = pruning.decide(meant, Rule(keep or 1, keep_every or 0, keep_best or 0, higher_is_better))
+        rows = rows if dry_run else pruning.delete(meant, rows)
+    except OSError as error:
+        raise MegascaleError(f"{error.filename or meant.said} can't be deleted: {error.strerror or error}") from error
     _show_pruned(meant, rows, dry_run=dry_run, as_json=as_json)
 
 
@@ -247,6 +251,8 @@ def _numbers(one: "Glance") -> dict[str, Any]:
         "written_wall_s": manifest.written_wall_s if manifest is not None else None,
         "ranks": manifest.world_size if manifest is not None else None,
         "metric": manifests.metric_of(manifest) if manifest is not None else None,
+        "code": (manifest.code or None) if manifest is not None else None,
+        "parent": None if manifest is None or isinstance(manifest.parent, msgspec.UnsetType) else manifest.parent,
         "sha256": digest_of(one),
         "files": manifest.files if manifest is not None else (),
         "faults": one.faults,
@@ -257,13 +263,13 @@ def _promised(report: "CheckpointReport") -> int:
     return sum(entry.size_bytes for entry in report.manifest.files) if report.manifest is not None else 0
 
 
-def _tell_verified(report: "CheckpointReport") -> None:
+def _tell_verified(meant: "Place", report: "CheckpointReport") -> None:
     from megascale_ops.cli.terminal.tables import data_size
     from megascale_ops.schema.wording import escaped
 
     if report.ok:
         click.echo(f"step {report.step}: whole, {data_size(_promised(report))}")
-        for line in _told_at_its_save(report):
+        for line in _told_at_its_save(meant, report):
             click.echo(f"  {line}")
         return
     click.echo(f"step {report.step}: " + click.style("damaged", fg="red"))
@@ -271,21 +277,18 @@ def _tell_verified(report: "CheckpointReport") -> None:
         click.echo(f"  {escaped(fault.sentence())}")
 
 
-def _told_in_numbers(report: "CheckpointReport") -> dict[str, Any]:
+def _told_in_numbers(meant: "Place", report: "CheckpointReport") -> dict[str, Any]:
     """Return the same for programs; nothing where the save did not look."""
-    from megascale_ops.checkpoint.trust import alarms
-
-    found = alarms.read(Path(report.path)) if report.ok else None
+    found = meant.findings(report.path) if report.ok else None
     return {} if found is None else {"alarms": found.alarms, "unchanged": found.unchanged, "since": found.since}
 
 
-def _told_at_its_save(report: "CheckpointReport") -> Iterator[str]:
+def _told_at_its_save(meant: "Place", report: "CheckpointReport") -> Iterator[str]:
     """Yield what the save of a whole checkpoint has found of what it saved."""
-    from megascale_ops.checkpoint.trust import alarms
     from megascale_ops.cli.terminal.tables import MOST_ROWS
     from megascale_ops.schema.wording import escaped
 
-    found = alarms.read(Path(report.path))
+    found = meant.findings(report.path)
     if found is None:
         return
     for alarm in found.alarms:
@@ -298,14 +301,13 @@ def _told_at_its_save(report: "CheckpointReport") -> Iterator[str]:
         yield f"{count} {noun} not changed since step {found.since}: {names}{more}"
 
 
-def _show_pruned(meant: "Meant", rows: list[Any], *, dry_run: bool, as_json: bool) -> None:
+def _show_pruned(meant: "Place", rows: list[Any], *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
-        print_json({"path": str(meant.root), "dry_run": dry_run, "checkpoints": [row._asdict() for row in rows]})
+        print_json({"path": meant.said, "dry_run": dry_run, "checkpoints": [row._asdict() for row in rows]})
         return
     from megascale_ops.cli.checkpoint.checkpoint_views import prune_view
-    from megascale_ops.cli.checkpoint.folders import holder_of
     from megascale_ops.cli.terminal.output import console
     from megascale_ops.cli.terminal.tables import data_size
 
@@ -313,6 +315,6 @@ def _show_pruned(meant: "Meant", rows: list[Any], *, dry_run: bool, as_json: boo
     gone = [row for row in rows if (not row.reasons if dry_run else row.deleted)]
     word = "would be deleted" if dry_run else "deleted"
     click.echo(f"{len(gone)} of {len(rows)} checkpoints, {data_size(sum(row.size_bytes for row in gone))} {word}")
-    holder = holder_of(meant.root) if dry_run else ""
+    holder = meant.holder() if dry_run else ""
     if holder:
         click.echo(f"note: held by {holder}; without --dry-run it would be refused", err=True)

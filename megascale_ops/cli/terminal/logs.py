@@ -106,6 +106,9 @@ def configure(level: str = "info", log_format: str = "text", stream: TextIO | No
     root.setLevel(level.upper())
     # aiohttp logs a line per request at info: at 1,536 heartbeats a second that is all one would see.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # S3's libraries tell at info in which variable each key was found.
+    for library in ("aiobotocore", "botocore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def _program(record: logging.LogRecord) -> str:

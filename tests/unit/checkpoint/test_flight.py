@@ -20,6 +20,7 @@ def flight_in(state: State) -> Flight:
         "waiting": ("copied", "written"),
         "sealed": ("copied", "written", "sealed"),
         "failed": ("failed",),
+        "left": ("left",),
     }
     for event in path[state]:
         flight.move(event, 101.0, "the disk is full")

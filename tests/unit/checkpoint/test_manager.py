@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
-from megascale_ops.checkpoint import CheckpointManager, observers, storage
+from megascale_ops import __version__
+from megascale_ops.checkpoint import CheckpointManager, latest, observers, storage
+from megascale_ops.checkpoint.manifest import Manifest
 from megascale_ops.errors import CheckpointError, UsageError
 
 
@@ -324,3 +327,20 @@ def test_where_nothing_earlier_is_there_the_newest_is_restored(
     monkeypatch.setenv("MEGASCALE_RESTORE_BEFORE", told)
 
     assert CheckpointManager(tmp_path).restore({"a": 0}) == 1
+
+
+def test_a_manifest_says_which_program_saved_and_what_it_goes_on_from(tmp_path: Path) -> None:
+    """The first of a training has no parent; one after a restore has what was restored."""
+    manager = CheckpointManager(tmp_path, keep=9)
+    for step in (1, 2):
+        manager.save(step, {"a": torch.ones(2)})
+    manager.close()
+    again = CheckpointManager(tmp_path, keep=9)
+    assert again.restore({"a": torch.zeros(2)}) == 2
+    again.save(7, {"a": torch.ones(2)})
+    again.close()
+
+    found = [latest.read_manifest(folder) for folder in reversed(storage.candidates(tmp_path))]
+    assert all(isinstance(one, Manifest) for one in found)
+    assert {one.code for one in found if isinstance(one, Manifest)} == {__version__}
+    assert [one.parent for one in found if isinstance(one, Manifest)] == [msgspec.UNSET, 1, 2]

@@ -14,7 +14,7 @@ import torch
 
 from megascale_ops.checkpoint import CheckpointManager, LocalTier
 from megascale_ops.checkpoint import manifest as manifests
-from megascale_ops.checkpoint.tiers import filesystems
+from megascale_ops.checkpoint.tiers import filesystems, store_saves
 from megascale_ops.checkpoint.tiers.filesystems import Store, bounded
 from megascale_ops.errors import CheckpointError, UsageError
 from tests.fakes.checkpoints import Crash
@@ -272,3 +272,58 @@ def test_whatever_a_library_raises_is_an_error_of_the_store() -> None:
 
     with pytest.raises(OSError, match=r"listing: RuntimeError: InvalidAccessKeyId$"):
         bounded("listing", fail)
+
+
+def test_what_a_restore_reads_is_marked_and_not_deleted_meanwhile(url: str) -> None:
+    """A job that keeps one checkpoint saves the next one in the middle of the restore; the mark goes at the end."""
+    from megascale_ops.checkpoint import notify
+    from megascale_ops.checkpoint.tiers import store_readers
+
+    writing = CheckpointManager(url, keep=1)
+    writing.save(1, states(1))
+    read: list[set[int]] = []
+
+    def save_meanwhile(*_: object) -> None:
+        if not read:
+            read.append(set(store_readers.readers_of(Store(url))))
+            writing.save(2, states(2))
+
+    state = states(0)
+    notify.progress_observers.append(save_meanwhile)
+    try:
+        assert CheckpointManager(url).restore(state) == 1
+    finally:
+        notify.progress_observers.remove(save_meanwhile)
+
+    assert read == [{1}]
+    assert torch.equal(state["large"], states(1)["large"])
+    assert store_readers.readers_of(Store(url)) == {}
+    writing.save(3, states(3))
+    assert {name.partition("/")[0] for name in files_of(url, manifests.FILE_NAME)} == {"step-00000003"}
+
+
+def test_what_is_being_deleted_is_not_read(url: str) -> None:
+    """A deletion has begun with the newest, and broke off: the one before is restored, and the next save clears up."""
+    manager = CheckpointManager(url)
+    for step in (1, 2):
+        manager.save(step, states(step))
+    (newest,) = [name for name in files_of(url, manifests.FILE_NAME) if "step-00000002" in name]
+    change(url, newest.replace(manifests.FILE_NAME, ".doomed"), b"")
+
+    assert manager.restore(states(0)) == 1
+    manager.save(3, states(3))
+    assert not [name for name in files_of(url) if "step-00000002" in name]
+
+
+def test_half_a_checkpoint_pushes_no_whole_one_out(url: str) -> None:
+    """Of the newest a file is missing: it counts for nothing."""
+    manager = CheckpointManager(url, keep=2)
+    for step in (1, 2):
+        manager.save(step, states(step))
+    change(url, next(name for name in files_of(url, "_1.tensors") if "step-00000002" in name), None)
+    manager.save(3, states(3))
+
+    assert [one.step for one in store_saves.sealed(Store(url)) if store_saves.glance(Store(url), one.folder).ok] == [
+        3,
+        1,
+    ]

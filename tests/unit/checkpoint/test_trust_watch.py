@@ -71,7 +71,7 @@ def test_a_restore_reminds_of_what_was_found_where_it_can_be_believed(
 
 
 @pytest.mark.parametrize("mode", ["async", "overlapped"])
-def test_saves_in_the_background_to_a_url_are_refused_where_the_manager_is_made(mode: str) -> None:
-    """In one sentence, with what to do."""
-    with pytest.raises(UsageError, match="is a URL: give a folder that all nodes see, or leave mode out"):
+def test_saves_in_the_background_to_the_memory_of_one_process_are_refused(mode: str) -> None:
+    """In one sentence, with what to do: no writer process would see them."""
+    with pytest.raises(UsageError, match="what is at memory://run7 only this one sees: leave mode out"):
         CheckpointManager("memory://run7", mode=mode)  # type: ignore[arg-type]  # one of its words

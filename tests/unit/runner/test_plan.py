@@ -155,6 +155,14 @@ def test_every_path_is_whole() -> None:
     assert (whole.checkpoint_dir, whole.log_dir) == ("/home/me/../c", "/home/me/l")
 
 
+def test_a_url_for_checkpoints_stays_as_it_is() -> None:
+    """It is no path of this machine."""
+    whole = with_whole_paths(RunConfig(checkpoint_dir="s3://bucket/run7", run_dir="r"), "/home/me")
+
+    assert (whole.checkpoint_dir, whole.run_dir) == ("s3://bucket/run7", "/home/me/r")
+    assert make_plan(whole, ("t.py",), MACHINE, threads_set=False).checkpoint_dir == "s3://bucket/run7"
+
+
 def test_ranks_of_one_node_share_its_cores() -> None:
     """As torchrun does: one OpenMP thread each, unless the user has said otherwise."""
     several = RunConfig(nproc_per_node="2")
