@@ -8,24 +8,18 @@ The consumers take jobs too when they have no tile left.
 `combine_kernel`, in plain Triton, is the twin that the emulator runs.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from megascale_kernels.device.hopper_gemm import (
-    PARTIAL_PIECES,
-    Work,
-    add_split_partials,
     column_slices,
     fetch,
-    fetch_split_partials,
     make_ring,
     multiply,
     store_slice,
-    store_split_partial,
 )
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
-from megascale_kernels.device.primitives import peer_tile_notify, producer_tile_notify
+from megascale_kernels.device.primitives import peer_tile_notify
 from megascale_kernels.device.progress import (
     TILE_BEGIN,
     TILE_END,
@@ -37,7 +31,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import Channel, finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.combine_kernel import (
     LEAD_TILES,
     ROW_TILES,
@@ -53,145 +47,99 @@ from megascale_kernels.moe.combine_kernel import (
 )
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
 from megascale_kernels.moe.hopper_dispatch import pass_slots
-from megascale_kernels.moe.walk import (
-    combine_place,
-    combine_slot,
-    look_up,
-    part_of_unit,
-    parts_of_last_wave,
-    tiles_of_stage,
-)
+from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "most_parts", "inner",
+    "staging_bytes", "chunk_blocks", "inner",
 )  # fmt: skip
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
 TOKENS = gl.constexpr(8)  # of a job
 # Columns that a warp adds up at once: 16 bytes a thread of each row, and twice that where there are registers for it.
 REDUCER_COLS, CONSUMER_COLS = gl.constexpr(256), gl.constexpr(512)
-PART_FLAGS = gl.constexpr(64)  # where those of parts of tiles begin; below are stages
-
-
-@triton.jit
-def for_parts(channel):
-    """The same channel, whose flags are those of parts of tiles: behind the stages of our own rank."""
-    return Channel(
-        channel.control, channel.peers, channel.status, channel.progress, channel.flags + PART_FLAGS, channel.channels,
-        channel.slot, channel.rank, channel.world_size, channel.stamp, channel.operator, channel.deadline_us,
-    )  # fmt: skip
 
 
 @gluon.jit
-def what_to_do(head, hidden, inner, most_parts, CFG: gl.constexpr):
-    """Row tiles, those of the lead, blocks of columns and of K; whole tiles, parts of each other one, units of work."""
+def what_to_do(head, hidden, CFG: gl.constexpr):
+    """Row tiles, those of the lead, blocks of columns, tiles."""
     row_tiles = gl.load(head + ROW_TILES)
     blocks_n = blocks(hidden, CFG.block_n)
-    k_blocks = blocks(inner, CFG.block_k)
-    count = row_tiles * blocks_n
-    whole, parts = parts_of_last_wave(count, gl.num_programs(0), k_blocks, most_parts)
-    units = whole + (count - whole) * parts
-    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, k_blocks, whole, parts, units
+    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, row_tiles * blocks_n
 
 
 @gluon.jit
-def unit_at(unit, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
-    """A unit of work and what the list says of its tile; of the last unit where there is no such one."""
-    tile, begin, end, place, before = part_of_unit(gl.minimum(unit, final), whole, parts, k_blocks)
-    entry, chunk, width, at = combine_slot(tile, gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks)
+def tile_at(tile, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
+    """What the list says of a tile; of the last one where there is no such tile."""
+    entry, chunk, width, at = combine_slot(
+        gl.minimum(tile, final), gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks
+    )  # fmt: skip
     expert, row, end_row, first, height = look_up(tiles, entry)
-    return tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height
+    return chunk, width, at, expert, row, end_row, first, height
 
 
 @gluon.jit
-def produce(ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks, most_parts,
-            CFG: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
-    """Keep the ring full, and behind a cut tile's last part send what its other parts have summed."""
+def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG: gl.constexpr):
+    """Keep the ring full."""
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
-    code = 0
-    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
+    row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
     step = gl.num_programs(0)
-    final = gl.maximum(units - 1, 0)
-    for_them = for_parts(channel)
-    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-        gl.program_id(0), final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    final = gl.maximum(count - 1, 0)
+    chunk, width, at, expert, row, _, first, height = tile_at(
+        gl.program_id(0), final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
     )  # fmt: skip
-    for unit in range(gl.program_id(0), units, step):
+    for tile in range(gl.program_id(0), count, step):
         of_tile = expert
-        k_first, k_last = begin, end
         tile_row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
                                              height, CFG.block_m)  # fmt: skip
-        of_place, of_before, of_unit = place, before, tile
         # The list is read ahead, while this tile is loaded.
-        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        chunk, width, at, expert, row, _, first, height = tile_at(
+            tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
-        slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, k_first, k_last,
-                            slot, phase, CFG)  # fmt: skip
-        if CUT:
-            if (k_last == k_blocks) & (of_before > 0):
-                slot, phase, code = fetch_split_partials(
-                    ring, split_desc, for_them, of_unit, of_place, of_before, code, slot, phase, CFG
-                )
+        slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, 0,
+                            blocks(inner, CFG.block_k), slot, phase, CFG)  # fmt: skip
 
 
 @gluon.jit
-def multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
-                   most_parts, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, PROGRESS: gl.constexpr,
-                   TRACE: gl.constexpr):  # fmt: skip
+def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """This consumer's half of every tile, counted while the next one is multiplied."""
     cta = gl.program_id(0)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, TRACE)
-    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
+    row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
+    k_blocks = blocks(inner, CFG.block_k)
     step = gl.num_programs(0)
-    final = gl.maximum(units - 1, 0)
-    for_them = for_parts(channel)
+    final = gl.maximum(count - 1, 0)
     slot = 0
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
-    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-        cta, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    chunk, width, at, _, row, end_row, first, height = tile_at(
+        cta, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
     )  # fmt: skip
-    for unit in range(cta, units, step):
-        k_first, k_last = begin, end
+    for tile in range(cta, count, step):
         tile_row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
                                                  first, height, CFG.block_m)  # fmt: skip
-        of_place, of_before, of_tile = place, before, tile
         valid = end_row - tile_row
         # The list is read ahead: it arrives while this tile is multiplied.
-        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        chunk, width, at, _, row, end_row, first, height = tile_at(
+            tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
-        show_tile(channel, COMPUTE, of_tile, PROGRESS)
-        cursor = mark(events, cursor, TILE_BEGIN, of_tile, channel.rank, TRACE)
+        show_tile(channel, COMPUTE, tile, PROGRESS)
+        cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         if valid > ME * CFG.rows:
-            acc, slot, phase = multiply(ring, slot, phase, k_first, k_last, ME, CFG)
+            acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
             count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
-            if CUT:
-                if k_last < k_blocks:
-                    work = Work(0, 0, 0, 0, 0, 0, 0, partials)
-                    store_split_partial(for_them, acc, work, of_place, ME, CFG)
-                else:
-                    acc, slot, phase = add_split_partials(ring, acc, of_before, slot, phase, ME, CFG)
-            if k_last == k_blocks:
-                count: gl.constexpr = CFG.columns // CFG.store_columns
-                slices = column_slices(acc, count)
-                for i in gl.static_range(count):
-                    store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+            slices = column_slices(acc, CFG.columns // CFG.store_columns)
+            for i in gl.static_range(CFG.columns // CFG.store_columns):
+                store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
         else:
-            slot, phase = pass_slots(ring, slot, phase, k_last - k_first, CFG)
+            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
             count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
-            if CUT:
-                if k_last < k_blocks:
-                    producer_tile_notify(for_them, of_place * CFG.consumers + ME)
-                else:
-                    slot, phase = pass_slots(ring, slot, phase, of_before * PARTIAL_PIECES, CFG)
-        pending = gl.where(k_last == k_blocks, stage, -1)
-        cursor = mark(events, cursor, TILE_END, of_tile, channel.rank, TRACE)
+        pending = stage
+        cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
     count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
@@ -316,9 +264,9 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 
 @gluon.jit
-def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-            ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr,
+def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+            ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs."""
     cta = gl.program_id(0)
@@ -333,8 +281,8 @@ def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair
             publish_launch(channel, pitch, hidden, inner, variant)
             say_begun(channel)
             announce_empty_stages(channel, head, blocks_n, chunk_blocks)
-    multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
-                   most_parts, ME, CFG, CUT, shows, TRACE and speaks)  # fmt: skip
+    multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   ME, CFG, shows, TRACE and speaks)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
               chunk_blocks, CFG.block_n, TOP_K, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
     if last_consumer == ME:
@@ -355,11 +303,11 @@ def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_combine_kernel(
-    h_desc, w_desc, y_desc, split_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
+    h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-    CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
+    pitch, experts, hidden, inner, group_m, chunk_blocks,
+    CFG: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
     TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
@@ -376,15 +324,15 @@ def hopper_combine_kernel(
         [
             (
                 consume,
-                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
-                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-                 0, CFG, CUT, TOP_K, PROGRESS, TRACE),
+                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+                 0, CFG, TOP_K, PROGRESS, TRACE),
             ),
             (
                 consume,
-                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
-                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-                 1, CFG, CUT, TOP_K, PROGRESS, TRACE),
+                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+                 1, CFG, TOP_K, PROGRESS, TRACE),
             ),
             (
                 reduce,
@@ -393,8 +341,7 @@ def hopper_combine_kernel(
             ),
             (
                 produce,
-                (ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks,
-                 most_parts, CFG, CUT),
+                (ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG),
             ),
         ],
         [4, REDUCER_WARPS, PRODUCER_WARPS],

@@ -8,7 +8,6 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
-from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe.combine_kernel import MOE_COMBINE
 from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
@@ -17,7 +16,7 @@ from megascale_kernels.moe.hopper_combine import hopper_combine_kernel
 from megascale_kernels.moe.hopper_dispatch import hopper_dispatch_kernel
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Routing, Sizes
-from megascale_kernels.planning.tiling import PARTIAL_WIDTH, swizzled
+from megascale_kernels.planning.tiling import swizzled
 
 Prepared = tuple[Any, dict[str, Any], Callable[[int, int], tuple[Any, ...]]]
 Channel = Callable[[int, int], tuple[Any, ...]]
@@ -32,12 +31,6 @@ def _options(workspace: Workspace) -> dict[str, Any]:
 
 def _rows(matrix: Tensor, rows: int, columns: int) -> Any:  # noqa: ANN401 - a descriptor of Triton's, which have no types
     return TensorDescriptor.from_tensor(matrix, [rows, columns], swizzled(columns))
-
-
-def _sums(partials: Tensor) -> Any:  # noqa: ANN401 - as above
-    """A descriptor of what parts of tiles leave for each other."""
-    box = [COMBINE.partial_rows, PARTIAL_WIDTH]
-    return TensorDescriptor.from_tensor(partials.view(-1, PARTIAL_WIDTH), box, COMBINE.partial_shared_layout)
 
 
 def prepare_dispatch(
@@ -66,22 +59,17 @@ def prepare_combine(
     workspace: Workspace, config: MoeConfig, channel: Channel, variant: int,
 ) -> Prepared:  # fmt: skip
     """Layer 1: the same."""
-    cut = config.last_wave > 1
-    constants = {"CFG": COMBINE, "CUT": cut, "TOP_K": sizes.top_k, "OPERATOR": MOE_COMBINE, **_options(workspace)}
-    # All parts of a last wave but each tile's last one leave a partial sum: less than one for each program.
-    partials = workspace.scratch(
-        processors(out.device) * COMBINE.consumers * COMBINE.rows * COMBINE.columns if cut else 1
-    )  # fmt: skip
+    constants = {"CFG": COMBINE, "TOP_K": sizes.top_k, "OPERATOR": MOE_COMBINE, **_options(workspace)}
     weight = w_out.view(-1, sizes.inner)
     blocks_n = -(-sizes.hidden // COMBINE.block_n)
 
     def arguments(slot: int, _: int) -> tuple[Any, ...]:
         return (
             _rows(h, COMBINE.rows, COMBINE.block_k), _rows(weight, COMBINE.columns, COMBINE.block_k),
-            _rows(y, COMBINE.rows, COMBINE.store_columns), _sums(partials) if cut else None, partials, y, out, ids,
+            _rows(y, COMBINE.rows, COMBINE.store_columns), y, out, ids,
             routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, MOE_COMBINE),
             workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, sizes.inner,
-            config.group_m, -(-blocks_n // (config.chunks or 1)), config.last_wave,
+            config.group_m, -(-blocks_n // (config.chunks or 1)),
         )  # fmt: skip
 
     return hopper_combine_kernel, constants, arguments

@@ -32,8 +32,6 @@ class MoeConfig(NamedTuple):
         reducers: programs of layer 1 that only add up and send.
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
             None lets the model decide.
-        last_wave: parts into which a tile of layer 1's last, partial wave is cut along K at most. Only 1, which cuts
-            none, is taken today.
         route_programs: programs that route.
         job_tokens: tokens of a job.
         job_cols: columns that a job adds up at once.
@@ -50,7 +48,6 @@ class MoeConfig(NamedTuple):
     chunks: int | None = None
     reducers: int = 8
     lead_rows: int | None = None
-    last_wave: int = 1
     route_programs: int = ROUTE_PROGRAMS
     job_tokens: int = 8
     job_cols: int = 512
@@ -95,8 +92,6 @@ class MoeConfig(NamedTuple):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise Unsupported(f"MoeConfig({name}={value}): a power of two")
-        if self.last_wave != 1:
-            raise Unsupported(f"MoeConfig(last_wave={self.last_wave}): 1; a layer with 4 did not end on two H200")
         for name, least in (("splits", 1), ("reducers", 0), ("route_programs", 1), ("group_m", 1)):
             if getattr(self, name) < least:
                 raise Unsupported(f"MoeConfig({name}={getattr(self, name)}): {least} or more")

@@ -21,7 +21,7 @@ COMPILED = Shelf(Machine)
 ELEMENTS = ("x_ptr", "gathered_ptr", "y_ptr", "out_ptr")
 POINTERS = {
     **dict.fromkeys(ELEMENTS, "*bf16"),
-    **dict.fromkeys(("gates_ptr", "pair_gate", "partials"), "*fp32"),
+    **dict.fromkeys(("gates_ptr", "pair_gate"), "*fp32"),
     **dict.fromkeys(("ids_ptr", "head", "rows", "tiles", "counts", "begins", "pair_row"), "*i32"),
     **dict.fromkeys(("control", "status", "board", "trace"), "*i32"),
     "peers": "*i64", "staging_bytes": "i64",
@@ -91,25 +91,15 @@ def specialised_dispatch() -> Machine:
     ))  # fmt: skip
 
 
-def specialised_combine(*, cut: bool = False) -> Machine:
-    """Layer 1, warp-specialised; `cut`: tiles of the last wave in parts."""
-    constants: dict[str, object] = {
-        "CFG": COMBINE,
-        "CUT": cut,
-        "TOP_K": 8,
-        "OPERATOR": 8,
-        "PROGRESS": True,
-        "TRACE": False,
-    }
+def specialised_combine() -> Machine:
+    """Layer 1, warp-specialised."""
+    constants: dict[str, object] = {"CFG": COMBINE, "TOP_K": 8, "OPERATOR": 8, "PROGRESS": True, "TRACE": False}
     kernel = hopper_combine.hopper_combine_kernel
     boxes = {
         "h_desc": swizzled_box(COMBINE.rows, COMBINE.block_k), "w_desc": swizzled_box(COMBINE.columns, COMBINE.block_k),
         "y_desc": swizzled_box(COMBINE.rows, COMBINE.store_columns),
-        "split_desc": f"tensordesc<fp32[{COMBINE.partial_rows},128],{COMBINE.partial_shared_layout!r}>",
     }  # fmt: skip
-    if not cut:
-        constants["split_desc"] = None
-    return COMPILED.get(f"hopper combine {cut}", lambda: compile_gluon(
+    return COMPILED.get("hopper combine", lambda: compile_gluon(
         kernel, types_of(kernel, boxes, constants), constants, registers=ROOM_FOR_ANNOUNCEMENTS, sixteens=("hidden",)
     ))  # fmt: skip
 
@@ -143,7 +133,7 @@ def test_a_slot_is_full_when_every_thread_s_copies_are_there() -> None:
 
 def test_results_are_added_up_by_wide_loads() -> None:
     """Layer 1: rows of y come 16 bytes a thread, all of a token's experts before any is added; loops spill nothing."""
-    plain, special = plain_combine(), specialised_combine(cut=True)
+    plain, special = plain_combine(), specialised_combine()
 
     assert plain.spilled_bytes == 0
     assert plain.sass.count("LDG.E.128") >= 8
