@@ -109,3 +109,25 @@ def exact(operands: Sequence[Given], experts: int) -> list[Tensor]:
                 out[token] += mine.gates[token, place].double() * row
         outs.append(out)
     return outs
+
+
+def exact_gradients(operands: Sequence[Given], grads: Sequence[Tensor], experts: int) -> list[Given]:
+    """Gradients of all operands of every rank, in float64; `ids` stay as they are."""
+    leaves = [
+        mine._replace(
+            **{name: getattr(mine, name).double().requires_grad_() for name in ("x", "gates", "w_in", "w_out")}
+        )
+        for mine in operands
+    ]
+    outs = exact(leaves, experts)
+    total = torch.stack([(out * grad.double()).sum() for out, grad in zip(outs, grads, strict=True)]).sum()
+    if total.requires_grad:  # somebody has a token
+        total.backward()
+
+    def gradient(leaf: Tensor) -> Tensor:
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+    return [
+        Given(gradient(leaf.x), leaf.ids, gradient(leaf.gates), gradient(leaf.w_in), gradient(leaf.w_out))
+        for leaf in leaves
+    ]

@@ -10,6 +10,9 @@ every run. A token that has no expert on a rank costs no byte.
 
 Jobs are taken from one queue, so that a program is free for whatever comes next: a few programs do nothing else, the
 others join them when they have no tile left. Jobs wait for tiles and for the peers' earlier jobs, tiles for nothing.
+
+In the backward the same kernel carries the gradients of tokens back to them: rows of the gradients of gate and up times
+w_in, read the other way round, [2 I, H] of each expert, and gates of one.
 """
 
 import triton
@@ -39,11 +42,12 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.dispatch_kernel import await_all_begun, expert_block, say_begun
 from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_COMBINE = OPERATORS.index("moe_combine")
+MOE_COMBINE_BACKWARD = OPERATORS.index("moe_combine_backward")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
     "staging_bytes", "chunk_blocks", "reducers",
@@ -65,7 +69,7 @@ def combine_kernel(
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
     pitch, experts, hidden, inner, group_m, chunk_blocks, reducers,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
-    COLS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """One launch: the lowest `reducers` programs take jobs only, the others multiply first."""
     cta = tl.program_id(0)
@@ -83,7 +87,7 @@ def combine_kernel(
     if cta >= reducers:
         multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, inner, group_m, chunk_blocks,
                        ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, BLOCK_M, BLOCK_N, BLOCK_K,
-                       PROGRESS, TRACE)  # fmt: skip
+                       BACKWARD, PROGRESS, TRACE)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
               chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, TOKENS, COLS, PROGRESS,
               TRACE)  # fmt: skip
@@ -115,7 +119,7 @@ def finish_tile(channel, head, stage, of_stage):
 @triton.jit
 def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, inner, group_m, chunk_blocks, ring,
                    worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                   PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+                   BACKWARD: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Role of a multiplying program: every `workers`-th tile, counted while the next one is multiplied."""
     cursor = open_ring(channel, ring, TRACE)
     row_tiles = tl.load(head + ROW_TILES)
@@ -130,7 +134,10 @@ def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, 
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         col = block_n * BLOCK_N
-        acc = multiply(h_desc, row, w_desc, expert * hidden + col, inner, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK=True)
+        if BACKWARD:
+            acc = multiply_turned(h_desc, row, w_desc, expert * inner, col, inner, BLOCK_M, BLOCK_N, BLOCK_K)
+        else:
+            acc = multiply(h_desc, row, w_desc, expert * hidden + col, inner, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK=True)
         if pending >= 0:
             finish_tile(channel, head, pending,
                         tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks))  # fmt: skip
@@ -143,6 +150,16 @@ def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, 
         finish_tile(channel, head, pending, tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks))
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
+
+
+@triton.jit
+def multiply_turned(h_desc, row, w_desc, first, col, inner, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                    BLOCK_K: tl.constexpr):  # fmt: skip
+    """Rows of h times columns of an expert's weight [K, N], which begins at row `first`, in fp32."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, inner, BLOCK_K):
+        acc = tl.dot(h_desc.load([row, k]), expert_block(w_desc, first, k, col, inner, BLOCK_K), acc)
+    return acc
 
 
 @triton.jit

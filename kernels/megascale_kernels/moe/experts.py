@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`moe_experts`: routed tokens through experts that are divided among the ranks (expert parallelism).
 
-Our kernels run the forward where they can, the serial path elsewhere, and every backward is the serial path's: right
-before fast. Which path a call takes is decided from what all ranks share, never from the number of tokens of one.
+Our kernels run forward and backward where they can, the serial path elsewhere. Which path a call takes is decided from
+what all ranks share, never from the number of tokens of one.
 """
 
 import logging
@@ -19,6 +19,7 @@ from megascale_kernels.moe import all_to_all
 
 if TYPE_CHECKING:
     from megascale_kernels.moe.moe_config import MoeConfig
+    from megascale_kernels.moe.tables import Sizes
 
 LOG = logging.getLogger("megascale_kernels")
 HOPPER = 9  # major compute capability
@@ -64,15 +65,10 @@ def moe_experts(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
         out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
         return out
-    return _fused(x, ids, gates, w_in, w_out, workspace, config)
+    return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config))
 
 
-def _fused(
-    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace,
-    config: "MoeConfig | None",
-) -> Tensor:  # fmt: skip
-    from megascale_kernels.moe.launch import planned
-    from megascale_kernels.moe.moe_config import MoeConfig
+def _sizes(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> "Sizes":
     from megascale_kernels.moe.tables import Sizes
 
     experts, _, inner, hidden = w_in.shape
@@ -84,13 +80,34 @@ def _fused(
             f"moe_experts: {x.shape[0]} tokens, but the workspace was made with max_rows={workspace.max_rows} for "
             f"{workspace.world_size} ranks, {sizes.pitch} tokens each: make it with larger sizes"
         )
-    given = (x, ids.to(torch.int32), gates.to(torch.float32), w_in, w_out)
-    x, ids, gates, w_in, w_out = (_readable(tensor.detach()) for tensor in given)
-    out = torch.empty_like(x)
+    return sizes
+
+
+def _chosen(config: "MoeConfig | None") -> "MoeConfig":
+    from megascale_kernels.moe.moe_config import MoeConfig
+
     chosen = MoeConfig() if config is None else config
     chosen.check()
-    planned(x, ids, gates, w_in, w_out, out, sizes, workspace, chosen).run(x, ids, gates, w_in, w_out, out)
+    return chosen
+
+
+def _fused(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, config: "MoeConfig",
+    saved: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The forward by our kernels; operands as `_operands` makes them."""
+    from megascale_kernels.moe.launch import planned
+
+    out = torch.empty_like(x)
+    launch = planned(x, ids, gates, w_in, w_out, out, _sizes(x, ids, w_in, workspace), workspace, config, saved)
+    launch.run(x, ids, gates, w_in, w_out, out, saved)
     return out
+
+
+def _operands(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> tuple[Tensor, ...]:
+    """Operands as our kernels read them."""
+    given = (x, ids.to(torch.int32), gates.to(torch.float32), w_in, w_out)
+    return tuple(_readable(tensor.detach()) for tensor in given)
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -100,25 +117,38 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 class _Experts(torch.autograd.Function):
-    """Our kernels forward, the serial path backward: it runs the forward again and differentiates that."""
+    """Our kernels, forward and backward."""
 
     @staticmethod
     def forward(ctx, x, ids, gates, w_in, w_out, workspace, config) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
-        ctx.save_for_backward(x, ids, gates, w_in, w_out)
-        ctx.workspace = workspace
-        return _fused(x, ids, gates, w_in, w_out, workspace, config)
+        given = _operands(x, ids, gates, w_in, w_out)
+        chosen = _chosen(config)
+        saved = None
+        if chosen.keep:
+            sizes = _sizes(x, ids, w_in, workspace)
+            saved = torch.empty(sizes.rows, 2 * sizes.inner, dtype=x.dtype, device=x.device)
+        ctx.save_for_backward(*given, saved)
+        ctx.workspace, ctx.config, ctx.type_of_gates = workspace, chosen, gates.dtype
+        return _fused(*given, workspace, chosen, saved)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
-        x, ids, gates, w_in, w_out = ctx.saved_tensors
-        needs = [ctx.needs_input_grad[index] for index in (0, 2, 3, 4)]
-        with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
-            out = all_to_all.moe(leaves[0], ids, leaves[1], leaves[2], leaves[3], ctx.workspace)
-        grads = list(torch.autograd.grad(out, leaves, grad))
-        dx, dgates, din, dout = (one if needed else None for one, needed in zip(grads, needs, strict=True))
-        return dx, None, dgates, din, dout, None, None
+        from megascale_kernels.moe.backward_launch import Given, planned_backward
+
+        *operands, saved = ctx.saved_tensors
+        given = Given(*operands, grad=_readable(grad))
+        dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
+        wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
+        wanted = [name for name, wants in (("w_in", wants_in), ("w_out", wants_out)) if wants]
+        launch = planned_backward(
+            given, dx, dgates, _sizes(given.x, given.ids, given.w_in, ctx.workspace), ctx.workspace, ctx.config
+        )  # fmt: skip
+        found = launch.run(given, saved, dx, dgates, wanted)
+        return (
+            dx if wants_x else None, None, dgates.to(ctx.type_of_gates) if wants_gates else None, found.get("w_in"),
+            found.get("w_out"), None, None,
+        )  # fmt: skip
 
 
 def _check(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:

@@ -5,18 +5,25 @@ Roles as in `device/hopper_gemm.py`, and one more: the *reducers*, two warps bes
 consumers of the same program multiply. So adding up and sending cost no multiprocessor, only what they read and write.
 The consumers take jobs too when they have no tile left.
 
+In the backward (`CFG.b_is_nk` False) h is the gradient of gate and up side by side, and the weight is w_in read the other
+way round, [2 I, H] of each expert.
+
 `combine_kernel`, in plain Triton, is the twin that the emulator runs.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from megascale_kernels.device.hopper_gemm import (
+    Ring,
     column_slices,
     fetch,
     make_ring,
     multiply,
+    next_slot,
     store_slice,
+    tma_load,
 )
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
 from megascale_kernels.device.primitives import peer_tile_notify
@@ -46,7 +53,7 @@ from megascale_kernels.moe.combine_kernel import (
     staging_of,
 )
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.hopper_dispatch import pass_slots
+from megascale_kernels.moe.hopper_dispatch import boxes_of_weight, pass_slots
 from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
@@ -80,6 +87,38 @@ def tile_at(tile, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
 
 
 @gluon.jit
+def make_expert_ring(h_desc, CFG: gl.constexpr):
+    """As `make_ring`, for a weight read the other way round, whose boxes have three axes."""
+    a = gl.allocate_shared_memory(h_desc.dtype, [CFG.slots * CFG.across_m] + h_desc.block_type.shape, h_desc.layout)
+    b = gl.allocate_shared_memory(h_desc.dtype, [CFG.slots] + CFG.b_block, CFG.b_layout)
+    full = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
+    slots: gl.constexpr = CFG.slots
+    for i in gl.static_range(slots):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=CFG.consumers)
+    fence_async_shared()
+    return Ring(a, b, full, empty)
+
+
+@gluon.jit
+def fetch_of_expert(ring, h_desc, row, w_desc, expert, column, k_blocks, slot, phase, CFG: gl.constexpr):
+    """As `fetch`, with a weight [experts, K, N]: what lies beyond K is zero, not another expert's."""
+    across_m: gl.constexpr = CFG.across_m
+    boxes = boxes_of_weight(ring, CFG)
+    for block in range(k_blocks):
+        full = ring.full.index(slot)
+        mbarrier.wait(ring.empty.index(slot), phase)
+        mbarrier.expect(full, CFG.slot_bytes)
+        k = block * CFG.block_k
+        for i in gl.static_range(across_m):
+            tma_load(h_desc, [row + i * CFG.rows, k], full, ring.a.index(slot * CFG.across_m + i))
+        tma_load(w_desc, [expert, k, column], full, boxes.index(slot))
+        slot, phase = next_slot(slot, phase, CFG.slots)
+    return slot, phase
+
+
+@gluon.jit
 def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG: gl.constexpr):
     """Keep the ring full."""
     slot = 0
@@ -98,8 +137,13 @@ def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blo
         chunk, width, at, expert, row, _, first, height = tile_at(
             tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
-        slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, 0,
-                            blocks(inner, CFG.block_k), slot, phase, CFG)  # fmt: skip
+        k_blocks = blocks(inner, CFG.block_k)
+        if CFG.b_is_nk:
+            slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, 0, k_blocks,
+                                slot, phase, CFG)  # fmt: skip
+        else:
+            slot, phase = fetch_of_expert(ring, h_desc, tile_row, w_desc, of_tile, block_n * CFG.block_n, k_blocks,
+                                          slot, phase, CFG)  # fmt: skip
 
 
 @gluon.jit
@@ -315,7 +359,10 @@ def hopper_combine_kernel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
-    ring = make_ring(h_desc, w_desc, CFG)
+    if CFG.b_is_nk:
+        ring = make_ring(h_desc, w_desc, CFG)
+    else:
+        ring = make_expert_ring(h_desc, CFG)
     staging = gl.allocate_shared_memory(
         y_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
     )

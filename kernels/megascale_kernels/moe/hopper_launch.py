@@ -9,9 +9,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
-from megascale_kernels.moe.expert_tiling import COMBINE, DISPATCH
+from megascale_kernels.moe.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD
+from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD
+from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD
 from megascale_kernels.moe.hopper_combine import hopper_combine_kernel
 from megascale_kernels.moe.hopper_dispatch import hopper_dispatch_kernel
 from megascale_kernels.moe.moe_config import MoeConfig
@@ -33,21 +33,37 @@ def _rows(matrix: Tensor, rows: int, columns: int) -> Any:  # noqa: ANN401 - a d
     return TensorDescriptor.from_tensor(matrix, [rows, columns], swizzled(columns))
 
 
+def _pairs(weight: Tensor) -> Any:  # noqa: ANN401 - as above
+    """A descriptor of w_in, [experts, 2, I, H]: gate and up of the same columns in one box."""
+    matrices = weight.view(-1, *weight.shape[2:])
+    return TensorDescriptor.from_tensor(
+        matrices, [2, DISPATCH.columns // 2, DISPATCH.block_k], DISPATCH.pair_layout
+    )  # fmt: skip
+
+
+def _experts(weight: Tensor) -> Any:  # noqa: ANN401 - as above
+    """A descriptor of a weight that is read the other way round, [experts, K, N]."""
+    tiling = DISPATCH_BACKWARD
+    return TensorDescriptor.from_tensor(weight, [1, tiling.block_k, tiling.columns], tiling.matrix_layout)
+
+
 def prepare_dispatch(
-    x: Tensor, w_in: Tensor, h: Tensor, routing: Routing, sizes: Sizes, workspace: Workspace, config: MoeConfig,
-    channel: Channel, variant: int,
+    x: Tensor, weight: Tensor, h: Tensor, gate: Tensor | None, up: Tensor | None, routing: Routing, sizes: Sizes,
+    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
 ) -> Prepared:  # fmt: skip
-    """Layer 0: kernel, compile-time constants, and arguments by slot and `counted`."""
-    constants = {"CFG": DISPATCH, "OPERATOR": MOE_DISPATCH, **_options(workspace)}
-    pairs = w_in.view(-1, sizes.inner, sizes.hidden)
-    box = [2, DISPATCH.columns // 2, DISPATCH.block_k]
+    """Layer 0, as `plain_launch.prepare_dispatch`."""
+    operator = MOE_DISPATCH_BACKWARD if backward else MOE_DISPATCH
+    tiling = DISPATCH_BACKWARD if backward else DISPATCH
+    constants = {"CFG": tiling, "SAVES": gate is not None, "OPERATOR": operator, **_options(workspace)}
+
+    def stored(matrix: Tensor | None) -> Any:  # noqa: ANN401 - as above
+        return None if matrix is None else _rows(matrix, tiling.rows, tiling.store_columns)
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
         return (
-            x, gathered, TensorDescriptor.from_tensor(pairs, box, DISPATCH.pair_layout),
-            _rows(h, DISPATCH.rows, DISPATCH.store_columns), routing.head, routing.rows, routing.tiles,
-            *channel(slot, MOE_DISPATCH), variant, counted, sizes.pitch, -(-sizes.pitch // config.splits),
+            x, gathered, _experts(weight) if backward else _pairs(weight), stored(h), stored(gate), stored(up),
+            routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted, sizes.pitch, -(-sizes.pitch // config.splits),
             config.splits, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
@@ -55,20 +71,23 @@ def prepare_dispatch(
 
 
 def prepare_combine(
-    ids: Tensor, w_out: Tensor, h: Tensor, y: Tensor, out: Tensor, routing: Routing, sizes: Sizes,
-    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int,
+    ids: Tensor, weight: Tensor, h: Tensor, y: Tensor, out: Tensor, routing: Routing, sizes: Sizes,
+    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
 ) -> Prepared:  # fmt: skip
-    """Layer 1: the same."""
-    constants = {"CFG": COMBINE, "TOP_K": sizes.top_k, "OPERATOR": MOE_COMBINE, **_options(workspace)}
-    weight = w_out.view(-1, sizes.inner)
+    """Layer 1, as `plain_launch.prepare_combine`."""
+    operator = MOE_COMBINE_BACKWARD if backward else MOE_COMBINE
+    tiling = COMBINE_BACKWARD if backward else COMBINE
+    constants = {"CFG": tiling, "TOP_K": sizes.top_k, "OPERATOR": operator, **_options(workspace)}
     blocks_n = -(-sizes.hidden // COMBINE.block_n)
 
     def arguments(slot: int, _: int) -> tuple[Any, ...]:
         return (
-            _rows(h, COMBINE.rows, COMBINE.block_k), _rows(weight, COMBINE.columns, COMBINE.block_k),
+            _rows(h, COMBINE.rows, COMBINE.block_k),
+            _experts(weight.view(sizes.experts, -1, sizes.hidden)) if backward
+            else _rows(weight.view(-1, sizes.inner), COMBINE.columns, COMBINE.block_k),
             _rows(y, COMBINE.rows, COMBINE.store_columns), y, out, ids,
-            routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, MOE_COMBINE),
-            workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, sizes.inner,
+            routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, operator),
+            workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, h.shape[1],
             config.group_m, -(-blocks_n // (config.chunks or 1)),
         )  # fmt: skip
 
