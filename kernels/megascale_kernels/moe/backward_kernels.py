@@ -60,8 +60,8 @@ def take_rows_kernel(x_ptr, gathered_ptr, out_ptr, head, rows, rank, pitch, colu
     """Rows of tokens in the order of experts; the peers' tokens have arrived in this launch's slot."""
     count = tl.load(head + ROW_TILES) * TILE_ROWS
     for first in range(tl.program_id(0) * ROWS, count, tl.num_programs(0) * ROWS):
-        copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, True, ROWS, COLS)
-        copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, False, ROWS, COLS)
+        copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, OURS=True, ROWS=ROWS, COLS=COLS)
+        copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, OURS=False, ROWS=ROWS, COLS=COLS)
 
 
 @triton.jit(do_not_specialize=(*CHANNEL, "counted", "units"))
@@ -85,12 +85,12 @@ def gather_kernel(
     count = tl.load(head + ROW_TILES) * TILE_ROWS
     show_tile(channel, COMPUTE, 0, PROGRESS)
     for first in range(cta * ROWS, count, ctas * ROWS):
-        copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, True, ROWS, COLS)
+        copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, OURS=True, ROWS=ROWS, COLS=COLS)
     show_tile(channel, COMPUTE, 1, PROGRESS)
     code, _ = await_units(channel, 0, (world_size - 1) * units, units, COMPUTE, 1)
     if code == 0:
         for first in range(cta * ROWS, count, ctas * ROWS):
-            copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, False, ROWS, COLS)
+            copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, OURS=False, ROWS=ROWS, COLS=COLS)
     show_done(channel, COMPUTE, PROGRESS)
     if cta == ctas - 1:
         await_all_begun(channel)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch the backward of a MoE layer, overlapped: the gradient of a combine is a dispatch, that of a dispatch a combine.
+"""Launch the backward of a MoE layer, overlapped: the gradient of a combine is a dispatch and the other way round.
 
     route      the tables anew, from experts and gates: the same bits as in the forward
     dispatch   gradients of outputs to the ranks of the experts, once a rank; u = w_out^T g while they arrive
@@ -227,7 +227,9 @@ class BackwardLaunch(LayerSteps):
         left, right = self._operands_of(name)
         if self.by_torch:
             constants: dict[str, Any] = {"PARTS": CLEARING_PARTS, "COLS": CLEARING_COLS, **MOVING}
-            kernel, grid, operands, more = clear_empty_kernel, sizes.experts * CLEARING_PARTS, (), (like[0].numel(),)
+            kernel, grid = clear_empty_kernel, sizes.experts * CLEARING_PARTS
+            operands: tuple[Any, ...] = ()
+            more: tuple[int, ...] = (like[0].numel(),)
         else:
             tile = (
                 WEIGHT_TILE if min(left.shape[1], right.shape[1]) > SMALL_WEIGHT_TILE["BLOCK_M"] else SMALL_WEIGHT_TILE

@@ -104,10 +104,14 @@ def _fused(
     return out
 
 
-def _operands(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> tuple[Tensor, ...]:
+def _operands(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Operands as our kernels read them."""
-    given = (x, ids.to(torch.int32), gates.to(torch.float32), w_in, w_out)
-    return tuple(_readable(tensor.detach()) for tensor in given)
+    return (
+        _readable(x.detach()), _readable(ids.to(torch.int32)), _readable(gates.detach().to(torch.float32)),
+        _readable(w_in.detach()), _readable(w_out.detach()),
+    )  # fmt: skip
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -137,7 +141,7 @@ class _Experts(torch.autograd.Function):
         from megascale_kernels.moe.backward_launch import Given, planned_backward
 
         *operands, saved = ctx.saved_tensors
-        given = Given(*operands, grad=_readable(grad))
+        given = Given(*operands, _readable(grad))
         dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
         wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
         wanted = [name for name, wants in (("w_in", wants_in), ("w_out", wants_out)) if wants]

@@ -5,8 +5,8 @@ Roles as in `device/hopper_gemm.py`, and one more: the *reducers*, two warps bes
 consumers of the same program multiply. So adding up and sending cost no multiprocessor, only what they read and write.
 The consumers take jobs too when they have no tile left.
 
-In the backward (`CFG.b_is_nk` False) h is the gradient of gate and up side by side, and the weight is w_in read the other
-way round, [2 I, H] of each expert.
+In the backward (`CFG.b_is_nk` False) h is the gradient of gate and up side by side, and the weight is w_in read the
+other way round, [2 I, H] of each expert.
 
 `combine_kernel`, in plain Triton, is the twin that the emulator runs.
 """
@@ -359,7 +359,7 @@ def hopper_combine_kernel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
-    if CFG.b_is_nk:
+    if CFG.b_is_nk:  # noqa: SIM108 - Triton decides at compile time which branch exists
         ring = make_ring(h_desc, w_desc, CFG)
     else:
         ring = make_expert_ring(h_desc, CFG)

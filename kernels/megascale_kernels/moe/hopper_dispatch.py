@@ -7,8 +7,8 @@ columns in one box. A slot is full when TMA's bytes are there and every thread's
 waits for peers. The consumers multiply 256 columns of the weight at once, take SwiGLU of their two halves in registers
 and store 128 columns of h; for a backward also the halves themselves.
 
-In the backward (`CFG.halves` 1) tokens are gradients of outputs, the weight is w_out read the other way round, [H, I] of
-each expert, and all 256 columns are stored as they are.
+In the backward (`CFG.halves` 1) tokens are gradients of outputs, the weight is w_out read the other way round, [H, I]
+of each expert, and all 256 columns are stored as they are.
 
 `dispatch_kernel`, in plain Triton, is the twin that the emulator runs.
 """
@@ -236,9 +236,9 @@ def store_tile(acc, staging, h_desc, gate_desc, up_desc, row, column, ME: gl.con
 
 
 @gluon.jit
-def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden, inner, group_m, variant, counted,
-            ME: gl.constexpr, CFG: gl.constexpr, SAVES: gl.constexpr, PROGRESS: gl.constexpr,
-            TRACE: gl.constexpr):  # fmt: skip
+def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden, inner,
+            group_m, variant, counted, ME: gl.constexpr, CFG: gl.constexpr, SAVES: gl.constexpr,
+            PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply this consumer's half of every tile and store what it comes to."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)

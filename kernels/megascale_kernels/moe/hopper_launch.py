@@ -63,8 +63,8 @@ def prepare_dispatch(
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
         return (
             x, gathered, _experts(weight) if backward else _pairs(weight), stored(h), stored(gate), stored(up),
-            routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted, sizes.pitch, -(-sizes.pitch // config.splits),
-            config.splits, sizes.hidden, sizes.inner, config.group_m,
+            routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted, sizes.pitch,
+            -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
     return hopper_dispatch_kernel, constants, arguments

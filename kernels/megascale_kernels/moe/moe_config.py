@@ -33,8 +33,8 @@ class MoeConfig(NamedTuple):
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
             None lets the model decide.
         route_programs: programs that route.
-        keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most tokens that
-            a rank may get; False computes them anew in the backward, two of its then eight products' worth.
+        keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
+            that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
         job_tokens: tokens of a job.
         job_cols: columns that a job adds up at once.
     """

@@ -62,8 +62,8 @@ def prepare_dispatch(
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
         return (
             x, gathered, TensorDescriptor.from_tensor(weight.view(-1, weight.shape[-1]), box), stored(h), stored(gate),
-            stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted, sizes.pitch,
-            -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
+            stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted,
+            sizes.pitch, -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
     return dispatch_kernel, constants | _options(workspace, config), arguments

@@ -54,7 +54,7 @@ def test_a_straggler_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_bits_do_not_depend_on_the_schedule(keep: bool) -> None:  # noqa: FBT001 (a case)
+def test_bits_do_not_depend_on_the_schedule(keep: bool) -> None:
     """Gradients are the same, bit for bit, whoever was fast, however many programs there were."""
     layer = CASES["pairs dropped"]._replace(config=SMALL._replace(keep=keep))
 
