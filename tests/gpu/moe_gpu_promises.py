@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megascale_kernels import MoeConfig, MoELayer, RankMismatch, TileTimeout, Workspace, moe_experts
 from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.expert_shards import choose_shards
 from torch import Tensor
 
 from tests.fakes.moe_cases import Layer, chosen
@@ -204,6 +205,28 @@ def gradients_of_any_configuration_are_no_worse_than_serial(place: Place) -> Non
         hold_gradients(operands(place, layer, seed), workspace, config, config)
     layer = Layer(uneven(place, 130), 8, 24, 256, 192, "dropped", dtype=torch.float16)
     hold_gradients(operands(place, layer, 9), workspace_of(layer), MoeConfig(), "fp16")
+
+
+def experts_cut_among_ranks_are_no_worse_than_serial(place: Place) -> None:
+    """Tensor parallelism, alone and with experts divided as well: outputs and gradients, against the serial path."""
+    for shards in (place.world_size, 2):
+        layer = Layer(uneven(place, 301), 3, 6, 272, 176, "dropped", dtype=torch.bfloat16, shards=shards)
+        given = operands(place, layer, shards)
+        workspace = workspace_of(layer)
+        ours = moe_experts(*given, workspace, fused=True, tensor_parallel=shards)
+        plain = moe_experts(*given, workspace, fused=False, tensor_parallel=shards)
+        ids, gates = choose_shards(given[1], given[2], layer.experts, shards)
+        x, w_in, w_out = (given[index].double() for index in (0, 3, 4))
+        if x.shape[0]:
+            assert_no_worse(ours, plain, all_to_all.moe(x, ids, gates.double(), w_in, w_out, workspace))
+        cut = (given[0], ids, gates.contiguous(), *given[3:])
+        hold_gradients(cut, workspace, MoeConfig(), shards)
+        grad = torch.randn_like(given[0])
+        some = [
+            gradients(given, grad, workspace, fused=fused, tensor_parallel=shards) for fused in (True, False)
+        ]  # fmt: skip
+        for name, one, other in zip(NAMES, *some, strict=True):
+            assert float((one.double() - other.double()).norm()) <= 0.02 * float(other.double().norm()), name
 
 
 def gradients_repeat_bit_by_bit(place: Place) -> None:

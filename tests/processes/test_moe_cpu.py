@@ -10,7 +10,12 @@ from tests.fixtures.kernel_group import run_ranks
 
 pytestmark = pytest.mark.processes
 
-PROMISES = ["experts_and_all_gradients", "a_layer_is_its_parts", "wrong_calls_are_named"]
+PROMISES = [
+    "experts_and_all_gradients",
+    "experts_cut_among_ranks_are_whole_together",
+    "a_layer_is_its_parts",
+    "wrong_calls_are_named",
+]
 
 
 @pytest.fixture(scope="module", params=[3], ids="{} ranks".format)

@@ -107,12 +107,12 @@ def list_ends(head, begins, ends_ptr, EXPERTS: tl.constexpr, TILE_ROWS: tl.const
 
 
 @triton.jit
-def pair_of(token, here, pair_row, pair_gate, TOP_K: tl.constexpr):
+def pair_of(token, here, pair_row, pair_gate, MOST_HERE: tl.constexpr):
     """The pairs that rows stand for, and their gates; 0 and 0 for padding."""
     pair = token * 0
     gate = pair.to(tl.float32)
-    for place in tl.static_range(TOP_K):
-        index = token * TOP_K + place
+    for place in tl.static_range(MOST_HERE):
+        index = token * MOST_HERE + place
         found = tl.load(pair_row + index, mask=token >= 0, other=-1) == here
         gate += tl.load(pair_gate + index, mask=found, other=0.0)
         pair += tl.where(found, index, 0)
@@ -121,7 +121,7 @@ def pair_of(token, here, pair_row, pair_gate, TOP_K: tl.constexpr):
 
 @triton.jit
 def swiglu_backward_kernel(u_ptr, pre_ptr, dpre_ptr, dgates_ptr, ends_ptr, head, begins, rows, pair_row, pair_gate,
-                           inner, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TILE_ROWS: tl.constexpr,
+                           inner, EXPERTS: tl.constexpr, MOST_HERE: tl.constexpr, TILE_ROWS: tl.constexpr,
                            ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     """Gradients of gate and up, [rows, 2 I], and of each pair's weight; u becomes weight * h; padding becomes zero.
 
@@ -133,7 +133,7 @@ def swiglu_backward_kernel(u_ptr, pre_ptr, dpre_ptr, dgates_ptr, ends_ptr, head,
     for first in range(tl.program_id(0) * ROWS, count, tl.num_programs(0) * ROWS):
         here = first + tl.arange(0, ROWS)
         token = tl.load(rows + here)
-        pair, weight = pair_of(token, here, pair_row, pair_gate, TOP_K)
+        pair, weight = pair_of(token, here, pair_row, pair_gate, MOST_HERE)
         row = here.to(tl.int64)[:, None]
         dgate = tl.zeros((ROWS,), dtype=tl.float32)
         for at in range(0, inner, COLS):
@@ -160,7 +160,8 @@ def gates_kernel(
     ids_ptr, dgates_ptr, out_ptr, head,
     control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, pitch, tokens, experts, first_word,
-    TOP_K: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
+    TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr,
+    PROGRESS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of gates from the ranks of the experts to the ranks of the tokens.
 
@@ -179,12 +180,12 @@ def gates_kernel(
     show_tile(channel, COMMUNICATE, cta, PROGRESS)
     for step in range(1, world_size):
         peer = (rank + step) % world_size
-        target = peer_words(channel, peer) + first_word + rank * pitch * TOP_K
-        source = dgates_ptr + peer * pitch * TOP_K
+        target = peer_words(channel, peer) + first_word + rank * pitch * MOST_HERE
+        source = dgates_ptr + peer * pitch * MOST_HERE
         theirs = tl.load(head + TOKENS_OF + peer)
         for block in range(cta, blocks(theirs, TOKENS), ctas):
-            end = min((block + 1) * TOKENS, theirs) * TOP_K
-            for at in range(block * TOKENS * TOP_K, end, PAIRS):
+            end = min((block + 1) * TOKENS, theirs) * MOST_HERE
+            for at in range(block * TOKENS * MOST_HERE, end, PAIRS):
                 here = at + tl.arange(0, PAIRS)
                 value = tl.load(source + here, mask=here < end, other=0.0)
                 tl.store(target + here, value.to(tl.int32, bitcast=True), mask=here < end)
@@ -198,14 +199,15 @@ def gates_kernel(
     if code == 0:
         for block in range(cta, blocks(tokens, TOKENS), ctas):
             bring_home(channel, ids_ptr, dgates_ptr, out_ptr, block * TOKENS * TOP_K,
-                       min((block + 1) * TOKENS, tokens) * TOP_K, pitch, experts, first_word, TOP_K, PAIRS)  # fmt: skip
+                       min((block + 1) * TOKENS, tokens) * TOP_K, pitch, experts, first_word, TOP_K,
+                       MOST_HERE, PAIRS)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     finish_launch(channel, ctas, 0)
 
 
 @triton.jit
 def bring_home(channel, ids_ptr, dgates_ptr, out_ptr, first, end, pitch, experts, first_word, TOP_K: tl.constexpr,
-               PAIRS: tl.constexpr):  # fmt: skip
+               MOST_HERE: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """Find the gradients of pairs [first, end) of our tokens; a dropped pair's is zero."""
     for at in range(first, end, PAIRS):
         here = at + tl.arange(0, PAIRS)
@@ -219,11 +221,12 @@ def bring_home(channel, ids_ptr, dgates_ptr, out_ptr, first, end, pitch, experts
             another = tl.load(ids_ptr + here - place + other, mask=inside, other=-1)
             same = (another >= owner * experts) & (another < (owner + 1) * experts)
             before += (same & (other < place)).to(tl.int32)
-        lies = owner * pitch * TOP_K + here - place + before
+        of_token = here // TOP_K * MOST_HERE + before
         ours = owner == channel.rank
-        own_at = lies - owner * pitch * TOP_K + channel.rank * pitch * TOP_K
-        own = tl.load(dgates_ptr + own_at, mask=exists & ours, other=0.0)
-        sent = tl.load(channel.control + first_word + lies, mask=exists & (ours == 0), other=0)
+        own = tl.load(dgates_ptr + channel.rank * pitch * MOST_HERE + of_token, mask=exists & ours, other=0.0)
+        sent = tl.load(
+            channel.control + first_word + owner * pitch * MOST_HERE + of_token, mask=exists & (ours == 0), other=0
+        )
         tl.store(out_ptr + here, tl.where(ours, own, sent.to(tl.float32, bitcast=True)), mask=inside)
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from megascale_kernels.device.layout import MAX_CTAS
 from megascale_kernels.launching.ready import OUT, W, X
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
@@ -43,6 +44,7 @@ from megascale_kernels.moe.tables import Sizes
 
 ROWS, COLS = 8, 512  # that a program moves at once
 PROGRAMS_EACH = 4  # of kernels that only move, for a multiprocessor
+GATHERING_EACH = 2  # of the kernel that waits for tokens as well
 GATES_PROGRAMS, GATES_TOKENS, GATES_PAIRS = 32, 32, 128
 WEIGHT_TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
 SMALL_WEIGHT_TILE = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}
@@ -182,9 +184,10 @@ class BackwardLaunch(LayerSteps):
 
         constants = {**self._moving, "OPERATOR": MOE_GATHER, "PROGRESS": workspace.progress}
         # In a captured graph they wait for copies that a kernel of one warp announces: it finds registers beside them.
-        constants["maxnreg"] = 96
+        constants |= {"maxnreg": 96, "num_warps": 8, "ROWS": 2 * ROWS}
+        grid = min(GATHERING_EACH * processors(x.device), MAX_CTAS)
         return Step(
-            gather_kernel, self.programs, MOE_GATHER, self.stamp(MOE_GATHER), constants, {"x_ptr": X}, arguments,
+            gather_kernel, grid, MOE_GATHER, self.stamp(MOE_GATHER), constants, {"x_ptr": X}, arguments,
             self._gather_step, moves=True,
         )  # fmt: skip
 
@@ -197,7 +200,7 @@ class BackwardLaunch(LayerSteps):
                 routing.pair_row, routing.pair_gate, sizes.inner,
             )  # fmt: skip
 
-        constants = {**self._moving, "EXPERTS": sizes.experts, "TOP_K": sizes.top_k}
+        constants = {**self._moving, "EXPERTS": sizes.experts, "MOST_HERE": sizes.most_here}
         return Step(
             swiglu_backward_kernel, self.programs, 0, 0, constants, {"pre_ptr": X}, arguments, self._swiglu_step
         )  # fmt: skip
@@ -212,8 +215,8 @@ class BackwardLaunch(LayerSteps):
             )  # fmt: skip
 
         constants = {
-            "TOP_K": sizes.top_k, "TOKENS": GATES_TOKENS, "PAIRS": GATES_PAIRS, "OPERATOR": MOE_GATES,
-            "PROGRESS": workspace.progress, **MOVING,
+            "TOP_K": sizes.top_k, "MOST_HERE": sizes.most_here, "TOKENS": GATES_TOKENS, "PAIRS": GATES_PAIRS,
+            "OPERATOR": MOE_GATES, "PROGRESS": workspace.progress, **MOVING,
         }  # fmt: skip
         grid = min(GATES_PROGRAMS, processors(ids.device))
         return Step(

@@ -68,8 +68,9 @@ def combine_kernel(
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
     pitch, experts, hidden, inner, group_m, chunk_blocks, reducers,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
-    COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr,
+    MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr,
+    PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """One launch: the lowest `reducers` programs take jobs only, the others multiply first."""
     cta = tl.program_id(0)
@@ -89,7 +90,7 @@ def combine_kernel(
                        ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, BLOCK_M, BLOCK_N, BLOCK_K,
                        BACKWARD, PROGRESS, TRACE)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, TOKENS, COLS, PROGRESS,
+              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, MOST_HERE, TOKENS, COLS, PROGRESS,
               TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
@@ -203,8 +204,8 @@ def find_job(channel, head, inner, TOKENS: tl.constexpr):
 
 @triton.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
-              PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+              chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr,
+              TOKENS: tl.constexpr, COLS: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Take jobs until there is none: chunk by chunk, the peers' tokens first, the nearest rank behind us first."""
     cursor = open_ring(channel, ring, TRACE)
     of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
@@ -219,7 +220,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
         if code == 0:
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
                          hidden, owner, block, chunk * chunk_blocks * BLOCK_N,
-                         min((chunk + 1) * chunk_blocks * BLOCK_N, hidden), TOP_K, TOKENS, COLS)  # fmt: skip
+                         min((chunk + 1) * chunk_blocks * BLOCK_N, hidden), TOP_K, MOST_HERE, TOKENS, COLS)  # fmt: skip
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(ring, cursor, NOTIFY, job, owner, TRACE)
@@ -253,20 +254,20 @@ def staging_of(channel, target, source, y_ptr, staging_bytes, pitch, hidden):
 
 @triton.jit
 def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-                 owner, block, first_col, end_col, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
+                 owner, block, first_col, end_col, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, TOKENS: tl.constexpr,
                  COLS: tl.constexpr):  # fmt: skip
     """Add up a block of tokens, `COLS` columns at a time, and send or store the sums."""
     token = block * TOKENS + tl.arange(0, TOKENS)
     there = token < tl.load(head + TOKENS_OF + owner)
-    pair = (owner * pitch + token) * TOP_K
+    pair = (owner * pitch + token) * MOST_HERE
     has_row = tl.zeros((TOKENS,), dtype=tl.int32)
-    for place in tl.static_range(TOP_K):
+    for place in tl.static_range(MOST_HERE):
         has_row |= (tl.load(pair_row + pair + place, mask=there, other=-1) >= 0).to(tl.int32)
     for at in range(first_col, end_col, COLS):
         cols = at + tl.arange(0, COLS)
         inside = (cols < end_col)[None, :]
         total = tl.zeros((TOKENS, COLS), dtype=tl.float32)
-        for place in tl.static_range(TOP_K):
+        for place in tl.static_range(MOST_HERE):
             row = tl.load(pair_row + pair + place, mask=there, other=-1)
             gate = tl.load(pair_gate + pair + place, mask=there, other=0.0)
             part = tl.load(y_ptr + row.to(tl.int64)[:, None] * hidden + cols[None, :],

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.expert_shards import check_shards, choose_shards
 
 if TYPE_CHECKING:
     from megascale_kernels.moe.moe_config import MoeConfig
@@ -26,11 +27,12 @@ HOPPER = 9  # major compute capability
 ALIGNED = 16  # bytes; and rows of H and I are multiples of so many elements
 MOST_EXPERTS = 256  # of one rank, in our kernels' tables
 MOST_TOP_K = 16
+MOST_CHOSEN = 64  # experts of a token times shards of each
 
 
 def moe_experts(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
-    config: "MoeConfig | None" = None, fused: bool | None = None,
+    config: "MoeConfig | None" = None, fused: bool | None = None, tensor_parallel: int = 1,
 ) -> Tensor:  # fmt: skip
     """Give each token the sum over its experts e of gate * w_out[e] (silu(w_in[e, 0] x) * (w_in[e, 1] x)).
 
@@ -43,6 +45,8 @@ def moe_experts(
         workspace: with `max_rows` at least W times the most tokens of a rank, and `max_gather_cols` at least H.
         config: how our kernels run; None takes the default. All ranks must pass the same.
         fused: False takes the serial path; True refuses it; None decides. All ranks must pass the same.
+        tensor_parallel: ranks among which each expert is cut along I, S (`expert_shards`): rank r has of the experts of
+            group r // S, [E S / W, 2, I / S, H] and [E S / W, H, I / S], shard r % S. Tokens are each rank's own.
 
     Returns:
         [T, H]: a token without experts gets zeros. Differentiable once in x, gates, w_in and w_out.
@@ -54,26 +58,31 @@ def moe_experts(
         TileTimeout: a peer did not come.
     """
     _check(x, ids, gates, w_in, w_out, workspace)
-    reason = "it was asked for" if fused is False else _why_serial(x, ids, w_in, workspace)
+    check_shards(tensor_parallel, workspace.world_size)
+    ids, gates = choose_shards(ids, gates, w_in.shape[0], tensor_parallel)
+    reason = "it was asked for" if fused is False else _why_serial(x, ids, w_in, workspace, tensor_parallel)
     if fused and reason:
         raise Unsupported(f"moe_experts(fused=True): {reason}")
     call = f"moe_experts(H {x.shape[1]}, I {w_out.shape[2]}, experts {w_in.shape[0]}, top {ids.shape[1]}, {x.dtype})"
+    if tensor_parallel > 1:
+        call = f"{call[:-1]}, tensor_parallel {tensor_parallel})"
     if reason:
         _say_once(call, reason)
         all_to_all.agree(call, workspace)
         return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
-        out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
+        out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config, tensor_parallel)  # type: ignore[no-untyped-call]  # torch gives it no types
         return out
-    return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config))
+    return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config), tensor_parallel)
 
 
-def _sizes(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> "Sizes":
+def _sizes(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace, shards: int) -> "Sizes":
     from megascale_kernels.moe.tables import Sizes
 
     experts, _, inner, hidden = w_in.shape
     sizes = Sizes(
-        workspace.world_size, workspace.max_rows // workspace.world_size, ids.shape[1], experts, hidden, inner
+        workspace.world_size, workspace.max_rows // workspace.world_size, ids.shape[1], experts, hidden, inner,
+        shards=shards,
     )  # fmt: skip
     if x.shape[0] > sizes.pitch:
         raise WorkspaceTooSmall(
@@ -93,13 +102,14 @@ def _chosen(config: "MoeConfig | None") -> "MoeConfig":
 
 def _fused(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, config: "MoeConfig",
-    saved: Tensor | None = None,
+    shards: int, saved: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The forward by our kernels; operands as `_operands` makes them."""
     from megascale_kernels.moe.launch import planned
 
     out = torch.empty_like(x)
-    launch = planned(x, ids, gates, w_in, w_out, out, _sizes(x, ids, w_in, workspace), workspace, config, saved)
+    sizes = _sizes(x, ids, w_in, workspace, shards)
+    launch = planned(x, ids, gates, w_in, w_out, out, sizes, workspace, config, saved)
     launch.run(x, ids, gates, w_in, w_out, out, saved)
     return out
 
@@ -124,16 +134,16 @@ class _Experts(torch.autograd.Function):
     """Our kernels, forward and backward."""
 
     @staticmethod
-    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
+    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config, shards) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
         given = _operands(x, ids, gates, w_in, w_out)
         chosen = _chosen(config)
         saved = None
         if chosen.keep:
-            sizes = _sizes(x, ids, w_in, workspace)
+            sizes = _sizes(x, ids, w_in, workspace, shards)
             saved = torch.empty(sizes.rows, 2 * sizes.inner, dtype=x.dtype, device=x.device)
         ctx.save_for_backward(*given, saved)
-        ctx.workspace, ctx.config, ctx.type_of_gates = workspace, chosen, gates.dtype
-        return _fused(*given, workspace, chosen, saved)
+        ctx.workspace, ctx.config, ctx.shards, ctx.type_of_gates = workspace, chosen, shards, gates.dtype
+        return _fused(*given, workspace, chosen, shards, saved)
 
     @staticmethod
     @once_differentiable
@@ -145,13 +155,12 @@ class _Experts(torch.autograd.Function):
         dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
         wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
         wanted = [name for name, wants in (("w_in", wants_in), ("w_out", wants_out)) if wants]
-        launch = planned_backward(
-            given, dx, dgates, _sizes(given.x, given.ids, given.w_in, ctx.workspace), ctx.workspace, ctx.config
-        )  # fmt: skip
+        sizes = _sizes(given.x, given.ids, given.w_in, ctx.workspace, ctx.shards)
+        launch = planned_backward(given, dx, dgates, sizes, ctx.workspace, ctx.config)
         found = launch.run(given, saved, dx, dgates, wanted)
         return (
             dx if wants_x else None, None, dgates.to(ctx.type_of_gates) if wants_gates else None, found.get("w_in"),
-            found.get("w_out"), None, None,
+            found.get("w_out"), None, None, None,
         )  # fmt: skip
 
 
@@ -177,24 +186,26 @@ def _check(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, w
         raise Unsupported(f"moe_experts: tensors on {devices}, the workspace on {workspace.device.type}")
 
 
-def _why_serial(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> str:
+def _why_serial(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace, shards: int) -> str:
     """Why our kernels cannot run the call, "" when they can; from what all ranks share."""
     if x.device.type != "cuda":
         return f"the tensors are on the {x.device.type}"
     major, minor = torch.cuda.get_device_capability(x.device)
     if major != HOPPER:
         return f"the device has compute capability {major}.{minor} and the kernels need {HOPPER}.0"
-    return _why_sizes_cannot(ids.shape[1], w_in, workspace)
+    return _why_sizes_cannot(ids.shape[1], w_in, workspace, shards)
 
 
-def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace) -> str:
+def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace, shards: int) -> str:
     experts, _, inner, hidden = w_in.shape
     if hidden % ALIGNED or inner % ALIGNED or min(hidden, inner) < 1:
         return f"H {hidden} or I {inner} is no multiple of {ALIGNED}"
     if not 1 <= experts <= MOST_EXPERTS:
         return f"a rank has {experts} experts, and the tables hold 1 to {MOST_EXPERTS}"
-    if top_k > MOST_TOP_K:
-        return f"a token has {top_k} experts, at most {MOST_TOP_K} are added up at once"
+    if top_k // shards > MOST_TOP_K:
+        return f"a token has {top_k // shards} experts, at most {MOST_TOP_K} are added up at once"
+    if top_k > MOST_CHOSEN:
+        return f"a token has {top_k // shards} experts of {shards} shards each, at most {MOST_CHOSEN} are looked at"
     if hidden > max(workspace.max_gather_cols, workspace.max_scatter_cols):
         return f"the workspace was made for rows of at most {workspace.max_gather_cols} elements, H is {hidden}"
     return ""

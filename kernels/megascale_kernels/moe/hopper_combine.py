@@ -198,12 +198,12 @@ def count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk
 
 
 @gluon.jit
-def pairs_of(pair_row, pair_gate, pair, there, TOP_K: gl.constexpr):
+def pairs_of(pair_row, pair_gate, pair, there, MOST_HERE: gl.constexpr):
     """The rows in y and the gates of some tokens' pairs, a tensor a place; and whether a token has any row."""
     rows = ()  # tuples that grow at compile time
     gates = ()
     has_row = there & False
-    for place in gl.static_range(TOP_K):
+    for place in gl.static_range(MOST_HERE):
         row = gl.load(pair_row + pair + place, mask=there, other=-1)
         gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
         ours = row >= 0
@@ -225,11 +225,11 @@ def senders_of(ids_ptr, token, there, experts, world_size, TOP_K: gl.constexpr):
 
 
 @gluon.jit
-def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr,
+def add_up(y_ptr, rows, gates, cols, inside, hidden, MOST_HERE: gl.constexpr, ROWS: gl.constexpr,
            COLS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """The sum of some tokens' rows in y, in fp32, in the order of places."""
     total = gl.zeros((ROWS, COLS), gl.float32, layout)
-    for place in gl.static_range(TOP_K):
+    for place in gl.static_range(MOST_HERE):
         row = rows[place]
         part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
                        mask=(row >= 0)[:, None] & inside[None, :], other=0.0)  # fmt: skip
@@ -255,7 +255,7 @@ def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset
 
 @gluon.jit
 def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-                 owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr,
+                 owner, block, first_col, end_col, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, WARPS: gl.constexpr,
                  COLS: gl.constexpr):  # fmt: skip
     """Add up a block of tokens, a token a warp, and send or store the sums."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
@@ -263,13 +263,13 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
     for first in range(0, TOKENS, WARPS):
         token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
         there = token < tokens
-        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, there, TOP_K)
+        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * MOST_HERE, there, MOST_HERE)
         if owner != channel.rank:
             target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
             for at in range(first_col, end_col, COLS):
                 cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
                 inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, MOST_HERE, WARPS, COLS, layout)
                 offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
                 gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
         else:
@@ -277,7 +277,7 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
             for at in range(first_col, end_col, COLS):
                 cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
                 inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, MOST_HERE, WARPS, COLS, layout)
                 offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
                 total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, WARPS,
                                   COLS, layout)  # fmt: skip
@@ -286,8 +286,8 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
 
 @gluon.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, WARPS: gl.constexpr, COLS: gl.constexpr,
-              ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
+              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, WARPS: gl.constexpr,
+              COLS: gl.constexpr, ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
     """Take jobs until there is none, as in `combine_kernel`."""
     of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
     job = next_job(head)
@@ -299,7 +299,8 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
         if code == 0:
             end_col = gl.minimum((chunk + 1) * chunk_blocks * BLOCK_N, hidden)
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
-                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, WARPS, COLS)  # fmt: skip
+                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, MOST_HERE, WARPS,
+                         COLS)  # fmt: skip
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
             job = next_job(head)
@@ -310,7 +311,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 @gluon.jit
 def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
             trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-            ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr,
+            ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs."""
     cta = gl.program_id(0)
@@ -328,7 +329,7 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
     multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
                    ME, CFG, shows, TRACE and speaks)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
     if last_consumer == ME:
         if cta == ctas - 1:
             await_all_begun(channel)
@@ -337,10 +338,12 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
 
 @gluon.jit
 def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
-           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr):  # fmt: skip
+           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr,
+           PROGRESS: gl.constexpr):  # fmt: skip
     """Take jobs while the consumers multiply."""
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE, PROGRESS)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, MOST_HERE, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE,
+              PROGRESS)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
 
@@ -351,7 +354,7 @@ def hopper_combine_kernel(
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
     pitch, experts, hidden, inner, group_m, chunk_blocks,
-    CFG: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
+    CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
     TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
@@ -373,18 +376,18 @@ def hopper_combine_kernel(
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 0, CFG, TOP_K, PROGRESS, TRACE),
+                 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 1, CFG, TOP_K, PROGRESS, TRACE),
+                 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 reduce,
                 (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
-                 chunk_blocks, CFG, TOP_K, PROGRESS),
+                 chunk_blocks, CFG, TOP_K, MOST_HERE, PROGRESS),
             ),
             (
                 produce,

@@ -77,7 +77,13 @@ def prepare_combine(
     """Layer 1, as `plain_launch.prepare_combine`."""
     operator = MOE_COMBINE_BACKWARD if backward else MOE_COMBINE
     tiling = COMBINE_BACKWARD if backward else COMBINE
-    constants = {"CFG": tiling, "TOP_K": sizes.top_k, "OPERATOR": operator, **_options(workspace)}
+    constants = {
+        "CFG": tiling,
+        "TOP_K": sizes.top_k,
+        "MOST_HERE": sizes.most_here,
+        "OPERATOR": operator,
+        **_options(workspace),
+    }
     blocks_n = -(-sizes.hidden // COMBINE.block_n)
 
     def arguments(slot: int, _: int) -> tuple[Any, ...]:

@@ -76,8 +76,8 @@ class LayerSteps(Steps):
         sizes, workspace, routing = self.sizes, self.workspace, self.buffers.routing
         ctas = min(2 * processors(ids.device), self.config.route_programs, HEADER_WORDS)  # two are resident at a time
         constants = {
-            "TOP_K": sizes.top_k, "EXPERTS": sizes.experts, "PADDED": sizes.padded_experts,
-            "TILE_ROWS": sizes.tile_rows, "TOKENS": sizes.route_tokens,
+            "TOP_K": sizes.top_k, "MOST_HERE": sizes.most_here, "EXPERTS": sizes.experts,
+            "PADDED": sizes.padded_experts, "TILE_ROWS": sizes.tile_rows, "TOKENS": sizes.route_tokens,
             "PAIRS": max(16, min(MOST_PAIRS, ROUTE_CELLS // sizes.padded_experts)), "OPERATOR": MOE_ROUTE,
             "PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 4, "maxnreg": 248,
         }  # fmt: skip

@@ -79,7 +79,8 @@ def prepare_combine(
     blocks_n = -(-sizes.hidden // config.combine_n)
     reducers = min(config.reducers, processors(out.device) // MOST_REDUCERS_SHARE)
     constants = {
-        "BLOCK_M": sizes.tile_rows, "BLOCK_N": config.combine_n, "TOP_K": sizes.top_k, "TOKENS": config.job_tokens,
+        "BLOCK_M": sizes.tile_rows, "BLOCK_N": config.combine_n, "TOP_K": sizes.top_k, "MOST_HERE": sizes.most_here,
+        "TOKENS": config.job_tokens,
         "COLS": config.job_cols, "BACKWARD": backward, "OPERATOR": operator,
     }  # fmt: skip
 

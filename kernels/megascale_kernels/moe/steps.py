@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from megascale_kernels.device.announce import announce_kernel
-from megascale_kernels.device.layout import SLOTS, signature
+from megascale_kernels.device.layout import MAX_CTAS, SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
 from megascale_kernels.launching.ready import Copy, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
@@ -31,8 +31,8 @@ class Step:
 
     Args:
         kernel: the jit function.
-        grid: programs.
-        operator: of its announcements (index into `layout.OPERATORS`).
+        grid: programs, at most `layout.MAX_CTAS` where they talk to ranks.
+        operator: index into `layout.OPERATORS`; 0 for a kernel that talks to nobody.
         stamp: the signature that two ranks must agree on.
         constants: compile-time arguments and options.
         sources: which of a call's tensors a parameter's address is.
@@ -45,6 +45,7 @@ class Step:
         self, kernel: Any, grid: int, operator: int, stamp: int, constants: dict[str, Any], sources: dict[str, int],  # noqa: ANN401 - Triton's
         arguments: Callable[[int, int], tuple[Any, ...]], remake: "Callable[..., Step]", *, moves: bool = False,
     ) -> None:  # fmt: skip
+        assert operator == 0 or grid <= MAX_CTAS  # each program that talks to ranks has a line of the board
         self.kernel, self.grid, self.operator, self.stamp, self.moves = kernel, grid, operator, stamp, moves
         self.constants, self.sources, self.remake = constants, sources, remake
         self.arguments: Callable[[int, int], tuple[Any, ...]] | None = arguments
@@ -69,7 +70,7 @@ class Steps:
     @property
     def variant(self) -> int:
         """What flags and tables depend on besides sizes, as a number."""
-        return self.config.code + 101 * self.sizes.top_k + 40009 * self.sizes.experts
+        return self.config.code + 101 * self.sizes.top_k + 40009 * self.sizes.experts + 50021 * self.sizes.shards
 
     def stamp(self, operator: int) -> int:
         """The signature of one of the steps."""

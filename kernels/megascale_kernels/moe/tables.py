@@ -47,6 +47,7 @@ class Sizes(NamedTuple):
         hidden: elements of a token, H.
         inner: elements between an expert's products, I.
         tile_rows: rows of a tile.
+        shards: ranks among which each expert is cut (`expert_shards`): of so many pairs of a token each has one.
     """
 
     world_size: int
@@ -56,11 +57,17 @@ class Sizes(NamedTuple):
     hidden: int
     inner: int
     tile_rows: int = 128
+    shards: int = 1
+
+    @property
+    def most_here(self) -> int:
+        """The most pairs of one token whose experts are one rank's."""
+        return self.top_k // self.shards
 
     @property
     def pairs(self) -> int:
-        """The most pairs of all ranks."""
-        return self.world_size * self.pitch * self.top_k
+        """The most pairs of all ranks' tokens whose experts are one rank's."""
+        return self.world_size * self.pitch * self.most_here
 
     @property
     def row_tiles(self) -> int:
@@ -103,7 +110,7 @@ class Routing(NamedTuple):
         begins: [token blocks, `Sizes.padded_experts`] the first row of each expert in each block.
         rows: [`Sizes.rows`] the token of each row, as source rank * pitch + token; padding is -1.
         pair_row: [`Sizes.pairs`] by source rank and token the rows of its pairs whose experts are ours, in the order of
-            its pairs, then -1.
+            its pairs, then -1; `Sizes.most_here` of a token.
         pair_gate: [`Sizes.pairs`] fp32, their weights.
         tiles: [`Sizes.row_tiles`, `TILE_WORDS`] row tiles in the order of the walk (`TILE_FIELDS`).
     """

@@ -8,12 +8,15 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.device.layout import EXPIRED, OPERATORS  # noqa: E402
+from megascale_kernels.device.layout import EXPIRED, MAX_CTAS, OPERATORS  # noqa: E402
 from megascale_kernels.emulate import RACE, UNDRAINED  # noqa: E402
 from megascale_kernels.errors import WorkspaceTooSmall  # noqa: E402
+from megascale_kernels.moe import backward_launch  # noqa: E402
+from megascale_kernels.moe.steps import Step  # noqa: E402
 
+from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.moe_backwards import RanBackward, ran_backward  # noqa: E402
-from tests.fakes.moe_cases import SMALL, Layer  # noqa: E402
+from tests.fakes.moe_cases import SMALL, Layer, given  # noqa: E402
 from tests.unit.kernels.test_moe_emulated import do_not_drain, publish_relaxed  # noqa: E402
 
 ANEW = SMALL._replace(keep=False)
@@ -30,6 +33,8 @@ CASES = {
     "nobody has a token": Layer((0, 0), 1, 2, config=ANEW),
     "four ranks": Layer((6, 11, 0, 9), 2, 2, 64, 16),
     "one rank": Layer((31,), 2, 4),
+    "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
+    "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
 }
 SCHEDULES = ("random", "round_robin", "eager")
 LARGE = 1 << 16
@@ -132,6 +137,22 @@ def test_broken_synchronisation_is_found(place, name, broken, kind, monkeypatch:
     monkeypatch.setattr(f"megascale_kernels.{place}.{name}", broken)
 
     assert kind in kinds(ran_backward(CASES["two ranks"], launches=1, seed=2))
+
+
+def test_programs_that_talk_to_ranks_have_a_line_of_the_board() -> None:
+    """Also on a device with more multiprocessors than a board has lines for twice of them."""
+    ranks = EmulatedRanks(1, torch.float16, data_bytes=LARGE, channels=300, ctas=148)
+    layer = Layer((31,), 2, 4)
+    mine = given(layer, 0)[0]
+
+    def host(workspace) -> list[int]:
+        start = backward_launch.Given(*mine, mine.x)
+        back = backward_launch.planned_backward(start, mine.x, mine.gates, layer.sizes, workspace, layer.config)
+        return [step.grid for step in vars(back).values() if isinstance(step, Step) and step.operator]
+
+    grids = ranks.call(host)[0]
+    assert len(grids) == 5
+    assert max(grids) == MAX_CTAS
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -77,7 +77,7 @@ def plain_dispatch(*, saves: bool = False, backward: bool = False) -> Machine:
 def plain_combine(*, backward: bool = False) -> Machine:
     """Layer 1 in plain Triton."""
     constants: dict[str, object] = {
-        **TILE, "BLOCK_N": 256, "TOP_K": 8, "TOKENS": 8, "COLS": 512, "OPERATOR": 8, "TRACE": False,
+        **TILE, "BLOCK_N": 256, "TOP_K": 8, "MOST_HERE": 8, "TOKENS": 8, "COLS": 512, "OPERATOR": 8, "TRACE": False,
         "BACKWARD": backward,
     }  # fmt: skip
     kernel = combine_kernel.combine_kernel
@@ -91,8 +91,8 @@ def plain_combine(*, backward: bool = False) -> Machine:
 def route() -> Machine:
     """The routing kernel, for 64 experts of a rank."""
     constants: dict[str, object] = {
-        "TOP_K": 8, "EXPERTS": 64, "PADDED": 64, "TILE_ROWS": 128, "TOKENS": 64, "PAIRS": 64, "OPERATOR": 6,
-        "PROGRESS": True,
+        "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "PADDED": 64, "TILE_ROWS": 128, "TOKENS": 64, "PAIRS": 64,
+        "OPERATOR": 6, "PROGRESS": True,
     }  # fmt: skip
     kernel = routing.route_kernel
     types = types_of(kernel, {}, constants)
@@ -120,7 +120,14 @@ def specialised_dispatch(*, saves: bool = False, backward: bool = False) -> Mach
 def specialised_combine(*, backward: bool = False) -> Machine:
     """Layer 1, warp-specialised."""
     tiling = COMBINE_BACKWARD if backward else COMBINE
-    constants: dict[str, object] = {"CFG": tiling, "TOP_K": 8, "OPERATOR": 8, "PROGRESS": True, "TRACE": False}
+    constants: dict[str, object] = {
+        "CFG": tiling,
+        "TOP_K": 8,
+        "MOST_HERE": 8,
+        "OPERATOR": 8,
+        "PROGRESS": True,
+        "TRACE": False,
+    }
     kernel = hopper_combine.hopper_combine_kernel
     boxes = {
         "h_desc": swizzled_box(COMBINE.rows, COMBINE.block_k), "w_desc": swizzled_box(COMBINE.columns, COMBINE.block_k),
@@ -137,11 +144,13 @@ def of_backward(name: str) -> Machine:
     """A kernel that only a backward has."""
     kernel = getattr(backward_kernels, name)
     constants: dict[str, object] = {
-        "TILE_ROWS": 128, "ROWS": 8, "COLS": 512, "TOP_K": 8, "EXPERTS": 64, "TOKENS": 32, "PAIRS": 128,
+        "TILE_ROWS": 128, "ROWS": 8, "COLS": 512, "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "TOKENS": 32, "PAIRS": 128,
         "OPERATOR": 14, "PROGRESS": True, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64,
     }  # fmt: skip
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    warps = 8 if "weight" in name else 4
+    warps = 8 if "weight" in name or "gather" in name else 4
+    if name == "gather_kernel":
+        constants["ROWS"] = 16
     return COMPILED.get(name, lambda: compile_for_hopper(
         kernel, types_of(kernel, OF_BACKWARD, constants), constants, warps=warps, sixteens=SIXTEENS,
         registers=96 if name == "gather_kernel" else None,

@@ -35,6 +35,8 @@ CASES = {
     "four ranks": Layer((6, 11, 0, 9), 2, 2, 64, 16),
     "columns in chunks, no reducer": Layer((12, 31), 2, 2, 200, 16, config=SMALL._replace(chunks=3, reducers=0)),
     "one rank": Layer((31,), 2, 4),
+    "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
+    "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
 }
 SCHEDULES = ("random", "round_robin", "eager")
 LARGE = 1 << 16
