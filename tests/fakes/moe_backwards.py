@@ -4,7 +4,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from megascale_kernels.moe import backward_launch
+from megascale_kernels.moe import gradient_launch
 from megascale_kernels.moe import launch as moe_launch
 from torch import Tensor
 
@@ -66,8 +66,8 @@ def ran_backward(layer: Layer, *, launches: int = 2, data_bytes: int = 1 << 15, 
             plan = moe_launch.planned(*mine, out, sizes, workspace, layer.config, saved)
             plan.run(*mine, out, saved)
             dx, dgates = torch.full_like(mine.x, float("nan")), torch.full_like(mine.gates, float("nan"))
-            start = backward_launch.Given(*mine, grad=grads[workspace.rank])
-            back = backward_launch.planned_backward(start, dx, dgates, sizes, workspace, layer.config)
+            start = gradient_launch.Given(*mine, grad=grads[workspace.rank])
+            back = gradient_launch.planned_backward(start, dx, dgates, sizes, workspace, layer.config)
             return {"x": dx, "gates": dgates, **back.run(start, saved, dx, dgates)}
 
         kept.append(ranks.call(host))

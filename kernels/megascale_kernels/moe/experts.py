@@ -148,10 +148,10 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
-        from megascale_kernels.moe.backward_launch import Given, planned_backward
+        from megascale_kernels.moe.gradient_launch import Given, planned_backward
 
-        *operands, saved = ctx.saved_tensors
-        given = Given(*operands, _readable(grad))
+        x, ids, gates, w_in, w_out, saved = ctx.saved_tensors
+        given = Given(x, ids, gates, w_in, w_out, _readable(grad))
         dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
         wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
         wanted = [name for name, wants in (("w_in", wants_in), ("w_out", wants_out)) if wants]

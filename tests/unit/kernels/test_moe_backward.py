@@ -11,8 +11,8 @@ triton = pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels.device.layout import EXPIRED, MAX_CTAS, OPERATORS  # noqa: E402
 from megascale_kernels.emulate import RACE, UNDRAINED  # noqa: E402
 from megascale_kernels.errors import WorkspaceTooSmall  # noqa: E402
-from megascale_kernels.moe import backward_launch  # noqa: E402
-from megascale_kernels.moe.steps import Step  # noqa: E402
+from megascale_kernels.moe import gradient_launch  # noqa: E402
+from megascale_kernels.moe.layer_steps import Step  # noqa: E402
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.moe_backwards import RanBackward, ran_backward  # noqa: E402
@@ -126,8 +126,8 @@ def kinds(done: RanBackward) -> set[str]:
 @pytest.mark.parametrize(
     ("place", "name", "broken", "kind"),
     [
-        ("moe.backward_kernels", "await_units", await_nothing, RACE),
-        ("moe.backward_kernels", "consumer_tile_wait", take_it_as_come, RACE),
+        ("moe.gradient_kernels", "await_units", await_nothing, RACE),
+        ("moe.gradient_kernels", "consumer_tile_wait", take_it_as_come, RACE),
         ("device.primitives", "publish", publish_relaxed, RACE),
         ("moe.combine_kernel", "drain_tma_stores", do_not_drain, UNDRAINED),
     ],
@@ -146,8 +146,8 @@ def test_programs_that_talk_to_ranks_have_a_line_of_the_board() -> None:
     mine = given(layer, 0)[0]
 
     def host(workspace) -> list[int]:
-        start = backward_launch.Given(*mine, mine.x)
-        back = backward_launch.planned_backward(start, mine.x, mine.gates, layer.sizes, workspace, layer.config)
+        start = gradient_launch.Given(*mine, mine.x)
+        back = gradient_launch.planned_backward(start, mine.x, mine.gates, layer.sizes, workspace, layer.config)
         return [step.grid for step in vars(back).values() if isinstance(step, Step) and step.operator]
 
     grids = ranks.call(host)[0]

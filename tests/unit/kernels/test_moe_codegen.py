@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.moe import (  # noqa: E402
-    backward_kernels,
     combine_kernel,
     dispatch_kernel,
+    gradient_kernels,
     hopper_combine,
     hopper_dispatch,
     routing,
@@ -142,7 +142,7 @@ def specialised_combine(*, backward: bool = False) -> Machine:
 
 def of_backward(name: str) -> Machine:
     """A kernel that only a backward has."""
-    kernel = getattr(backward_kernels, name)
+    kernel = getattr(gradient_kernels, name)
     constants: dict[str, object] = {
         "TILE_ROWS": 128, "ROWS": 8, "COLS": 512, "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "TOKENS": 32, "PAIRS": 128,
         "OPERATOR": 14, "PROGRESS": True, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64,

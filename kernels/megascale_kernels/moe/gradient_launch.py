@@ -25,7 +25,9 @@ from megascale_kernels.device.layout import MAX_CTAS
 from megascale_kernels.launching.ready import OUT, W, X
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.backward_kernels import (
+from megascale_kernels.moe.combine_kernel import MOE_COMBINE_BACKWARD
+from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH_BACKWARD
+from megascale_kernels.moe.gradient_kernels import (
     MOE_GATES,
     MOE_GATHER,
     clear_empty_kernel,
@@ -35,11 +37,9 @@ from megascale_kernels.moe.backward_kernels import (
     take_rows_kernel,
     weight_gradient_kernel,
 )
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE_BACKWARD
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH_BACKWARD
 from megascale_kernels.moe.launch import LayerSteps, halves_of, ways
+from megascale_kernels.moe.layer_steps import Step
 from megascale_kernels.moe.moe_config import MoeConfig
-from megascale_kernels.moe.steps import Step
 from megascale_kernels.moe.tables import Sizes
 
 ROWS, COLS = 8, 512  # that a program moves at once

@@ -32,7 +32,7 @@ class Step:
     Args:
         kernel: the jit function.
         grid: programs, at most `layout.MAX_CTAS` where they talk to ranks.
-        operator: index into `layout.OPERATORS`; 0 for a kernel that talks to nobody.
+        operator: index into `layout.OPERATORS`; 0 for a kernel that talks to no rank.
         stamp: the signature that two ranks must agree on.
         constants: compile-time arguments and options.
         sources: which of a call's tensors a parameter's address is.
@@ -195,7 +195,7 @@ class Steps:
         return slot
 
     def launch_local(self, step: Step, slot: int, *tensors: Tensor) -> None:
-        """Launch a kernel that talks to nobody, on the current stream.
+        """Launch a kernel that talks to no rank, on the current stream.
 
         Args:
             step: made with operator 0.
