@@ -229,6 +229,22 @@ def experts_cut_among_ranks_are_no_worse_than_serial(place: Place) -> None:
             assert float((one.double() - other.double()).norm()) <= 0.02 * float(other.double().norm()), name
 
 
+def only_what_is_wanted_is_enough(place: Place) -> None:
+    """Tokens that a peer doesn't want are not sent: the same bits as where all are, forward and backward."""
+    for routing, top_k in (("drawn", 1), ("all to one", 2), ("ours alone", 2), ("dropped", 3), ("few", 2)):
+        layer = Layer(uneven(place, 901), top_k, 4, 528, 400, routing, dtype=torch.bfloat16)
+        given = operands(place, layer, top_k)
+        workspace = workspace_of(layer)
+        grad = torch.randn_like(given[0])
+        for config in (MoeConfig(), PLAIN, MoeConfig(keep=False, splits=7)):
+            chosen_alone = config._replace(selective=True)
+            hold(given, workspace, chosen_alone)
+            both = [gradients(given, grad, workspace, config=how, fused=True) for how in (config, chosen_alone)]
+            for name, one, other in zip(NAMES, *both, strict=True):
+                assert torch.equal(one, other), (routing, name)
+        workspace.check()
+
+
 def gradients_repeat_bit_by_bit(place: Place) -> None:
     """Whoever is late, the same operands give the same bits, kept or not, and in a captured graph; a layer trains."""
     layer = Layer(uneven(place, 900), 4, 8, 512, 384, dtype=torch.bfloat16)

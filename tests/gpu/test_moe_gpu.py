@@ -23,6 +23,7 @@ PROMISES = [
     "gradients_of_any_routing_are_no_worse_than_serial",
     "gradients_of_any_configuration_are_no_worse_than_serial",
     "experts_cut_among_ranks_are_no_worse_than_serial",
+    "only_what_is_wanted_is_enough",
     "gradients_repeat_bit_by_bit",
     "results_repeat_bit_by_bit",
     "layers_that_differ_are_named",

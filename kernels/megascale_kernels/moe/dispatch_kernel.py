@@ -35,28 +35,29 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
+from megascale_kernels.moe.sending import send_wanted
 from megascale_kernels.moe.walk import BEGUN, await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_DISPATCH = OPERATORS.index("moe_dispatch")
 MOE_DISPATCH_BACKWARD = OPERATORS.index("moe_dispatch_backward")
 RUNTIME = (
-    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "pitch", "unit_tokens",
-    "units", "group_m",
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "data_bytes", "tokens",
+    "experts", "pitch", "unit_tokens", "units", "group_m",
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def dispatch_kernel(
-    x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
+    x_ptr, ids_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    pitch, unit_tokens, units, hidden, inner, group_m,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr,
-    OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    TOP_K: tl.constexpr, SELECTIVE: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """One launch of persistent programs; copy engines carry the tokens."""
+    """One launch of persistent programs; copy engines carry the tokens, or, `SELECTIVE`, the programs do first."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
     channel = open_channel(
@@ -68,6 +69,9 @@ def dispatch_kernel(
                    PROGRESS)  # fmt: skip
         publish_launch(channel, pitch, inner, hidden, variant)
         say_begun(channel)
+    if SELECTIVE:
+        send_wanted(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden, experts, cta,
+                    ctas, TOP_K, COLS=BLOCK_K)  # fmt: skip
     multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles, pitch,
                    unit_tokens, units, hidden, inner, group_m, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N, BLOCK_K,
                    SAVES, BACKWARD, PROGRESS, TRACE)  # fmt: skip

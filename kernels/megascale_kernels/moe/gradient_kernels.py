@@ -19,6 +19,7 @@ from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, peer_words, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.sending import send_wanted
 from megascale_kernels.moe.walk import await_units
 from megascale_kernels.planning.tile_order import blocks
 
@@ -64,14 +65,16 @@ def take_rows_kernel(x_ptr, gathered_ptr, out_ptr, head, rows, rank, pitch, colu
         copy_rows(x_ptr, gathered_ptr, out_ptr, rows, first, rank, pitch, columns, OURS=False, ROWS=ROWS, COLS=COLS)
 
 
-@triton.jit(do_not_specialize=(*CHANNEL, "counted", "units"))
+@triton.jit(do_not_specialize=(*CHANNEL, "counted", "data_bytes", "tokens", "experts", "unit_tokens", "units"))
 def gather_kernel(
-    x_ptr, gathered_ptr, out_ptr, head, rows,
+    x_ptr, ids_ptr, gathered_ptr, out_ptr, head, rows,
     control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
-    flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted, pitch, units, columns,
-    TILE_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
+    flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, columns,
+    TILE_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TOP_K: tl.constexpr, SELECTIVE: tl.constexpr,
+    OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
-    """The same while copy engines bring the peers' tokens: rows of our own tokens first, then the others."""
+    """The same while the peers' tokens come: rows of our own tokens first, then the others."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
     channel = open_channel(
@@ -82,6 +85,9 @@ def gather_kernel(
         head_board(channel, board, ctas, tl.load(head + ROW_TILES), pitch, columns, TILE_ROWS, PROGRESS)
         publish_launch(channel, pitch, columns, TILE_ROWS, variant)
         say_begun(channel)
+    if SELECTIVE:
+        send_wanted(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, columns, experts, cta,
+                    ctas, TOP_K, COLS)  # fmt: skip
     count = tl.load(head + ROW_TILES) * TILE_ROWS
     show_tile(channel, COMPUTE, 0, PROGRESS)
     for first in range(cta * ROWS, count, ctas * ROWS):

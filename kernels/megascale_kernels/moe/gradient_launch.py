@@ -112,13 +112,15 @@ class BackwardLaunch(LayerSteps):
         self.programs = PROGRAMS_EACH * processors(given.x.device)
         pre = self.extra.dpre
         self.route = self.route_step(given.ids, given.gates)
-        self.dispatch_gradients = self._dispatch_step(given.grad, given.w_out)
+        self.dispatch_gradients = self._dispatch_step(given.grad, given.w_out, None, None, given.ids)
         self.take = self._take_step(given.grad)
         self.swiglu = self._swiglu_step(pre)
         self.combine = self._combine_step(given.ids, given.w_in, dx)
         self.gates = self._gates_step(given.ids, given.ids, dgates)
-        self.tokens_again = self.dispatch_step(given.x, given.w_in, *halves_of(pre)) if not config.keep else None
-        self.gather = self._gather_step(given.x) if config.keep else None
+        self.tokens_again = (
+            self.dispatch_step(given.x, given.w_in, *halves_of(pre), given.ids) if not config.keep else None
+        )
+        self.gather = self._gather_step(given.x, None, None, None, given.ids) if config.keep else None
         self.weights = {
             name: self._weight_step(name, like) for name, like in (("w_in", given.w_in), ("w_out", given.w_out))
         }
@@ -131,16 +133,16 @@ class BackwardLaunch(LayerSteps):
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def _dispatch_step(self, grad: Tensor, w_out: Tensor, *_: object) -> Step:
+    def _dispatch_step(self, grad: Tensor, w_out: Tensor, _out: object, _more: object, ids: Tensor) -> Step:
         sizes, config, buffers = self.sizes, self.config, self.buffers
         kernel, constants, arguments = ways(config).prepare_dispatch(
-            grad, w_out, buffers.h, None, None, buffers.routing, sizes, self.workspace, config, self.channel,
+            grad, ids, w_out, buffers.h, None, None, buffers.routing, sizes, self.workspace, config, self.channel,
             self.variant, backward=True,
         )  # fmt: skip
         grid = min(processors(grad.device), sizes.row_tiles * -(-sizes.inner // config.block_n))
         return Step(
             kernel, grid, MOE_DISPATCH_BACKWARD, self.stamp(MOE_DISPATCH_BACKWARD), constants,
-            {"x_ptr": X, "w_desc": W}, arguments, self._dispatch_step, moves=True,
+            {"x_ptr": X, "w_desc": W, **self.chosen}, arguments, self._dispatch_step, moves=not config.selective,
         )  # fmt: skip
 
     def _combine_step(self, ids: Tensor, w_in: Tensor, dx: Tensor, _: object = None) -> Step:
@@ -173,22 +175,24 @@ class BackwardLaunch(LayerSteps):
 
         return Step(take_rows_kernel, self.programs, 0, 0, self._moving, {"x_ptr": X}, arguments, self._take_step)
 
-    def _gather_step(self, x: Tensor, *_: object) -> Step:
+    def _gather_step(self, x: Tensor, _w: object, _out: object, _more: object, ids: Tensor) -> Step:
         sizes, routing, workspace = self.sizes, self.buffers.routing, self.workspace
 
         def arguments(slot: int, counted: int) -> tuple[Any, ...]:
             return (
-                x, self._gathered(slot), self.buffers.y, routing.head, routing.rows, *self.channel(slot, MOE_GATHER),
-                self.variant, counted, sizes.pitch, self.config.splits, sizes.hidden,
+                x, ids if self.config.selective else None, self._gathered(slot), self.buffers.y, routing.head,
+                routing.rows, *self.channel(slot, MOE_GATHER), self.variant, counted, workspace.layout.data(slot),
+                x.shape[0], sizes.experts, sizes.pitch, self.unit_tokens, self.config.splits, sizes.hidden,
             )  # fmt: skip
 
         constants = {**self._moving, "OPERATOR": MOE_GATHER, "PROGRESS": workspace.progress}
         # In a captured graph they wait for copies that a kernel of one warp announces: it finds registers beside them.
+        constants |= {"TOP_K": sizes.top_k, "SELECTIVE": self.config.selective}
         constants |= {"maxnreg": 96, "num_warps": 8, "ROWS": 2 * ROWS}
         grid = min(GATHERING_EACH * processors(x.device), MAX_CTAS)
         return Step(
-            gather_kernel, grid, MOE_GATHER, self.stamp(MOE_GATHER), constants, {"x_ptr": X}, arguments,
-            self._gather_step, moves=True,
+            gather_kernel, grid, MOE_GATHER, self.stamp(MOE_GATHER), constants, {"x_ptr": X, **self.chosen},
+            arguments, self._gather_step, moves=not self.config.selective,
         )  # fmt: skip
 
     def _swiglu_step(self, pre: Tensor, *_: object) -> Step:
@@ -277,8 +281,8 @@ class BackwardLaunch(LayerSteps):
         if self.tokens_again is not None:
             gate, up = halves_of(self.extra.dpre)
             assert gate is not None  # there are halves
-            self.launch_local(self.take, self.launch(self.tokens_again, x, w_in, gate, up), x)
-        slot = self.launch(self.dispatch_gradients, grad, w_out, grad)
+            self.launch_local(self.take, self.launch(self.tokens_again, x, w_in, gate, up, ids), x)
+        slot = self.launch(self.dispatch_gradients, grad, w_out, grad, None, ids)
         self.launch_local(self.swiglu, 0, pre)
         if self.tokens_again is not None:
             self._weight("w_in", w_in, wanted, found)
@@ -287,7 +291,7 @@ class BackwardLaunch(LayerSteps):
         self.launch(self.combine, ids, w_in, dx)
         self.launch(self.gates, ids, ids, dgates)
         if self.gather is not None:
-            self.launch(self.gather, x, x, x)
+            self.launch(self.gather, x, x, x, None, ids)
             self._weight("w_in", w_in, wanted, found)
         return found
 

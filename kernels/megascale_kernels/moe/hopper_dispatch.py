@@ -48,12 +48,13 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
+from megascale_kernels.moe.sending import send_some
 from megascale_kernels.moe.walk import await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
-    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "pitch", "unit_tokens",
-    "units", "group_m", "inner",
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "data_bytes",
+    "tokens", "experts", "pitch", "unit_tokens", "units", "group_m", "inner",
 )  # fmt: skip
 PRODUCER_WARPS = gl.constexpr(4)
 PRODUCER_THREADS = gl.constexpr(128)
@@ -132,9 +133,15 @@ def fetch_gathered(ring, upper, lower, valid, w_desc, expert, column, hidden, sl
 
 
 @gluon.jit
-def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, pitch, unit_tokens, units, hidden,
-            inner, group_m, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Keep the ring full; wait for the peers' tokens before the first load of a tile that has some."""
+def produce(ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, data_bytes, tokens, experts,
+            pitch, unit_tokens, units, hidden, inner, group_m, CFG: gl.constexpr, TOP_K: gl.constexpr,
+            SELECTIVE: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Keep the ring full; wait for the peers' tokens before the first load of a tile that has some.
+
+    `SELECTIVE`: before each tile send a job of our tokens, and all that are left before the first wait, or two ranks
+    would wait for each other.
+    """
+    job = gl.program_id(0) + 0
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCER_WARPS, 1], [1, 0])
     half: gl.constexpr = CFG.rows
     block_m: gl.constexpr = CFG.block_m
@@ -161,6 +168,9 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
         later_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + 2 * step, final) // blocks_n)
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         needed = units_of(last, channel.rank, channel.world_size, pitch, unit_tokens, units)
+        if SELECTIVE:
+            job = send_some(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden,
+                            experts, job, needed > known, TOP_K, PRODUCER_WARPS)  # fmt: skip
         cursor = mark(events, cursor, WAIT_BEGIN, tile, channel.rank, TRACE)
         if code == 0:
             code, known = await_units(channel, known, needed, units, COMMUNICATE, tile)
@@ -172,6 +182,9 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
         valid = next_valid
         upper, lower, token, last = next_upper, next_lower, next_token, next_last
         expert, block_n, next_expert = next_expert, next_block, later_expert
+    if SELECTIVE:
+        send_some(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden, experts, job,
+                  pitch > 0, TOP_K, PRODUCER_WARPS)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -284,15 +297,17 @@ def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, boa
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_dispatch_kernel(
-    x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
+    x_ptr, ids_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    pitch, unit_tokens, units, hidden, inner, group_m,
-    CFG: gl.constexpr, SAVES: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m,
+    CFG: gl.constexpr, SAVES: gl.constexpr, TOP_K: gl.constexpr, SELECTIVE: gl.constexpr, OPERATOR: gl.constexpr,
+    PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 
-    `SAVES`: gate and up are stored as well, each by its own descriptor, for a backward.
+    `SAVES`: gate and up are stored as well, each by its own descriptor, for a backward. `SELECTIVE`: producers
+    send what peers want, where no copy engine sends all.
     """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
@@ -307,18 +322,18 @@ def hopper_dispatch_kernel(
         [
             (
                 consume,
-                (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden, inner,
-                 group_m, variant, counted, 0, CFG, SAVES, PROGRESS, TRACE),
+                (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden,
+                 inner, group_m, variant, counted, 0, CFG, SAVES, PROGRESS, TRACE),
             ),
             (
                 consume,
-                (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden, inner,
-                 group_m, variant, counted, 1, CFG, SAVES, PROGRESS, TRACE),
+                (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden,
+                 inner, group_m, variant, counted, 1, CFG, SAVES, PROGRESS, TRACE),
             ),
             (
                 produce,
-                (ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, pitch, unit_tokens, units,
-                 hidden, inner, group_m, CFG, PROGRESS, TRACE),
+                (ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, data_bytes, tokens,
+                 experts, pitch, unit_tokens, units, hidden, inner, group_m, CFG, TOP_K, SELECTIVE, PROGRESS, TRACE),
             ),
         ],
         [4, PRODUCER_WARPS],

@@ -48,13 +48,14 @@ def _experts(weight: Tensor) -> Any:  # noqa: ANN401 - as above
 
 
 def prepare_dispatch(
-    x: Tensor, weight: Tensor, h: Tensor, gate: Tensor | None, up: Tensor | None, routing: Routing, sizes: Sizes,
-    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
+    x: Tensor, ids: Tensor, weight: Tensor, h: Tensor, gate: Tensor | None, up: Tensor | None, routing: Routing,
+    sizes: Sizes, workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
 ) -> Prepared:  # fmt: skip
     """Layer 0, as `plain_launch.prepare_dispatch`."""
     operator = MOE_DISPATCH_BACKWARD if backward else MOE_DISPATCH
     tiling = DISPATCH_BACKWARD if backward else DISPATCH
     constants = {"CFG": tiling, "SAVES": gate is not None, "OPERATOR": operator, **_options(workspace)}
+    constants |= {"TOP_K": sizes.top_k, "SELECTIVE": config.selective}
 
     def stored(matrix: Tensor | None) -> Any:  # noqa: ANN401 - as above
         return None if matrix is None else _rows(matrix, tiling.rows, tiling.store_columns)
@@ -62,8 +63,9 @@ def prepare_dispatch(
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
         return (
-            x, gathered, _experts(weight) if backward else _pairs(weight), stored(h), stored(gate), stored(up),
-            routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted, sizes.pitch,
+            x, ids if config.selective else None, gathered, _experts(weight) if backward else _pairs(weight), stored(h),
+            stored(gate), stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant,
+            counted, workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
             -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 

@@ -93,20 +93,29 @@ class LayerSteps(Steps):
             self.route_step,
         )  # fmt: skip
 
-    def dispatch_step(self, x: Tensor, w_in: Tensor, gate: Tensor | None, up: Tensor | None) -> Step:
+    def dispatch_step(self, x: Tensor, w_in: Tensor, gate: Tensor | None, up: Tensor | None, ids: Tensor) -> Step:
         """Layer 0; where `gate` and `up` are given, [rows, I] with any stride, it stores these as well."""
         sizes, config, buffers = self.sizes, self.config, self.buffers
         kernel, constants, arguments = ways(config).prepare_dispatch(
-            x, w_in, buffers.h, gate, up, buffers.routing, sizes, self.workspace, config, self.channel, self.variant
-        )
+            x, ids, w_in, buffers.h, gate, up, buffers.routing, sizes, self.workspace, config, self.channel,
+            self.variant,
+        )  # fmt: skip
         grid = min(processors(x.device), sizes.row_tiles * -(-sizes.inner // config.block_n))
-        sources = {"x_ptr": X, "w_desc": W, **({} if gate is None else {"gate_desc": OUT, "up_desc": BIAS})}
+        sources = {
+            "x_ptr": X,
+            "w_desc": W,
+            **self.chosen,
+            **({} if gate is None else {"gate_desc": OUT, "up_desc": BIAS}),
+        }
 
-        def remake(x: Tensor, w_in: Tensor, first: Tensor, second: Tensor | None) -> Step:
-            return self.dispatch_step(x, w_in, *((None, None) if gate is None else (first, second)))
+        saves = gate is not None
+
+        def remake(x: Tensor, w_in: Tensor, first: Tensor, second: Tensor | None, ids: Tensor) -> Step:
+            return self.dispatch_step(x, w_in, first if saves else None, second if saves else None, ids)
 
         return Step(
-            kernel, grid, MOE_DISPATCH, self.stamp(MOE_DISPATCH), constants, sources, arguments, remake, moves=True
+            kernel, grid, MOE_DISPATCH, self.stamp(MOE_DISPATCH), constants, sources, arguments, remake,
+            moves=not config.selective,
         )  # fmt: skip
 
 
@@ -135,7 +144,7 @@ class MoeLaunch(LayerSteps):
     ) -> None:  # fmt: skip
         super().__init__(sizes, x.shape[0], workspace, config)
         self.route = self.route_step(ids, gates)
-        self.dispatch = self.dispatch_step(x, w_in, *halves_of(saved))
+        self.dispatch = self.dispatch_step(x, w_in, *halves_of(saved), ids)
         self.combine = self._combine_step(ids, w_out, out)
         self.steps = (self.route, self.dispatch, self.combine)
         key = ("moe", config, sizes._replace(pitch=0), sizes.route_tokens, workspace.dtype, saved is not None)
@@ -173,7 +182,7 @@ class MoeLaunch(LayerSteps):
         gate, up = halves_of(saved)
         return [
             lambda: self.launch(self.route, ids, gates, out),
-            lambda: self.launch(self.dispatch, x, w_in, out if gate is None else gate, up),
+            lambda: self.launch(self.dispatch, x, w_in, out if gate is None else gate, up, ids),
             lambda: self.launch(self.combine, ids, w_out, out),
         ]
 

@@ -2,7 +2,7 @@
 """One launch of a MoE layer after the other: what forward and backward share of preparing and making them.
 
 A *step* is one launch of the workspace. All that stays the same is prepared once; a call hands over the addresses of
-up to four tensors. A step that *moves* has its first tensor, tokens of this rank, copied to all peers by copy engine,
+up to five tensors. A step that *moves* has its first tensor, tokens of this rank, copied to all peers by copy engine,
 in units with a flag each, while its kernel runs.
 """
 
@@ -20,6 +20,8 @@ from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
 from megascale_kernels.moe.walk import UNITS
+
+IDS = 4  # which of a call's tensors the experts of tokens are, behind those that `ready` names
 
 
 def _compiled_before() -> None:
@@ -66,6 +68,11 @@ class Steps:
         self.sizes, self.tokens, self.workspace, self.config = sizes, tokens, workspace, config
         self.unit_tokens = -(-sizes.pitch // config.splits)
         self.key: object = None
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """Where a step that carries tokens finds their experts among a call's tensors, if it looks at them."""
+        return {"ids_ptr": IDS} if self.config.selective else {}
 
     @property
     def variant(self) -> int:
@@ -167,7 +174,9 @@ class Steps:
 
     # --- launching -----------------------------------------------------------------------------------------------
 
-    def launch(self, step: Step, x: Tensor, w: Tensor, out: Tensor, more: Tensor | None = None) -> int:
+    def launch(
+        self, step: Step, x: Tensor, w: Tensor, out: Tensor, more: Tensor | None = None, ids: Tensor | None = None
+    ) -> int:
         """Launch a step on the current stream, with tensors like those that it was made for.
 
         Returns:
@@ -181,9 +190,11 @@ class Steps:
         copies = step.moves and workspace.world_size > 1
         if made is not None and not workspace.counts_on_device():
             slot = workspace.next_slot()
-            workspace.launch(made, step.stamp, x, w, out, more, join=copies)
+            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (x, w, out, more, ids)]
+            workspace.launch_at(made, step.stamp, *addresses, join=copies)
             return slot
-        arguments = step.remake(x, w, out, more).arguments
+        given = (x, w, out, more) if ids is None else (x, w, out, more, ids)
+        arguments = step.remake(*given).arguments
         assert arguments is not None  # it was made just now
         slot = workspace.begin(self.key, _compiled_before)
         counted = int(copies and workspace.counts_on_device())

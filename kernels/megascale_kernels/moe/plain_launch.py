@@ -28,13 +28,14 @@ def _options(workspace: Workspace, config: MoeConfig) -> dict[str, Any]:
 
 
 def prepare_dispatch(
-    x: Tensor, weight: Tensor, h: Tensor, gate: Tensor | None, up: Tensor | None, routing: Routing, sizes: Sizes,
-    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
+    x: Tensor, ids: Tensor, weight: Tensor, h: Tensor, gate: Tensor | None, up: Tensor | None, routing: Routing,
+    sizes: Sizes, workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
 ) -> Prepared:  # fmt: skip
     """Layer 0: kernel, compile-time constants, and arguments by slot and `counted`.
 
     Args:
         x: tokens, or the gradients of outputs.
+        ids: experts of each token, [T, top_k] int32.
         weight: w_in; w_out in the backward.
         h: [rows, I], what comes out.
         gate: [rows, I] with any stride, where gate is stored as well; None where it is not.
@@ -52,6 +53,7 @@ def prepare_dispatch(
     # A captured graph announces copies by a kernel of one warp, which must find registers beside this one.
     constants = {
         "BLOCK_M": sizes.tile_rows, "BLOCK_N": config.block_n, "SAVES": gate is not None, "BACKWARD": backward,
+        "TOP_K": sizes.top_k, "SELECTIVE": config.selective,
         "OPERATOR": operator, "maxnreg": 232,
     }  # fmt: skip
 
@@ -61,9 +63,11 @@ def prepare_dispatch(
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
         return (
-            x, gathered, TensorDescriptor.from_tensor(weight.view(-1, weight.shape[-1]), box), stored(h), stored(gate),
-            stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted,
-            sizes.pitch, -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
+            x, ids if config.selective else None, gathered,
+            TensorDescriptor.from_tensor(weight.view(-1, weight.shape[-1]), box), stored(h), stored(gate), stored(up),
+            routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted,
+            workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
+            -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
     return dispatch_kernel, constants | _options(workspace, config), arguments

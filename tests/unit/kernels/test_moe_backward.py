@@ -33,6 +33,8 @@ CASES = {
     "nobody has a token": Layer((0, 0), 1, 2, config=ANEW),
     "four ranks": Layer((6, 11, 0, 9), 2, 2, 64, 16),
     "one rank": Layer((31,), 2, 4),
+    "only what is wanted": Layer((33, 18), 1, 2, config=SMALL._replace(selective=True)),
+    "only what is wanted, anew": Layer((6, 17, 0, 9), 2, 2, 64, 16, "dropped", ANEW._replace(selective=True)),
     "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
     "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
 }

@@ -32,7 +32,7 @@ POINTERS = {
     **dict.fromkeys(("gates_ptr", "pair_gate"), "*fp32"),
     **dict.fromkeys(("ids_ptr", "head", "rows", "tiles", "counts", "begins", "pair_row"), "*i32"),
     **dict.fromkeys(("control", "status", "board", "trace"), "*i32"),
-    "peers": "*i64", "staging_bytes": "i64",
+    "peers": "*i64", **dict.fromkeys(("staging_bytes", "data_bytes"), "i64"),
 }  # fmt: skip
 TILE = {"BLOCK_M": 128, "BLOCK_K": 64, "PROGRESS": True}
 SAVED = ("h_desc", "gate_desc", "up_desc")
@@ -63,7 +63,7 @@ def swizzled_box(*box: int) -> str:
 def plain_dispatch(*, saves: bool = False, backward: bool = False) -> Machine:
     """Layer 0 in plain Triton; for a backward it stores gate and up, in one it takes the weight the other way round."""
     kernel, constants = dispatch_kernel.dispatch_kernel, {**TILE, "BLOCK_N": 128, "OPERATOR": 7, "TRACE": False}
-    constants |= {"SAVES": saves, "BACKWARD": backward}
+    constants |= {"TOP_K": 8, "SELECTIVE": False, "ids_ptr": None, "SAVES": saves, "BACKWARD": backward}
     boxes = {"w_desc": "tensordesc<bf16[128,64]>", **dict.fromkeys(SAVED, "tensordesc<bf16[128,128]>")}
     if backward:
         boxes["w_desc"] = "tensordesc<bf16[64,128]>"
@@ -99,12 +99,13 @@ def route() -> Machine:
     return COMPILED.get("route", lambda: compile_for_hopper(kernel, types, constants, warps=4))
 
 
-def specialised_dispatch(*, saves: bool = False, backward: bool = False) -> Machine:
+def specialised_dispatch(*, saves: bool = False, backward: bool = False, selective: bool = False) -> Machine:
     """Layer 0, warp-specialised."""
     tiling = DISPATCH_BACKWARD if backward else DISPATCH
     constants: dict[str, object] = {
         "CFG": tiling, "SAVES": saves, "OPERATOR": 7, "PROGRESS": True, "TRACE": False
     }  # fmt: skip
+    constants |= {"TOP_K": 8, "SELECTIVE": selective} | ({} if selective else {"ids_ptr": None})
     kernel = hopper_dispatch.hopper_dispatch_kernel
     boxes = dict.fromkeys(SAVED, swizzled_box(tiling.rows, tiling.store_columns))
     boxes["w_desc"] = swizzled_box(2, tiling.columns // 2, tiling.block_k)
@@ -112,8 +113,9 @@ def specialised_dispatch(*, saves: bool = False, backward: bool = False) -> Mach
         boxes["w_desc"] = swizzled_box(1, tiling.block_k, tiling.columns)
     if not saves:
         constants |= dict.fromkeys(SAVED[1:])
-    return COMPILED.get(f"hopper dispatch {saves} {backward}", lambda: compile_gluon(
-        kernel, types_of(kernel, boxes, constants), constants, registers=ROOM_FOR_ANNOUNCEMENTS, sixteens=("hidden",)
+    return COMPILED.get(f"hopper dispatch {saves} {backward} {selective}", lambda: compile_gluon(
+        kernel, types_of(kernel, boxes, constants), constants, sixteens=("hidden",),
+        registers=ROOM_FOR_ANNOUNCEMENTS,
     ))  # fmt: skip
 
 
@@ -145,12 +147,15 @@ def of_backward(name: str) -> Machine:
     kernel = getattr(gradient_kernels, name)
     constants: dict[str, object] = {
         "TILE_ROWS": 128, "ROWS": 8, "COLS": 512, "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "TOKENS": 32, "PAIRS": 128,
-        "OPERATOR": 14, "PROGRESS": True, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64,
+        "OPERATOR": 14, "PROGRESS": True, "SELECTIVE": False, "ids_ptr": None,
+        "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64,
     }  # fmt: skip
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     warps = 8 if "weight" in name or "gather" in name else 4
     if name == "gather_kernel":
         constants["ROWS"] = 16
+    if name == "gates_kernel":
+        del constants["ids_ptr"]
     return COMPILED.get(name, lambda: compile_for_hopper(
         kernel, types_of(kernel, OF_BACKWARD, constants), constants, warps=warps, sixteens=SIXTEENS,
         registers=96 if name == "gather_kernel" else None,
@@ -167,6 +172,7 @@ ALL = {
             ("hopper combine", specialised_combine),
         )
     },
+    "hopper dispatch that chooses": lambda: specialised_dispatch(selective=True),
     **{name: partial(of_backward, name) for name in ("gather_kernel", "gates_kernel")},
 }  # fmt: skip
 
@@ -210,6 +216,8 @@ def test_a_backward_multiplies_and_moves_as_the_forward_does() -> None:
         assert of_backward(name).spilled_bytes == 0, name
         assert "LDG.E.128" in of_backward(name).sass, name
         assert "STG.E.128" in of_backward(name).sass, name
+    choosing = specialised_dispatch(selective=True)
+    assert choosing.spilled_bytes <= 128  # between jobs and tiles, by the producer
     weight = of_backward("weight_gradient_kernel")
     assert "HGMMA" in weight.sass
     assert weight.spilled_bytes == 0
