@@ -64,11 +64,12 @@ def ran_backward(layer: Layer, *, launches: int = 2, data_bytes: int = 1 << 15, 
             if layer.config.keep:
                 saved = torch.full((sizes.rows, 2 * sizes.inner), float("nan"), dtype=layer.dtype)
             plan = moe_launch.planned(*mine, out, sizes, workspace, layer.config, saved)
-            plan.run(*mine, out, saved)
+            tables = torch.full_like(plan.buffers.tables, 1 << 20)
+            plan.run(*mine, out, saved, tables)
             dx, dgates = torch.full_like(mine.x, float("nan")), torch.full_like(mine.gates, float("nan"))
             start = gradient_launch.Given(*mine, grad=grads[workspace.rank])
             back = gradient_launch.planned_backward(start, dx, dgates, sizes, workspace, layer.config)
-            return {"x": dx, "gates": dgates, **back.run(start, saved, dx, dgates)}
+            return {"x": dx, "gates": dgates, **back.run(start, tables, saved, dx, dgates)}
 
         kept.append(ranks.call(host))
         made.append(operands)

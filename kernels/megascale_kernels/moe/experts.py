@@ -73,7 +73,7 @@ def moe_experts(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
         out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config, tensor_parallel)  # type: ignore[no-untyped-call]  # torch gives it no types
         return out
-    return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config), tensor_parallel)
+    return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config), tensor_parallel)[0]
 
 
 def _sizes(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace, shards: int) -> "Sizes":
@@ -102,16 +102,17 @@ def _chosen(config: "MoeConfig | None") -> "MoeConfig":
 
 def _fused(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, config: "MoeConfig",
-    shards: int, saved: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The forward by our kernels; operands as `_operands` makes them."""
+    shards: int, saved: Tensor | None = None, *, keeps_tables: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The forward by our kernels, operands as `_operands` makes them: output, and the routing's tables if asked for."""
     from megascale_kernels.moe.launch import planned
 
     out = torch.empty_like(x)
     sizes = _sizes(x, ids, w_in, workspace, shards)
     launch = planned(x, ids, gates, w_in, w_out, out, sizes, workspace, config, saved)
-    launch.run(x, ids, gates, w_in, w_out, out, saved)
-    return out
+    tables = torch.empty_like(launch.buffers.tables) if keeps_tables else None
+    launch.run(x, ids, gates, w_in, w_out, out, saved, tables)
+    return out, tables
 
 
 def _operands(
@@ -141,23 +142,24 @@ class _Experts(torch.autograd.Function):
         if chosen.keep:
             sizes = _sizes(x, ids, w_in, workspace, shards)
             saved = torch.empty(sizes.rows, 2 * sizes.inner, dtype=x.dtype, device=x.device)
-        ctx.save_for_backward(*given, saved)
+        out, tables = _fused(*given, workspace, chosen, shards, saved, keeps_tables=True)
+        ctx.save_for_backward(*given, saved, tables)
         ctx.workspace, ctx.config, ctx.shards, ctx.type_of_gates = workspace, chosen, shards, gates.dtype
-        return _fused(*given, workspace, chosen, shards, saved)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
         from megascale_kernels.moe.gradient_launch import Given, planned_backward
 
-        x, ids, gates, w_in, w_out, saved = ctx.saved_tensors
+        x, ids, gates, w_in, w_out, saved, tables = ctx.saved_tensors
         given = Given(x, ids, gates, w_in, w_out, _readable(grad))
         dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
         wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
         wanted = [name for name, wants in (("w_in", wants_in), ("w_out", wants_out)) if wants]
         sizes = _sizes(given.x, given.ids, given.w_in, ctx.workspace, ctx.shards)
         launch = planned_backward(given, dx, dgates, sizes, ctx.workspace, ctx.config)
-        found = launch.run(given, saved, dx, dgates, wanted)
+        found = launch.run(given, tables, saved, dx, dgates, wanted)
         return (
             dx if wants_x else None, None, dgates.to(ctx.type_of_gates) if wants_gates else None, found.get("w_in"),
             found.get("w_out"), None, None, None,

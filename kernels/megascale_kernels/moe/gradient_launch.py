@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch the backward of a MoE layer, overlapped: the gradient of a combine is a dispatch and the other way round.
 
-    route      the tables anew, from experts and gates: the same bits as in the forward
+    tables     of the forward's routing, which it kept: a copy
     dispatch   gradients of outputs to the ranks of the experts, once a rank; u = w_out^T g while they arrive
     SwiGLU     its gradient, gates' gradients, weight * h; no communication
     w_out      its gradient, (weight * h) against rows of g; no communication
@@ -111,7 +111,6 @@ class BackwardLaunch(LayerSteps):
         self.by_torch = given.x.is_cuda and given.x.dtype == torch.bfloat16 and hasattr(torch, "_grouped_mm")
         self.programs = PROGRAMS_EACH * processors(given.x.device)
         pre = self.extra.dpre
-        self.route = self.route_step(given.ids, given.gates)
         self.dispatch_gradients = self._dispatch_step(given.grad, given.w_out, None, None, given.ids)
         self.take = self._take_step(given.grad)
         self.swiglu = self._swiglu_step(pre)
@@ -125,7 +124,7 @@ class BackwardLaunch(LayerSteps):
             name: self._weight_step(name, like) for name, like in (("w_in", given.w_in), ("w_out", given.w_out))
         }
         steps = (
-            self.route, self.dispatch_gradients, self.take, self.swiglu, self.combine, self.gates, self.tokens_again,
+            self.dispatch_gradients, self.take, self.swiglu, self.combine, self.gates, self.tokens_again,
             self.gather, *self.weights.values(),
         )  # fmt: skip
         key = ("moe backward", config, sizes._replace(pitch=0), sizes.route_tokens, workspace.dtype)
@@ -257,12 +256,14 @@ class BackwardLaunch(LayerSteps):
     # --- running -------------------------------------------------------------------------------------------------
 
     def run(
-        self, given: Given, saved: Tensor | None, dx: Tensor, dgates: Tensor, wanted: Collection[str] = WEIGHTS
+        self, given: Given, tables: Tensor, saved: Tensor | None, dx: Tensor, dgates: Tensor,
+        wanted: Collection[str] = WEIGHTS,
     ) -> dict[str, Tensor]:  # fmt: skip
         """Launch on the current stream; tensors like those that the launch was made for.
 
         Args:
             given: operands.
+            tables: of the forward's routing.
             saved: [rows, 2 I] gate and up of the forward; None without `MoeConfig.keep`.
             dx: where the gradient of tokens goes.
             dgates: where that of gates goes.
@@ -274,10 +275,10 @@ class BackwardLaunch(LayerSteps):
         Raises:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
-        x, ids, gates, w_in, w_out, grad = given
+        x, ids, _, w_in, w_out, grad = given
         pre = self.extra.dpre if saved is None else saved
         found: dict[str, Tensor] = {}
-        self.launch(self.route, ids, gates, ids)
+        self.buffers.tables.copy_(tables)
         if self.tokens_again is not None:
             gate, up = halves_of(self.extra.dpre)
             assert gate is not None  # there are halves
@@ -317,13 +318,9 @@ def planned_backward(
 ) -> BackwardLaunch:
     """The launch for this size and number of tokens, made at its first call.
 
-    Its lead is twice the forward's: a row of u costs half of what a row of gate and up does.
-
     Raises:
         WorkspaceTooSmall: it does not fit.
     """
     resolved = config.resolved(sizes)
-    if config.lead_rows is None:
-        resolved = resolved._replace(lead_rows=2 * (resolved.lead_rows or 0))
     key = ("moe backward", sizes, given.x.shape[0], resolved, workspace.deadline_s)
     return workspace.plan(key, lambda: BackwardLaunch(given, dx, dgates, sizes, workspace, resolved))

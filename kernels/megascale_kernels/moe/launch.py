@@ -31,13 +31,15 @@ class Buffers:
 
     Attributes:
         routing: the tables.
+        tables: the same as one tensor of words.
         h: [rows, I] what lies between the two products.
         y: [rows, H] a row for each pair.
     """
 
     def __init__(self, sizes: Sizes, workspace: Workspace) -> None:
         device = workspace.memory.device
-        self.routing: Routing = make_routing(sizes, device)
+        self.routing: Routing
+        self.routing, self.tables = make_routing(sizes, device)
         self.h = torch.zeros(sizes.rows, sizes.inner, dtype=workspace.dtype, device=device)
         self.y = torch.zeros(sizes.rows, sizes.hidden, dtype=workspace.dtype, device=device)
 
@@ -164,24 +166,32 @@ class MoeLaunch(LayerSteps):
 
     def run(
         self, x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, out: Tensor,
-        saved: Tensor | None = None,
+        saved: Tensor | None = None, tables: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Launch on the current stream; tensors like those that the launch was made for.
+
+        `tables`, like `Buffers.tables`, is where the routing is left for a backward.
 
         Raises:
             TileTimeout, RankMismatch: an earlier launch failed.
         """
-        for part in self.parts(x, ids, gates, w_in, w_out, out, saved):
+        for part in self.parts(x, ids, gates, w_in, w_out, out, saved, tables):
             part()
 
     def parts(
         self, x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, out: Tensor,
-        saved: Tensor | None = None,
+        saved: Tensor | None = None, tables: Tensor | None = None,
     ) -> list[Callable[[], object]]:  # fmt: skip
         """The three launches, to be made in this order."""
         gate, up = halves_of(saved)
+
+        def route() -> None:
+            self.launch(self.route, ids, gates, out)
+            if tables is not None:
+                tables.copy_(self.buffers.tables)
+
         return [
-            lambda: self.launch(self.route, ids, gates, out),
+            route,
             lambda: self.launch(self.dispatch, x, w_in, out if gate is None else gate, up, ids),
             lambda: self.launch(self.combine, ids, w_out, out),
         ]

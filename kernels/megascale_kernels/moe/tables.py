@@ -14,6 +14,7 @@ columns, so that an expert's weight is read once, or twice.
 Sizes depend on the largest number of tokens alone, never on the routing: nothing waits for the host.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ TILE_WORDS = 8
 # Programs that route, at most; tokens that one of them takes at once.
 ROUTE_PROGRAMS = 256
 LEAST_ROUTE_TOKENS, MOST_ROUTE_TOKENS = 16, 128
+LINE_WORDS = 32  # each table begins on a line of memory
 # What one rank sends of its routing: a header with a word for each program that sends, then experts and gates.
 HEADER_WORDS = 256
 
@@ -128,14 +130,15 @@ class Routing(NamedTuple):
     tiles: Tensor
 
 
-def make_routing(sizes: Sizes, device: torch.device) -> Routing:
-    """Tables for the largest routing."""
-
-    def words(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=device)
-
-    return Routing(
-        words(HEAD_WORDS), words(sizes.route_blocks, sizes.padded_experts),
-        words(sizes.route_blocks, sizes.padded_experts), words(sizes.rows), words(sizes.pairs),
-        torch.zeros(sizes.pairs, dtype=torch.float32, device=device), words(sizes.row_tiles, TILE_WORDS),
+def make_routing(sizes: Sizes, device: torch.device) -> tuple[Routing, Tensor]:
+    """Tables for the largest routing, and all of them as one tensor of words, which a backward keeps."""
+    shapes = (
+        (HEAD_WORDS,), (sizes.route_blocks, sizes.padded_experts), (sizes.route_blocks, sizes.padded_experts),
+        (sizes.rows,), (sizes.pairs,), (sizes.pairs,), (sizes.row_tiles, TILE_WORDS),
     )  # fmt: skip
+    lengths = [-(-math.prod(shape) // LINE_WORDS) * LINE_WORDS for shape in shapes]
+    words = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
+    head, counts, begins, rows, pair_row, pair_gate, tiles = (
+        part[: math.prod(shape)].view(shape) for part, shape in zip(torch.split(words, lengths), shapes, strict=True)
+    )
+    return Routing(head, counts, begins, rows, pair_row, pair_gate.view(torch.float32), tiles), words
