@@ -31,6 +31,7 @@ OPERATORS = (
     *("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar"),
     *("moe_route", "moe_dispatch", "moe_combine"),
     *("attention", "attention_backward", "reduce_scatter"),
+    *("moe_dispatch_backward", "moe_combine_backward", "moe_gather", "moe_gates"),
 )
 # The others have no tiles of their own, so their share done is unknown.
 TILED = ("ag_gemm", "gemm_rs", "gemm_ar", "attention", "attention_backward")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from megascale_kernels.moe.expert_shards import choose_shards
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
 from torch import Tensor
@@ -28,6 +29,8 @@ class Layer(NamedTuple):
         routing: "drawn", "all to one", "ours alone", "dropped", "twice" or "few".
         config: how to run.
         dtype: of tokens and weights.
+        shards: ranks among which each expert is cut; then `experts` are shards, `inner` is a shard's, `top_k` is of
+            whole experts, and operands have the shards' ids.
     """
 
     tokens: Sequence[int] = (9, 7)
@@ -38,12 +41,16 @@ class Layer(NamedTuple):
     routing: str = "drawn"
     config: MoeConfig = SMALL
     dtype: torch.dtype = torch.float16
+    shards: int = 1
 
     @property
     def sizes(self) -> Sizes:
         """What ranks agree on."""
         pitch = max(1, *self.tokens)
-        return Sizes(len(self.tokens), pitch, self.top_k, self.experts, self.hidden, self.inner, TILE_ROWS)
+        top_k = self.top_k * self.shards
+        return Sizes(
+            len(self.tokens), pitch, top_k, self.experts, self.hidden, self.inner, TILE_ROWS, self.shards
+        )  # fmt: skip
 
 
 class Given(NamedTuple):
@@ -58,7 +65,7 @@ class Given(NamedTuple):
 
 def chosen(layer: Layer, rank: int, generator: torch.Generator) -> Tensor:
     """The experts of a rank's tokens."""
-    count, everyone = layer.tokens[rank], layer.experts * len(layer.tokens)
+    count, everyone = layer.tokens[rank], layer.experts * len(layer.tokens) // layer.shards
     if layer.routing == "all to one":
         return torch.full((count, layer.top_k), everyone - 1, dtype=torch.int32)
     if layer.routing == "ours alone":
@@ -81,11 +88,15 @@ def given(layer: Layer, seed: int) -> list[Given]:
     def drawn(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=generator) * scale).to(layer.dtype)
 
+    def routed(rank: int) -> tuple[Tensor, Tensor]:
+        gates = torch.rand(layer.tokens[rank], layer.top_k, generator=generator)
+        ids, of_shards = choose_shards(chosen(layer, rank, generator), gates, layer.experts, layer.shards)
+        return ids, of_shards.contiguous()
+
     return [
         Given(
             drawn(layer.tokens[rank], layer.hidden),
-            chosen(layer, rank, generator),
-            torch.rand(layer.tokens[rank], layer.top_k, generator=generator),
+            *routed(rank),
             drawn(layer.experts, 2, layer.inner, layer.hidden, scale=layer.hidden**-0.5),
             drawn(layer.experts, layer.hidden, layer.inner, scale=layer.inner**-0.5),
         )
@@ -109,3 +120,25 @@ def exact(operands: Sequence[Given], experts: int) -> list[Tensor]:
                 out[token] += mine.gates[token, place].double() * row
         outs.append(out)
     return outs
+
+
+def exact_gradients(operands: Sequence[Given], grads: Sequence[Tensor], experts: int) -> list[Given]:
+    """Gradients of all operands of every rank, in float64; `ids` stay as they are."""
+    leaves = [
+        mine._replace(
+            **{name: getattr(mine, name).double().requires_grad_() for name in ("x", "gates", "w_in", "w_out")}
+        )
+        for mine in operands
+    ]
+    outs = exact(leaves, experts)
+    total = torch.stack([(out * grad.double()).sum() for out, grad in zip(outs, grads, strict=True)]).sum()
+    if total.requires_grad:  # somebody has a token
+        total.backward()
+
+    def gradient(leaf: Tensor) -> Tensor:
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+    return [
+        Given(gradient(leaf.x), leaf.ids, gradient(leaf.gates), gradient(leaf.w_in), gradient(leaf.w_out))
+        for leaf in leaves
+    ]

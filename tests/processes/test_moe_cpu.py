@@ -10,7 +10,12 @@ from tests.fixtures.kernel_group import run_ranks
 
 pytestmark = pytest.mark.processes
 
-PROMISES = ["experts_and_all_gradients", "a_layer_is_its_parts", "wrong_calls_are_named"]
+PROMISES = [
+    "experts_and_all_gradients",
+    "experts_cut_among_ranks_are_whole_together",
+    "a_layer_is_its_parts",
+    "wrong_calls_are_named",
+]
 
 
 @pytest.fixture(scope="module", params=[3], ids="{} ranks".format)
@@ -28,9 +33,10 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
 
 
 def test_a_compiled_layer_is_the_eager_one(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What the promise's own docstring says is true on both ranks."""
-    promise, folder = "a_compiled_layer_is_one_node_each_way", tmp_path_factory.mktemp("compiled")
+    """What the promises' own docstrings say is true on both ranks."""
+    promises = ["a_compiled_layer_is_one_node_each_way", "compiled_experts_may_be_cut_among_ranks"]
+    folder = tmp_path_factory.mktemp("compiled")
 
-    tried = run_ranks("tests.fixtures.moe_compile_promises", [promise], 2, folder, backend="gloo", deadline_s=120)
+    tried = run_ranks("tests.fixtures.moe_compile_promises", promises, 2, folder, backend="gloo", deadline_s=120)
 
-    assert set(tried[promise].values()) == {"kept"}, tried
+    assert {outcome for promise in promises for outcome in tried[promise].values()} == {"kept"}, tried

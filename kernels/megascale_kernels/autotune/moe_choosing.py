@@ -44,9 +44,10 @@ _tables: "WeakKeyDictionary[Workspace, MoeTable]" = WeakKeyDictionary()
 
 
 def moe_key(sizes: "Sizes") -> str:
-    """The name of a layer: its sizes, tokens of all ranks by buckets."""
+    """The name of a layer: its sizes, tokens of all ranks by buckets, and shards where experts are cut."""
     tokens = store.bucket(sizes.world_size * sizes.pitch)
-    return f"moe t{tokens} k{sizes.top_k} e{sizes.experts} h{sizes.hidden} i{sizes.inner}"
+    cut = f" s{sizes.shards}" if sizes.shards > 1 else ""
+    return f"moe t{tokens} k{sizes.top_k} e{sizes.experts} h{sizes.hidden} i{sizes.inner}{cut}"
 
 
 def read_moe_config(raw: dict[str, Any]) -> MoeConfig:

@@ -28,6 +28,7 @@ from megascale_kernels.autotune.timing import Call, measure
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.assignment import flags_of, likely_ways
+from megascale_kernels.moe.expert_shards import choose_shards
 from megascale_kernels.moe.experts import moe_experts
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.skewed import SKEWS, drawn_routing
@@ -131,7 +132,8 @@ def _operands(sizes: Sizes, std: float, workspace: Workspace, seed: int) -> _Giv
         return torch.randn(size, generator=generator, device=device, dtype=dtype).mul_(scale)
 
     ids, gates = drawn_routing(
-        sizes.experts * sizes.world_size, sizes.top_k, sizes.pitch, std, seed=seed, rank=workspace.rank, device=device
+        sizes.experts * sizes.world_size // sizes.shards, sizes.most_here, sizes.pitch, std, seed=seed,
+        rank=workspace.rank, device=device,
     )  # fmt: skip
     return _Given(
         values(sizes.pitch, sizes.hidden, scale=1.0), ids, gates,
@@ -145,9 +147,14 @@ def _compare(
 ) -> dict[MoeConfig | None, float]:
     """Seconds of each way under one skew; after a failure the workspace is reset."""
     given = _operands(sizes, std, workspace, seed)
-    calls: dict[str, Call] = {SERIAL: lambda: all_to_all.moe(*given, workspace)}
+    shards = sizes.shards
+    x, ids, gates, w_in, w_out = given
+    chosen = choose_shards(ids, gates, sizes.experts, shards)
+    calls: dict[str, Call] = {SERIAL: lambda: all_to_all.moe(x, *chosen, w_in, w_out, workspace)}
     for place, way in enumerate(ways):
-        calls[str(place)] = lambda way=way: moe_experts(*given, workspace, config=way, fused=True)  # type: ignore[misc]  # its own
+        calls[str(place)] = lambda way=way: moe_experts(  # type: ignore[misc]  # its own
+            *given, workspace, config=way, fused=True, tensor_parallel=shards
+        )
     names = [str(place) for place in range(len(ways))]
     found = measure(calls, rounds=ROUNDS, group=workspace.group, check=workspace.check, risky=names).seconds
     if not all(math.isfinite(found[name]) for name in names):

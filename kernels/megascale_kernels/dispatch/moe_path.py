@@ -24,18 +24,19 @@ MOST_CONTESTS = 4096  # layers of one workspace; sizes belong to a model
 
 def moe_experts(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
-    config: "MoeConfig | None" = None, fused: bool | None = None,
+    config: "MoeConfig | None" = None, fused: bool | None = None, tensor_parallel: int = 1,
 ) -> Tensor:  # fmt: skip
     """`moe.experts.moe_experts` with the configuration chosen where there is none; raises what that raises."""
-    if config is not None or fused is False or not experts.serves(x, ids, gates, w_in, w_out, workspace):
-        return experts.moe_experts(x, ids, gates, w_in, w_out, workspace, config=config, fused=fused)
-    sizes = experts.sizes_of(ids, w_in, workspace)
+    layer = (x, ids, gates, w_in, w_out, workspace)
+    if config is not None or fused is False or not experts.serves(*layer, tensor_parallel):
+        return experts.moe_experts(*layer, config=config, fused=fused, tensor_parallel=tensor_parallel)
+    sizes = experts.sizes_of(ids, w_in, workspace, tensor_parallel)
     contest = _contest(sizes, workspace)
     chosen = _chosen(sizes, workspace) if contest is None else contest.begin()
     # Only a tuning chooses the serial path, and a caller who insists on our kernels gets them.
     serial = chosen is None and not fused
     out = experts.moe_experts(
-        x, ids, gates, w_in, w_out, workspace, config=chosen, fused=False if serial else fused
+        *layer, config=chosen, fused=False if serial else fused, tensor_parallel=tensor_parallel
     )  # fmt: skip
     if contest is not None:
         contest.end()

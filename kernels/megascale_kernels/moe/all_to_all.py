@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The serial path of a MoE layer: index, all-to-all, two grouped products, all-to-all, index back, sum in fp32.
 
-It serves the CPU, tensors that the kernels cannot read, and every backward; autograd goes through all of it. The host
+It serves the CPU and tensors that the kernels cannot read; autograd goes through all of it. The host
 learns how many rows go where, so it waits for the device once a call.
 """
 

@@ -74,7 +74,8 @@ def busiest_rows(sizes: Sizes, std: float) -> list[float]:
     """Rows of each expert of the rank that has most, under a skew."""
     share = even_shares(sizes.experts * sizes.world_size, std)
     ranks = [share[rank * sizes.experts : (rank + 1) * sizes.experts] for rank in range(sizes.world_size)]
-    return [one * sizes.pairs for one in max(ranks, key=sum)]
+    pairs = sizes.world_size * sizes.pitch * sizes.top_k
+    return [one * pairs for one in max(ranks, key=sum)]
 
 
 def product_s(rows: list[float], columns: int, depth: int, programs: float, tile_rows: int, tile_columns: int) -> float:

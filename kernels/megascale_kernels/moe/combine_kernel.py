@@ -10,6 +10,9 @@ every run. A token that has no expert on a rank costs no byte.
 
 Jobs are taken from one queue, so that a program is free for whatever comes next: a few programs do nothing else, the
 others join them when they have no tile left. Jobs wait for tiles and for the peers' earlier jobs, tiles for nothing.
+
+In the backward the same kernel carries the gradients of tokens back to them: rows of the gradients of gate and up times
+w_in, read the other way round, [2 I, H] of each expert, and gates of one.
 """
 
 import triton
@@ -39,11 +42,12 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.dispatch_kernel import await_all_begun, expert_block, say_begun
 from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_COMBINE = OPERATORS.index("moe_combine")
+MOE_COMBINE_BACKWARD = OPERATORS.index("moe_combine_backward")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
     "staging_bytes", "chunk_blocks", "reducers",
@@ -64,8 +68,9 @@ def combine_kernel(
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
     pitch, experts, hidden, inner, group_m, chunk_blocks, reducers,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
-    COLS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr,
+    MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr,
+    PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """One launch: the lowest `reducers` programs take jobs only, the others multiply first."""
     cta = tl.program_id(0)
@@ -83,9 +88,9 @@ def combine_kernel(
     if cta >= reducers:
         multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, inner, group_m, chunk_blocks,
                        ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, BLOCK_M, BLOCK_N, BLOCK_K,
-                       PROGRESS, TRACE)  # fmt: skip
+                       BACKWARD, PROGRESS, TRACE)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, TOKENS, COLS, PROGRESS,
+              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, MOST_HERE, TOKENS, COLS, PROGRESS,
               TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
@@ -115,7 +120,7 @@ def finish_tile(channel, head, stage, of_stage):
 @triton.jit
 def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, inner, group_m, chunk_blocks, ring,
                    worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                   PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+                   BACKWARD: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Role of a multiplying program: every `workers`-th tile, counted while the next one is multiplied."""
     cursor = open_ring(channel, ring, TRACE)
     row_tiles = tl.load(head + ROW_TILES)
@@ -130,7 +135,10 @@ def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, 
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         col = block_n * BLOCK_N
-        acc = multiply(h_desc, row, w_desc, expert * hidden + col, inner, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK=True)
+        if BACKWARD:
+            acc = multiply_turned(h_desc, row, w_desc, expert * inner, col, inner, BLOCK_M, BLOCK_N, BLOCK_K)
+        else:
+            acc = multiply(h_desc, row, w_desc, expert * hidden + col, inner, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK=True)
         if pending >= 0:
             finish_tile(channel, head, pending,
                         tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks))  # fmt: skip
@@ -143,6 +151,16 @@ def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, 
         finish_tile(channel, head, pending, tiles_of_stage(pending, row_tiles, lead_tiles, blocks_n, chunk_blocks))
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
+
+
+@triton.jit
+def multiply_turned(h_desc, row, w_desc, first, col, inner, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                    BLOCK_K: tl.constexpr):  # fmt: skip
+    """Rows of h times columns of an expert's weight [K, N], which begins at row `first`, in fp32."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, inner, BLOCK_K):
+        acc = tl.dot(h_desc.load([row, k]), expert_block(w_desc, first, k, col, inner, BLOCK_K), acc)
+    return acc
 
 
 @triton.jit
@@ -186,8 +204,8 @@ def find_job(channel, head, inner, TOKENS: tl.constexpr):
 
 @triton.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
-              PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+              chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr,
+              TOKENS: tl.constexpr, COLS: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Take jobs until there is none: chunk by chunk, the peers' tokens first, the nearest rank behind us first."""
     cursor = open_ring(channel, ring, TRACE)
     of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
@@ -202,7 +220,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
         if code == 0:
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
                          hidden, owner, block, chunk * chunk_blocks * BLOCK_N,
-                         min((chunk + 1) * chunk_blocks * BLOCK_N, hidden), TOP_K, TOKENS, COLS)  # fmt: skip
+                         min((chunk + 1) * chunk_blocks * BLOCK_N, hidden), TOP_K, MOST_HERE, TOKENS, COLS)  # fmt: skip
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(ring, cursor, NOTIFY, job, owner, TRACE)
@@ -236,20 +254,20 @@ def staging_of(channel, target, source, y_ptr, staging_bytes, pitch, hidden):
 
 @triton.jit
 def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-                 owner, block, first_col, end_col, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
+                 owner, block, first_col, end_col, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, TOKENS: tl.constexpr,
                  COLS: tl.constexpr):  # fmt: skip
     """Add up a block of tokens, `COLS` columns at a time, and send or store the sums."""
     token = block * TOKENS + tl.arange(0, TOKENS)
     there = token < tl.load(head + TOKENS_OF + owner)
-    pair = (owner * pitch + token) * TOP_K
+    pair = (owner * pitch + token) * MOST_HERE
     has_row = tl.zeros((TOKENS,), dtype=tl.int32)
-    for place in tl.static_range(TOP_K):
+    for place in tl.static_range(MOST_HERE):
         has_row |= (tl.load(pair_row + pair + place, mask=there, other=-1) >= 0).to(tl.int32)
     for at in range(first_col, end_col, COLS):
         cols = at + tl.arange(0, COLS)
         inside = (cols < end_col)[None, :]
         total = tl.zeros((TOKENS, COLS), dtype=tl.float32)
-        for place in tl.static_range(TOP_K):
+        for place in tl.static_range(MOST_HERE):
             row = tl.load(pair_row + pair + place, mask=there, other=-1)
             gate = tl.load(pair_gate + pair + place, mask=there, other=0.0)
             part = tl.load(y_ptr + row.to(tl.int64)[:, None] * hidden + cols[None, :],

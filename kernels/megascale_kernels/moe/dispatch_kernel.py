@@ -8,7 +8,11 @@ an expert. Tiles of our own tokens come first for as many experts as cover the t
 each as soon as its tokens are there.
 
 Gate and up are two blocks of one weight [experts, 2, I, H] that are multiplied with the same rows, and SwiGLU is taken
-in registers. h lies expert by expert, as layer 1 reads it; rows of padding repeat a token of their tile.
+in registers. h lies expert by expert, as layer 1 reads it; rows of padding repeat a token of their tile. For a backward
+gate and up are stored as well.
+
+In the backward the same kernel carries the gradients of outputs to the experts: rows of them times w_out, which is read
+the other way round, [H, I] of each expert.
 """
 
 import triton
@@ -31,27 +35,29 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
+from megascale_kernels.moe.sending import send_wanted
 from megascale_kernels.moe.walk import BEGUN, await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_DISPATCH = OPERATORS.index("moe_dispatch")
+MOE_DISPATCH_BACKWARD = OPERATORS.index("moe_dispatch_backward")
 RUNTIME = (
-    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "pitch", "unit_tokens",
-    "units", "group_m",
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "data_bytes", "tokens",
+    "experts", "pitch", "unit_tokens", "units", "group_m",
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def dispatch_kernel(
-    x_ptr, gathered_ptr, w_desc, h_desc, head, rows, tiles,
+    x_ptr, ids_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    pitch, unit_tokens, units, hidden, inner, group_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OPERATOR: tl.constexpr,
-    PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr,
+    TOP_K: tl.constexpr, SELECTIVE: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """One launch of persistent programs; copy engines carry the tokens."""
+    """One launch of persistent programs; copy engines carry the tokens, or, `SELECTIVE`, the programs do first."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
     channel = open_channel(
@@ -63,9 +69,12 @@ def dispatch_kernel(
                    PROGRESS)  # fmt: skip
         publish_launch(channel, pitch, inner, hidden, variant)
         say_begun(channel)
-    multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, tiles, pitch, unit_tokens, units, hidden,
-                   inner, group_m, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N, BLOCK_K, PROGRESS,
-                   TRACE)  # fmt: skip
+    if SELECTIVE:
+        send_wanted(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden, experts, cta,
+                    ctas, TOP_K, COLS=BLOCK_K)  # fmt: skip
+    multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles, pitch,
+                   unit_tokens, units, hidden, inner, group_m, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N, BLOCK_K,
+                   SAVES, BACKWARD, PROGRESS, TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
         show_done(channel, COMMUNICATE, PROGRESS)
@@ -90,9 +99,10 @@ def await_all_begun(channel):
 
 
 @triton.jit
-def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, tiles, pitch, unit_tokens, units, hidden,
-                   inner, group_m, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                   PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles, pitch,
+                   unit_tokens, units, hidden, inner, group_m, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                   BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr, PROGRESS: tl.constexpr,
+                   TRACE: tl.constexpr):  # fmt: skip
     """Every `num_programs`-th tile of the walk, each as soon as its tokens are there."""
     cursor = open_ring(channel, ring, TRACE)
     blocks_n = blocks(inner, BLOCK_N)
@@ -111,9 +121,17 @@ def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, head, rows, til
         cursor = mark(ring, cursor, WAIT_END, tile, channel.rank, TRACE)
         if code == 0:
             from_ptr = token_rows(x_ptr, gathered_ptr, rows, row, channel.rank, pitch, hidden, BLOCK_M)
-            gate, up = multiply_gathered(from_ptr, w_desc, expert * 2 * inner + block_n * BLOCK_N, inner, hidden,
-                                         BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
-            h_desc.store([row, block_n * BLOCK_N], swiglu(gate, up).to(x_ptr.dtype.element_ty))
+            col = block_n * BLOCK_N
+            if BACKWARD:
+                product = multiply_turned(from_ptr, w_desc, expert * hidden, col, hidden, BLOCK_M, BLOCK_N, BLOCK_K)
+                h_desc.store([row, col], product.to(x_ptr.dtype.element_ty))
+            else:
+                gate, up = multiply_gathered(from_ptr, w_desc, expert * 2 * inner + col, inner, hidden, BLOCK_M,
+                                             BLOCK_N, BLOCK_K)  # fmt: skip
+                if SAVES:
+                    gate_desc.store([row, col], gate.to(x_ptr.dtype.element_ty))
+                    up_desc.store([row, col], up.to(x_ptr.dtype.element_ty))
+                h_desc.store([row, col], swiglu(gate, up).to(x_ptr.dtype.element_ty))
         cursor = mark(ring, cursor, TILE_END, tile, channel.rank, TRACE)
         tile = tl.where(code == 0, tile + tl.num_programs(0), count)
     show_done(channel, COMPUTE, PROGRESS)
@@ -142,6 +160,25 @@ def multiply_gathered(from_ptr, w_desc, gate_row, inner, hidden, BLOCK_M: tl.con
         gate = tl.dot(x, w_desc.load([gate_row, k]).T, gate)
         up = tl.dot(x, w_desc.load([gate_row + inner, k]).T, up)
     return gate, up
+
+
+@triton.jit
+def multiply_turned(from_ptr, w_desc, first, col, hidden, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                    BLOCK_K: tl.constexpr):  # fmt: skip
+    """The rows at `from_ptr` times columns of an expert's weight [H, I], which begins at row `first`, in fp32."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, hidden, BLOCK_K):
+        inside = k + tl.arange(0, BLOCK_K)
+        x = tl.load(from_ptr[:, None] + inside[None, :], mask=(inside < hidden)[None, :], other=0.0)
+        acc = tl.dot(x, expert_block(w_desc, first, k, col, hidden, BLOCK_K), acc)
+    return acc
+
+
+@triton.jit
+def expert_block(w_desc, first, k, col, k_size, BLOCK_K: tl.constexpr):
+    """A block of an expert's weight [K, N] that begins at row `first`; zeros where the next expert's begins."""
+    block = w_desc.load([first + k, col])
+    return tl.where((k + tl.arange(0, BLOCK_K) < k_size)[:, None], block, 0.0)
 
 
 @triton.jit

@@ -11,7 +11,20 @@ from megascale_kernels.planning.tiling import Tiling, swizzled
 
 @dataclass(frozen=True)
 class ExpertTiling(Tiling):
-    """A `Tiling` whose B is an expert's weight, [N, K], or gate and up of the same columns side by side."""
+    """A `Tiling` whose B is an expert's weight, [N, K], or gate and up of the same columns side by side.
+
+    With `b_is_nk` False it is read the other way round, [K, N], for gradients.
+
+    Attributes:
+        halves: 2 where layer 0 makes one column of two (SwiGLU of gate and up), 1 where it stores all.
+    """
+
+    halves: int = 2
+
+    @cached_property
+    def out_columns(self) -> int:
+        """Columns that a tile of layer 0 stores."""
+        return self.columns // self.halves
 
     @cached_property
     def operand_layout(self) -> NVMMASharedLayout:
@@ -23,8 +36,20 @@ class ExpertTiling(Tiling):
         """The same bytes of B as a box of three axes: gate and up, columns, K."""
         return swizzled(self.block_k, rank=3)
 
+    @cached_property
+    def b_layout(self) -> NVMMASharedLayout:
+        """How B lies in a slot, whichever way it is read."""
+        return self.operand_layout if self.b_is_nk else swizzled(self.columns)
+
+    @cached_property
+    def matrix_layout(self) -> NVMMASharedLayout:
+        """The same bytes of a B that is [K, N] as a box of three axes, one expert deep."""
+        return swizzled(self.columns, rank=3)
+
 
 # The producer of layer 0 is a warpgroup that holds the addresses of eight rows a thread, so it keeps more registers;
 # a warpgroup that only starts TMA needs none of that.
 DISPATCH = ExpertTiling(consumer_registers=208, producer_registers=56)
 COMBINE = replace(DISPATCH, slots=4, consumer_registers=192, producer_registers=96)
+DISPATCH_BACKWARD = replace(DISPATCH, b_is_nk=False, halves=1)
+COMBINE_BACKWARD = replace(COMBINE, b_is_nk=False)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`moe_experts`: routed tokens through experts that are divided among the ranks (expert parallelism).
 
-Our kernels run the forward where they can, the serial path elsewhere, and every backward is the serial path's: right
-before fast. Which path a call takes is decided from what all ranks share, never from the number of tokens of one.
+Our kernels run forward and backward where they can, the serial path elsewhere. Which path a call takes is decided from
+what all ranks share, never from the number of tokens of one.
 """
 
 import logging
+import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.expert_shards import check_shards, choose_shards
 
 if TYPE_CHECKING:
     from megascale_kernels.moe.moe_config import MoeConfig
@@ -26,11 +28,12 @@ HOPPER = 9  # major compute capability
 ALIGNED = 16  # bytes; and rows of H and I are multiples of so many elements
 MOST_EXPERTS = 256  # of one rank, in our kernels' tables
 MOST_TOP_K = 16
+MOST_CHOSEN = 64  # experts of a token times shards of each
 
 
 def moe_experts(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
-    config: "MoeConfig | None" = None, fused: bool | None = None,
+    config: "MoeConfig | None" = None, fused: bool | None = None, tensor_parallel: int = 1,
 ) -> Tensor:  # fmt: skip
     """Give each token the sum over its experts e of gate * w_out[e] (silu(w_in[e, 0] x) * (w_in[e, 1] x)).
 
@@ -43,6 +46,8 @@ def moe_experts(
         workspace: with `max_rows` at least W times the most tokens of a rank, and `max_gather_cols` at least H.
         config: how our kernels run; None takes the default. All ranks must pass the same.
         fused: False takes the serial path; True refuses it; None decides. All ranks must pass the same.
+        tensor_parallel: ranks among which each expert is cut along I, S (`expert_shards`): rank r has of the experts of
+            group r // S, [E S / W, 2, I / S, H] and [E S / W, H, I / S], shard r % S. Tokens are each rank's own.
 
     Returns:
         [T, H]: a token without experts gets zeros. Differentiable once in x, gates, w_in and w_out.
@@ -54,40 +59,66 @@ def moe_experts(
         TileTimeout: a peer did not come.
     """
     check_experts(x, ids, gates, w_in, w_out, workspace)
-    reason = "it was asked for" if fused is False else _why_serial(x, ids, w_in, workspace)
+    check_shards(tensor_parallel, workspace.world_size)
+    ids, gates = choose_shards(ids, gates, w_in.shape[0], tensor_parallel)
+    reason = "it was asked for" if fused is False else _why_serial(x, ids.shape[1], w_in, workspace, tensor_parallel)
     if fused and reason:
         raise Unsupported(f"moe_experts(fused=True): {reason}")
     call = f"moe_experts(H {x.shape[1]}, I {w_out.shape[2]}, experts {w_in.shape[0]}, top {ids.shape[1]}, {x.dtype})"
+    if tensor_parallel > 1:
+        call = f"{call[:-1]}, tensor_parallel {tensor_parallel})"
     if reason:
         _say_once(call, reason)
         all_to_all.agree(call, workspace)
         return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
-        out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
+        out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config, tensor_parallel)  # type: ignore[no-untyped-call]  # torch gives it no types
         return out
-    return _fused(x, ids, gates, w_in, w_out, workspace, config)
+    return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config), tensor_parallel)[0]
 
 
-def _fused(
-    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace,
-    config: "MoeConfig | None",
-) -> Tensor:  # fmt: skip
-    from megascale_kernels.moe.launch import planned
-    from megascale_kernels.moe.moe_config import MoeConfig
-
-    sizes = sizes_of(ids, w_in, workspace)
+def _sizes(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace, shards: int) -> "Sizes":
+    """Sizes of a layer, `ids` those of shards; refuse more tokens than there is room for."""
+    sizes = _sizes_with(ids.shape[1], w_in, workspace, shards)
     if x.shape[0] > sizes.pitch:
         raise WorkspaceTooSmall(
             f"moe_experts: {x.shape[0]} tokens, but the workspace was made with max_rows={workspace.max_rows} for "
             f"{workspace.world_size} ranks, {sizes.pitch} tokens each: make it with larger sizes"
         )
-    given = (x, ids.to(torch.int32), gates.to(torch.float32), w_in, w_out)
-    x, ids, gates, w_in, w_out = (_readable(tensor.detach()) for tensor in given)
-    out = torch.empty_like(x)
+    return sizes
+
+
+def _chosen(config: "MoeConfig | None") -> "MoeConfig":
+    from megascale_kernels.moe.moe_config import MoeConfig
+
     chosen = MoeConfig() if config is None else config
     chosen.check()
-    planned(x, ids, gates, w_in, w_out, out, sizes, workspace, chosen).run(x, ids, gates, w_in, w_out, out)
-    return out
+    return chosen
+
+
+def _fused(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, config: "MoeConfig",
+    shards: int, saved: Tensor | None = None, *, keeps_tables: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The forward by our kernels, operands as `_operands` makes them: output, and the routing's tables if asked for."""
+    from megascale_kernels.moe.launch import planned
+
+    out = torch.empty_like(x)
+    sizes = _sizes(x, ids, w_in, workspace, shards)
+    launch = planned(x, ids, gates, w_in, w_out, out, sizes, workspace, config, saved)
+    tables = torch.empty_like(launch.buffers.tables) if keeps_tables else None
+    launch.run(x, ids, gates, w_in, w_out, out, saved, tables)
+    return out, tables
+
+
+def _operands(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Operands as our kernels read them."""
+    return (
+        _readable(x.detach()), _readable(ids.to(torch.int32)), _readable(gates.detach().to(torch.float32)),
+        _readable(w_in.detach()), _readable(w_out.detach()),
+    )  # fmt: skip
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -97,25 +128,59 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 class _Experts(torch.autograd.Function):
-    """Our kernels forward, the serial path backward: it runs the forward again and differentiates that."""
+    """Our kernels, forward and backward."""
 
     @staticmethod
-    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
-        ctx.save_for_backward(x, ids, gates, w_in, w_out)
-        ctx.workspace = workspace
-        return _fused(x, ids, gates, w_in, w_out, workspace, config)
+    def forward(ctx, x, ids, gates, w_in, w_out, workspace, config, shards) -> Tensor:  # type: ignore[no-untyped-def]  # torch gives it no types
+        given = _operands(x, ids, gates, w_in, w_out)
+        chosen = _chosen(config)
+        saved = None
+        if chosen.keep:
+            sizes = _sizes(x, ids, w_in, workspace, shards)
+            saved = torch.empty(sizes.rows, 2 * sizes.inner, dtype=x.dtype, device=x.device)
+        out, tables = _fused(*given, workspace, chosen, shards, saved, keeps_tables=True)
+        ctx.save_for_backward(*given, saved, tables)
+        ctx.workspace, ctx.config, ctx.shards, ctx.type_of_gates = workspace, chosen, shards, gates.dtype
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
-        x, ids, gates, w_in, w_out = ctx.saved_tensors
-        needs = [ctx.needs_input_grad[index] for index in (0, 2, 3, 4)]
-        with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
-            out = all_to_all.moe(leaves[0], ids, leaves[1], leaves[2], leaves[3], ctx.workspace)
-        grads = list(torch.autograd.grad(out, leaves, grad))
-        dx, dgates, din, dout = (one if needed else None for one, needed in zip(grads, needs, strict=True))
-        return dx, None, dgates, din, dout, None, None
+        from megascale_kernels.moe.gradient_launch import Given, planned_backward
+
+        _refuse_if_captured(ctx.workspace)
+        x, ids, gates, w_in, w_out, saved, tables = ctx.saved_tensors
+        given = Given(x, ids, gates, w_in, w_out, _readable(grad))
+        dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
+        wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
+        wanted = [name for name, wants in (("w_in", wants_in), ("w_out", wants_out)) if wants]
+        sizes = _sizes(given.x, given.ids, given.w_in, ctx.workspace, ctx.shards)
+        launch = planned_backward(given, dx, dgates, sizes, ctx.workspace, ctx.config)
+        found = launch.run(given, tables, saved, dx, dgates, wanted)
+        return (
+            dx if wants_x else None, None, dgates.to(ctx.type_of_gates) if wants_gates else None, found.get("w_in"),
+            found.get("w_out"), None, None, None,
+        )  # fmt: skip
+
+
+def _refuse_if_captured(workspace: Workspace) -> None:
+    """Refuse to capture a backward where torch's deterministic mode wants the same bits each time.
+
+    On two H200 a replayed gradient of `w_in` was not bit-equal to the eager one, for a reason that is not known. The
+    serial path is no way out: it waits for the host, which no capture can.
+
+    Raises:
+        Unsupported: in a capture under `torch.use_deterministic_algorithms`; with `warn_only` it is a warning.
+    """
+    if not (torch.are_deterministic_algorithms_enabled() and workspace.is_capturing()):
+        return
+    said = (
+        "moe_experts: its backward does not repeat bit by bit in a captured graph, and torch's deterministic mode is "
+        "on: run the backward outside of the graph, or turn the mode off"
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise Unsupported(said)
+    warnings.warn(said, stacklevel=3)
 
 
 def check_experts(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:
@@ -145,43 +210,59 @@ def check_experts(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Te
         raise Unsupported(f"moe_experts: tensors on {devices}, the workspace on {workspace.device.type}")
 
 
-def serves(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> bool:
-    """Whether our kernels can run a call; the same on all ranks.
+def serves(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, shards: int = 1
+) -> bool:  # fmt: skip
+    """Whether our kernels can run a call, `ids` those of whole experts; the same on all ranks.
 
     Raises:
-        Unsupported: tensors that make no layer.
+        Unsupported: tensors that make no layer, or ranks that do not divide into groups of so many shards.
     """
     check_experts(x, ids, gates, w_in, w_out, workspace)
-    return not _why_serial(x, ids, w_in, workspace)
+    check_shards(shards, workspace.world_size)
+    return not _why_serial(x, shards * ids.shape[1], w_in, workspace, shards)
 
 
-def sizes_of(ids: Tensor, w_in: Tensor, workspace: Workspace) -> "Sizes":
-    """What all ranks agree on: the sizes of a layer with the most tokens that the workspace was made for."""
+def sizes_of(ids: Tensor, w_in: Tensor, workspace: Workspace, shards: int = 1) -> "Sizes":
+    """What all ranks agree on: the sizes of a layer with the most tokens that the workspace was made for.
+
+    Args:
+        ids: whole experts of each token, [T, top_k].
+        w_in: of this rank's experts or shards.
+        workspace: whose layer it is.
+        shards: of each expert.
+    """
+    return _sizes_with(shards * ids.shape[1], w_in, workspace, shards)
+
+
+def _sizes_with(top_k: int, w_in: Tensor, workspace: Workspace, shards: int) -> "Sizes":
     from megascale_kernels.moe.tables import Sizes
 
     experts, _, inner, hidden = w_in.shape
     pitch = workspace.max_rows // workspace.world_size
-    return Sizes(workspace.world_size, pitch, ids.shape[1], experts, hidden, inner)
+    return Sizes(workspace.world_size, pitch, top_k, experts, hidden, inner, shards=shards)
 
 
-def _why_serial(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace) -> str:
+def _why_serial(x: Tensor, top_k: int, w_in: Tensor, workspace: Workspace, shards: int) -> str:
     """Why our kernels cannot run the call, "" when they can; from what all ranks share."""
     if x.device.type != "cuda":
         return f"the tensors are on the {x.device.type}"
     major, minor = torch.cuda.get_device_capability(x.device)
     if major != HOPPER:
         return f"the device has compute capability {major}.{minor} and the kernels need {HOPPER}.0"
-    return _why_sizes_cannot(ids.shape[1], w_in, workspace)
+    return _why_sizes_cannot(top_k, w_in, workspace, shards)
 
 
-def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace) -> str:
+def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace, shards: int) -> str:
     experts, _, inner, hidden = w_in.shape
     if hidden % ALIGNED or inner % ALIGNED or min(hidden, inner) < 1:
         return f"H {hidden} or I {inner} is no multiple of {ALIGNED}"
     if not 1 <= experts <= MOST_EXPERTS:
         return f"a rank has {experts} experts, and the tables hold 1 to {MOST_EXPERTS}"
-    if top_k > MOST_TOP_K:
-        return f"a token has {top_k} experts, at most {MOST_TOP_K} are added up at once"
+    if top_k // shards > MOST_TOP_K:
+        return f"a token has {top_k // shards} experts, at most {MOST_TOP_K} are added up at once"
+    if top_k > MOST_CHOSEN:
+        return f"a token has {top_k // shards} experts of {shards} shards each, at most {MOST_CHOSEN} are looked at"
     if hidden > max(workspace.max_gather_cols, workspace.max_scatter_cols):
         return f"the workspace was made for rows of at most {workspace.max_gather_cols} elements, H is {hidden}"
     return ""

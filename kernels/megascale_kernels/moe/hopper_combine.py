@@ -5,27 +5,28 @@ Roles as in `device/hopper_gemm.py`, and one more: the *reducers*, two warps bes
 consumers of the same program multiply. So adding up and sending cost no multiprocessor, only what they read and write.
 The consumers take jobs too when they have no tile left.
 
+In the backward (`CFG.b_is_nk` False) h is the gradient of gate and up side by side, and the weight is w_in read the
+other way round, [2 I, H] of each expert.
+
 `combine_kernel`, in plain Triton, is the twin that the emulator runs.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from megascale_kernels.device.hopper_gemm import (
-    PARTIAL_PIECES,
-    Work,
-    add_split_partials,
+    Ring,
     column_slices,
     fetch,
-    fetch_split_partials,
     make_ring,
     multiply,
+    next_slot,
     store_slice,
-    store_split_partial,
+    tma_load,
 )
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
-from megascale_kernels.device.primitives import peer_tile_notify, producer_tile_notify
+from megascale_kernels.device.primitives import peer_tile_notify
 from megascale_kernels.device.progress import (
     TILE_BEGIN,
     TILE_END,
@@ -37,7 +38,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import Channel, finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.combine_kernel import (
     LEAD_TILES,
     ROW_TILES,
@@ -52,146 +53,137 @@ from megascale_kernels.moe.combine_kernel import (
     staging_of,
 )
 from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.hopper_dispatch import pass_slots
-from megascale_kernels.moe.walk import (
-    combine_place,
-    combine_slot,
-    look_up,
-    part_of_unit,
-    parts_of_last_wave,
-    tiles_of_stage,
-)
+from megascale_kernels.moe.hopper_dispatch import boxes_of_weight, pass_slots
+from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "most_parts", "inner",
+    "staging_bytes", "chunk_blocks", "inner",
 )  # fmt: skip
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
 TOKENS = gl.constexpr(8)  # of a job
 # Columns that a warp adds up at once: 16 bytes a thread of each row, and twice that where there are registers for it.
 REDUCER_COLS, CONSUMER_COLS = gl.constexpr(256), gl.constexpr(512)
-PART_FLAGS = gl.constexpr(64)  # where those of parts of tiles begin; below are stages
-
-
-@triton.jit
-def for_parts(channel):
-    """The same channel, whose flags are those of parts of tiles: behind the stages of our own rank."""
-    return Channel(
-        channel.control, channel.peers, channel.status, channel.progress, channel.flags + PART_FLAGS, channel.channels,
-        channel.slot, channel.rank, channel.world_size, channel.stamp, channel.operator, channel.deadline_us,
-    )  # fmt: skip
 
 
 @gluon.jit
-def what_to_do(head, hidden, inner, most_parts, CFG: gl.constexpr):
-    """Row tiles, those of the lead, blocks of columns and of K; whole tiles, parts of each other one, units of work."""
+def what_to_do(head, hidden, CFG: gl.constexpr):
+    """Row tiles, those of the lead, blocks of columns, tiles."""
     row_tiles = gl.load(head + ROW_TILES)
     blocks_n = blocks(hidden, CFG.block_n)
-    k_blocks = blocks(inner, CFG.block_k)
-    count = row_tiles * blocks_n
-    whole, parts = parts_of_last_wave(count, gl.num_programs(0), k_blocks, most_parts)
-    units = whole + (count - whole) * parts
-    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, k_blocks, whole, parts, units
+    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, row_tiles * blocks_n
 
 
 @gluon.jit
-def unit_at(unit, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
-    """A unit of work and what the list says of its tile; of the last unit where there is no such one."""
-    tile, begin, end, place, before = part_of_unit(gl.minimum(unit, final), whole, parts, k_blocks)
-    entry, chunk, width, at = combine_slot(tile, gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks)
+def tile_at(tile, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
+    """What the list says of a tile; of the last one where there is no such tile."""
+    entry, chunk, width, at = combine_slot(
+        gl.minimum(tile, final), gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks
+    )  # fmt: skip
     expert, row, end_row, first, height = look_up(tiles, entry)
-    return tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height
+    return chunk, width, at, expert, row, end_row, first, height
 
 
 @gluon.jit
-def produce(ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks, most_parts,
-            CFG: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
-    """Keep the ring full, and behind a cut tile's last part send what its other parts have summed."""
+def make_expert_ring(h_desc, CFG: gl.constexpr):
+    """As `make_ring`, for a weight read the other way round, whose boxes have three axes."""
+    a = gl.allocate_shared_memory(h_desc.dtype, [CFG.slots * CFG.across_m] + h_desc.block_type.shape, h_desc.layout)
+    b = gl.allocate_shared_memory(h_desc.dtype, [CFG.slots] + CFG.b_block, CFG.b_layout)
+    full = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
+    slots: gl.constexpr = CFG.slots
+    for i in gl.static_range(slots):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=CFG.consumers)
+    fence_async_shared()
+    return Ring(a, b, full, empty)
+
+
+@gluon.jit
+def fetch_of_expert(ring, h_desc, row, w_desc, expert, column, k_blocks, slot, phase, CFG: gl.constexpr):
+    """As `fetch`, with a weight [experts, K, N]: what lies beyond K is zero, not another expert's."""
+    across_m: gl.constexpr = CFG.across_m
+    boxes = boxes_of_weight(ring, CFG)
+    for block in range(k_blocks):
+        full = ring.full.index(slot)
+        mbarrier.wait(ring.empty.index(slot), phase)
+        mbarrier.expect(full, CFG.slot_bytes)
+        k = block * CFG.block_k
+        for i in gl.static_range(across_m):
+            tma_load(h_desc, [row + i * CFG.rows, k], full, ring.a.index(slot * CFG.across_m + i))
+        tma_load(w_desc, [expert, k, column], full, boxes.index(slot))
+        slot, phase = next_slot(slot, phase, CFG.slots)
+    return slot, phase
+
+
+@gluon.jit
+def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG: gl.constexpr):
+    """Keep the ring full."""
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
-    code = 0
-    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
+    row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
     step = gl.num_programs(0)
-    final = gl.maximum(units - 1, 0)
-    for_them = for_parts(channel)
-    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-        gl.program_id(0), final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    final = gl.maximum(count - 1, 0)
+    chunk, width, at, expert, row, _, first, height = tile_at(
+        gl.program_id(0), final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
     )  # fmt: skip
-    for unit in range(gl.program_id(0), units, step):
+    for tile in range(gl.program_id(0), count, step):
         of_tile = expert
-        k_first, k_last = begin, end
         tile_row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
                                              height, CFG.block_m)  # fmt: skip
-        of_place, of_before, of_unit = place, before, tile
         # The list is read ahead, while this tile is loaded.
-        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        chunk, width, at, expert, row, _, first, height = tile_at(
+            tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
-        slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, k_first, k_last,
-                            slot, phase, CFG)  # fmt: skip
-        if CUT:
-            if (k_last == k_blocks) & (of_before > 0):
-                slot, phase, code = fetch_split_partials(
-                    ring, split_desc, for_them, of_unit, of_place, of_before, code, slot, phase, CFG
-                )
+        k_blocks = blocks(inner, CFG.block_k)
+        if CFG.b_is_nk:
+            slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, 0, k_blocks,
+                                slot, phase, CFG)  # fmt: skip
+        else:
+            slot, phase = fetch_of_expert(ring, h_desc, tile_row, w_desc, of_tile, block_n * CFG.block_n, k_blocks,
+                                          slot, phase, CFG)  # fmt: skip
 
 
 @gluon.jit
-def multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
-                   most_parts, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, PROGRESS: gl.constexpr,
-                   TRACE: gl.constexpr):  # fmt: skip
+def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """This consumer's half of every tile, counted while the next one is multiplied."""
     cta = gl.program_id(0)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, TRACE)
-    row_tiles, lead_tiles, blocks_n, k_blocks, whole, parts, units = what_to_do(head, hidden, inner, most_parts, CFG)
+    row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
+    k_blocks = blocks(inner, CFG.block_k)
     step = gl.num_programs(0)
-    final = gl.maximum(units - 1, 0)
-    for_them = for_parts(channel)
+    final = gl.maximum(count - 1, 0)
     slot = 0
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
-    tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-        cta, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    chunk, width, at, _, row, end_row, first, height = tile_at(
+        cta, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
     )  # fmt: skip
-    for unit in range(cta, units, step):
-        k_first, k_last = begin, end
+    for tile in range(cta, count, step):
         tile_row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
                                                  first, height, CFG.block_m)  # fmt: skip
-        of_place, of_before, of_tile = place, before, tile
         valid = end_row - tile_row
         # The list is read ahead: it arrives while this tile is multiplied.
-        tile, begin, end, place, before, chunk, width, at, expert, row, end_row, first, height = unit_at(
-            unit + step, final, whole, parts, k_blocks, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        chunk, width, at, _, row, end_row, first, height = tile_at(
+            tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
-        show_tile(channel, COMPUTE, of_tile, PROGRESS)
-        cursor = mark(events, cursor, TILE_BEGIN, of_tile, channel.rank, TRACE)
+        show_tile(channel, COMPUTE, tile, PROGRESS)
+        cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         if valid > ME * CFG.rows:
-            acc, slot, phase = multiply(ring, slot, phase, k_first, k_last, ME, CFG)
+            acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
             count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
-            if CUT:
-                if k_last < k_blocks:
-                    work = Work(0, 0, 0, 0, 0, 0, 0, partials)
-                    store_split_partial(for_them, acc, work, of_place, ME, CFG)
-                else:
-                    acc, slot, phase = add_split_partials(ring, acc, of_before, slot, phase, ME, CFG)
-            if k_last == k_blocks:
-                count: gl.constexpr = CFG.columns // CFG.store_columns
-                slices = column_slices(acc, count)
-                for i in gl.static_range(count):
-                    store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
+            slices = column_slices(acc, CFG.columns // CFG.store_columns)
+            for i in gl.static_range(CFG.columns // CFG.store_columns):
+                store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
         else:
-            slot, phase = pass_slots(ring, slot, phase, k_last - k_first, CFG)
+            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
             count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
-            if CUT:
-                if k_last < k_blocks:
-                    producer_tile_notify(for_them, of_place * CFG.consumers + ME)
-                else:
-                    slot, phase = pass_slots(ring, slot, phase, of_before * PARTIAL_PIECES, CFG)
-        pending = gl.where(k_last == k_blocks, stage, -1)
-        cursor = mark(events, cursor, TILE_END, of_tile, channel.rank, TRACE)
+        pending = stage
+        cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
     count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
@@ -206,12 +198,12 @@ def count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk
 
 
 @gluon.jit
-def pairs_of(pair_row, pair_gate, pair, there, TOP_K: gl.constexpr):
+def pairs_of(pair_row, pair_gate, pair, there, MOST_HERE: gl.constexpr):
     """The rows in y and the gates of some tokens' pairs, a tensor a place; and whether a token has any row."""
     rows = ()  # tuples that grow at compile time
     gates = ()
     has_row = there & False
-    for place in gl.static_range(TOP_K):
+    for place in gl.static_range(MOST_HERE):
         row = gl.load(pair_row + pair + place, mask=there, other=-1)
         gate = gl.load(pair_gate + pair + place, mask=there, other=0.0)
         ours = row >= 0
@@ -233,11 +225,11 @@ def senders_of(ids_ptr, token, there, experts, world_size, TOP_K: gl.constexpr):
 
 
 @gluon.jit
-def add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K: gl.constexpr, ROWS: gl.constexpr,
+def add_up(y_ptr, rows, gates, cols, inside, hidden, MOST_HERE: gl.constexpr, ROWS: gl.constexpr,
            COLS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """The sum of some tokens' rows in y, in fp32, in the order of places."""
     total = gl.zeros((ROWS, COLS), gl.float32, layout)
-    for place in gl.static_range(TOP_K):
+    for place in gl.static_range(MOST_HERE):
         row = rows[place]
         part = gl.load(y_ptr + row.to(gl.int64)[:, None] * hidden + cols[None, :],
                        mask=(row >= 0)[:, None] & inside[None, :], other=0.0)  # fmt: skip
@@ -263,7 +255,7 @@ def add_ranks(channel, own, senders, y_ptr, staging_bytes, pitch, hidden, offset
 
 @gluon.jit
 def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-                 owner, block, first_col, end_col, TOP_K: gl.constexpr, WARPS: gl.constexpr,
+                 owner, block, first_col, end_col, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, WARPS: gl.constexpr,
                  COLS: gl.constexpr):  # fmt: skip
     """Add up a block of tokens, a token a warp, and send or store the sums."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
@@ -271,13 +263,13 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
     for first in range(0, TOKENS, WARPS):
         token = block * TOKENS + first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
         there = token < tokens
-        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * TOP_K, there, TOP_K)
+        rows, gates, has_row = pairs_of(pair_row, pair_gate, (owner * pitch + token) * MOST_HERE, there, MOST_HERE)
         if owner != channel.rank:
             target = staging_of(channel, owner, channel.rank, y_ptr, staging_bytes, pitch, hidden)
             for at in range(first_col, end_col, COLS):
                 cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
                 inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, MOST_HERE, WARPS, COLS, layout)
                 offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
                 gl.store(target + offset, total.to(y_ptr.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
         else:
@@ -285,7 +277,7 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
             for at in range(first_col, end_col, COLS):
                 cols = at + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
                 inside = cols < end_col
-                total = add_up(y_ptr, rows, gates, cols, inside, hidden, TOP_K, WARPS, COLS, layout)
+                total = add_up(y_ptr, rows, gates, cols, inside, hidden, MOST_HERE, WARPS, COLS, layout)
                 offset = token.to(gl.int64)[:, None] * hidden + cols[None, :]
                 total = add_ranks(channel, total, senders, y_ptr, staging_bytes, pitch, hidden, offset, inside, WARPS,
                                   COLS, layout)  # fmt: skip
@@ -294,8 +286,8 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
 
 @gluon.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, WARPS: gl.constexpr, COLS: gl.constexpr,
-              ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
+              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, WARPS: gl.constexpr,
+              COLS: gl.constexpr, ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
     """Take jobs until there is none, as in `combine_kernel`."""
     of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
     job = next_job(head)
@@ -307,7 +299,8 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
         if code == 0:
             end_col = gl.minimum((chunk + 1) * chunk_blocks * BLOCK_N, hidden)
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
-                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, WARPS, COLS)  # fmt: skip
+                         hidden, owner, block, chunk * chunk_blocks * BLOCK_N, end_col, TOP_K, MOST_HERE, WARPS,
+                         COLS)  # fmt: skip
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
             job = next_job(head)
@@ -316,9 +309,9 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 
 @gluon.jit
-def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-            ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr,
+def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+            ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs."""
     cta = gl.program_id(0)
@@ -333,10 +326,10 @@ def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair
             publish_launch(channel, pitch, hidden, inner, variant)
             say_begun(channel)
             announce_empty_stages(channel, head, blocks_n, chunk_blocks)
-    multiply_tiles(ring, staging, y_desc, partials, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
-                   most_parts, ME, CFG, CUT, shows, TRACE and speaks)  # fmt: skip
+    multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+                   ME, CFG, shows, TRACE and speaks)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
     if last_consumer == ME:
         if cta == ctas - 1:
             await_all_begun(channel)
@@ -345,21 +338,23 @@ def consume(ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair
 
 @gluon.jit
 def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
-           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, PROGRESS: gl.constexpr):  # fmt: skip
+           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr,
+           PROGRESS: gl.constexpr):  # fmt: skip
     """Take jobs while the consumers multiply."""
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE, PROGRESS)  # fmt: skip
+              chunk_blocks, CFG.block_n, TOP_K, MOST_HERE, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE,
+              PROGRESS)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_combine_kernel(
-    h_desc, w_desc, y_desc, split_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
+    h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-    CFG: gl.constexpr, CUT: gl.constexpr, TOP_K: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
+    pitch, experts, hidden, inner, group_m, chunk_blocks,
+    CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
     TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
@@ -367,7 +362,10 @@ def hopper_combine_kernel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
-    ring = make_ring(h_desc, w_desc, CFG)
+    if CFG.b_is_nk:  # noqa: SIM108 - Triton decides at compile time which branch exists
+        ring = make_ring(h_desc, w_desc, CFG)
+    else:
+        ring = make_expert_ring(h_desc, CFG)
     staging = gl.allocate_shared_memory(
         y_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
     )
@@ -376,25 +374,24 @@ def hopper_combine_kernel(
         [
             (
                 consume,
-                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
-                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-                 0, CFG, CUT, TOP_K, PROGRESS, TRACE),
+                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+                 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 consume,
-                (ring, staging, y_desc, partials, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
-                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, most_parts,
-                 1, CFG, CUT, TOP_K, PROGRESS, TRACE),
+                (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
+                 board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+                 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 reduce,
                 (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
-                 chunk_blocks, CFG, TOP_K, PROGRESS),
+                 chunk_blocks, CFG, TOP_K, MOST_HERE, PROGRESS),
             ),
             (
                 produce,
-                (ring, h_desc, w_desc, split_desc, head, tiles, channel, hidden, inner, group_m, chunk_blocks,
-                 most_parts, CFG, CUT),
+                (ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG),
             ),
         ],
         [4, REDUCER_WARPS, PRODUCER_WARPS],

@@ -5,7 +5,10 @@ Roles as in `device/hopper_gemm.py`. The *producer* is a warpgroup here: its thr
 the ring by asynchronous copies of 16 bytes (Hopper's TMA cannot gather), and TMA brings B, gate and up of the same
 columns in one box. A slot is full when TMA's bytes are there and every thread's copies have arrived. Only the producer
 waits for peers. The consumers multiply 256 columns of the weight at once, take SwiGLU of their two halves in registers
-and store 128 columns of h.
+and store 128 columns of h; for a backward also the halves themselves.
+
+In the backward (`CFG.halves` 1) tokens are gradients of outputs, the weight is w_out read the other way round, [H, I]
+of each expert, and all 256 columns are stored as they are.
 
 `dispatch_kernel`, in plain Triton, is the twin that the emulator runs.
 """
@@ -45,12 +48,13 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
+from megascale_kernels.moe.sending import send_some
 from megascale_kernels.moe.walk import await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
-    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "pitch", "unit_tokens",
-    "units", "group_m", "inner",
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "data_bytes",
+    "tokens", "experts", "pitch", "unit_tokens", "units", "group_m", "inner",
 )  # fmt: skip
 PRODUCER_WARPS = gl.constexpr(4)
 PRODUCER_THREADS = gl.constexpr(128)
@@ -60,7 +64,7 @@ PRODUCER_THREADS = gl.constexpr(128)
 def make_gathering_ring(dtype: gl.constexpr, CFG: gl.constexpr):
     """As `make_ring`; a slot is filled by TMA, which one thread announces, and by every thread of the producer."""
     a = gl.allocate_shared_memory(dtype, [CFG.slots * CFG.across_m, CFG.rows, CFG.block_k], CFG.operand_layout)
-    b = gl.allocate_shared_memory(dtype, [CFG.slots, CFG.columns, CFG.block_k], CFG.operand_layout)
+    b = gl.allocate_shared_memory(dtype, [CFG.slots] + CFG.b_block, CFG.b_layout)
     full = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
     slots: gl.constexpr = CFG.slots
@@ -90,19 +94,32 @@ def rows_at(token, first, x_ptr, gathered_ptr, rank, pitch, hidden):
 
 
 @gluon.jit
+def boxes_of_weight(ring, CFG: gl.constexpr):
+    """The slots of B as boxes of three axes: gate and up, columns, K; or one expert, K, columns."""
+    if CFG.b_is_nk:
+        shape: gl.constexpr = [CFG.slots, 2, CFG.columns // 2, CFG.block_k]
+        return reinterpreted(ring.b, ring.b.dtype, shape, CFG.pair_layout)
+    else:  # noqa: RET505 - Triton decides at compile time which branch exists
+        turned: gl.constexpr = [CFG.slots, 1, CFG.block_k, CFG.columns]
+        return reinterpreted(ring.b, ring.b.dtype, turned, CFG.matrix_layout)
+
+
+@gluon.jit
 def fetch_gathered(ring, upper, lower, valid, w_desc, expert, column, hidden, slot, phase, layout: gl.constexpr,
                    CFG: gl.constexpr):  # fmt: skip
-    """Every K block of a tile into the ring: the rows at `upper` and, if any is valid, at `lower`, and gate and up."""
+    """Every K block of a tile into the ring: the rows at `upper` and, if any is valid, at `lower`, and the weight."""
     block_k: gl.constexpr = CFG.block_k
     in_block = gl.arange(0, block_k, layout=gl.SliceLayout(0, layout))
-    shape: gl.constexpr = [CFG.slots, 2, CFG.columns // 2, CFG.block_k]
-    pairs = reinterpreted(ring.b, ring.b.dtype, shape, CFG.pair_layout)
+    boxes = boxes_of_weight(ring, CFG)
     for block in range(blocks(hidden, CFG.block_k)):
         full = ring.full.index(slot)
         mbarrier.wait(ring.empty.index(slot), phase)
         mbarrier.expect(full, CFG.columns * CFG.block_k * 2)
         k = block * CFG.block_k
-        tma_load(w_desc, [expert * 2, column, k], full, pairs.index(slot))
+        if CFG.b_is_nk:
+            tma_load(w_desc, [expert * 2, column, k], full, boxes.index(slot))
+        else:
+            tma_load(w_desc, [expert, k, column], full, boxes.index(slot))
         columns = k + in_block
         inside = (columns < hidden)[None, :]
         async_copy.async_copy_global_to_shared(ring.a.index(slot * 2), upper[:, None] + columns[None, :], mask=inside)
@@ -116,9 +133,15 @@ def fetch_gathered(ring, upper, lower, valid, w_desc, expert, column, hidden, sl
 
 
 @gluon.jit
-def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, pitch, unit_tokens, units, hidden,
-            inner, group_m, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Keep the ring full; wait for the peers' tokens before the first load of a tile that has some."""
+def produce(ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, data_bytes, tokens, experts,
+            pitch, unit_tokens, units, hidden, inner, group_m, CFG: gl.constexpr, TOP_K: gl.constexpr,
+            SELECTIVE: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Keep the ring full; wait for the peers' tokens before the first load of a tile that has some.
+
+    `SELECTIVE`: before each tile send a job of our tokens, and all that are left before the first wait, or two ranks
+    would wait for each other.
+    """
+    job = gl.program_id(0) + 0
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCER_WARPS, 1], [1, 0])
     half: gl.constexpr = CFG.rows
     block_m: gl.constexpr = CFG.block_m
@@ -128,7 +151,7 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
     known = 0
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)
-    blocks_n = blocks(inner, CFG.columns // 2)
+    blocks_n = blocks(inner, CFG.out_columns)
     count = gl.load(head + ROW_TILES) * blocks_n
     step = gl.num_programs(0)
     final = gl.maximum(count - 1, 0)
@@ -145,17 +168,23 @@ def produce(ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace
         later_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + 2 * step, final) // blocks_n)
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         needed = units_of(last, channel.rank, channel.world_size, pitch, unit_tokens, units)
+        if SELECTIVE:
+            job = send_some(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden,
+                            experts, job, needed > known, TOP_K, PRODUCER_WARPS)  # fmt: skip
         cursor = mark(events, cursor, WAIT_BEGIN, tile, channel.rank, TRACE)
         if code == 0:
             code, known = await_units(channel, known, needed, units, COMMUNICATE, tile)
         cursor = mark(events, cursor, WAIT_END, tile, channel.rank, TRACE)
         above = rows_at(upper, token, x_ptr, gathered_ptr, channel.rank, pitch, hidden)
         below = rows_at(lower, token, x_ptr, gathered_ptr, channel.rank, pitch, hidden)
-        slot, phase = fetch_gathered(ring, above, below, valid, w_desc, expert, block_n * (CFG.columns // 2), hidden,
+        slot, phase = fetch_gathered(ring, above, below, valid, w_desc, expert, block_n * CFG.out_columns, hidden,
                                      slot, phase, layout, CFG)  # fmt: skip
         valid = next_valid
         upper, lower, token, last = next_upper, next_lower, next_token, next_last
         expert, block_n, next_expert = next_expert, next_block, later_expert
+    if SELECTIVE:
+        send_some(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden, experts, job,
+                  pitch > 0, TOP_K, PRODUCER_WARPS)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -170,7 +199,9 @@ def multiply_gathered(ring, slot, phase, count, ME: gl.constexpr, CFG: gl.conste
     previous = slot + 0
     for block in range(count):
         a = ring.a.index(slot * CFG.across_m + ME)
-        b = ring.b.index(slot).permute((1, 0))
+        b = ring.b.index(slot)
+        if CFG.b_is_nk:
+            b = b.permute((1, 0))
         mbarrier.wait(ring.full.index(slot), phase)
         fence_async_shared()  # the threads' copies are ordinary writes, and wgmma reads by the async proxy
         token = warpgroup_mma(a, b, acc, is_async=True)
@@ -194,12 +225,37 @@ def pass_slots(ring, slot, phase, count, CFG: gl.constexpr):
 
 
 @gluon.jit
-def consume(ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hidden, inner, group_m, variant, counted,
-            ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Multiply this consumer's half of every tile, take SwiGLU and store it."""
+def store_columns(part, staging, desc, row, column, ME: gl.constexpr, CFG: gl.constexpr):
+    """Store columns of an accumulator, a staging buffer at a time."""
+    count: gl.constexpr = part.shape[1] // CFG.store_columns
+    slices = column_slices(part, count)
+    for i in gl.static_range(count):
+        store_slice(slices[i], staging, desc, row, column, i, ME, CFG)
+
+
+@gluon.jit
+def store_tile(acc, staging, h_desc, gate_desc, up_desc, row, column, ME: gl.constexpr, CFG: gl.constexpr,
+               SAVES: gl.constexpr):  # fmt: skip
+    """Store what a tile comes to."""
+    if CFG.halves == 1:
+        store_columns(acc, staging, h_desc, row, column, ME, CFG)
+    else:
+        gate, up = column_slices(acc, 2)
+        if SAVES:
+            store_columns(gate, staging, gate_desc, row, column, ME, CFG)
+            store_columns(up, staging, up_desc, row, column, ME, CFG)
+        h = gate / (1.0 + gl.exp(-gate)) * up
+        store_columns(h, staging, h_desc, row, column, ME, CFG)
+
+
+@gluon.jit
+def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden, inner,
+            group_m, variant, counted, ME: gl.constexpr, CFG: gl.constexpr, SAVES: gl.constexpr,
+            PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Multiply this consumer's half of every tile and store what it comes to."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
-    blocks_n = blocks(inner, CFG.columns // 2)
+    blocks_n = blocks(inner, CFG.out_columns)
     count = gl.load(head + ROW_TILES) * blocks_n
     last_consumer: gl.constexpr = CFG.consumers - 1
     speaks: gl.constexpr = ME == 0
@@ -225,11 +281,8 @@ def consume(ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hi
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, traces)
         if valid > ME * CFG.rows:
             acc, slot, phase = multiply_gathered(ring, slot, phase, k_blocks, ME, CFG)
-            gate, up = column_slices(acc, 2)
-            h = gate / (1.0 + gl.exp(-gate)) * up
-            slices = column_slices(h, 2)
-            for i in gl.static_range(2):
-                store_slice(slices[i], staging, h_desc, begin + ME * CFG.rows, block_n * (CFG.columns // 2), i, ME, CFG)
+            store_tile(acc, staging, h_desc, gate_desc, up_desc, begin + ME * CFG.rows, block_n * CFG.out_columns, ME,
+                       CFG, SAVES)  # fmt: skip
         else:
             slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
         cursor = mark(events, cursor, TILE_END, tile, channel.rank, traces)
@@ -244,13 +297,18 @@ def consume(ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hi
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_dispatch_kernel(
-    x_ptr, gathered_ptr, w_desc, h_desc, head, rows, tiles,
+    x_ptr, ids_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    pitch, unit_tokens, units, hidden, inner, group_m,
-    CFG: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m,
+    CFG: gl.constexpr, SAVES: gl.constexpr, TOP_K: gl.constexpr, SELECTIVE: gl.constexpr, OPERATOR: gl.constexpr,
+    PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
-    """Entry point: build the ring, then part into roles. One program per multiprocessor."""
+    """Entry point: build the ring, then part into roles. One program per multiprocessor.
+
+    `SAVES`: gate and up are stored as well, each by its own descriptor, for a backward. `SELECTIVE`: producers
+    send what peers want, where no copy engine sends all.
+    """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
@@ -264,18 +322,18 @@ def hopper_dispatch_kernel(
         [
             (
                 consume,
-                (ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hidden, inner, group_m, variant,
-                 counted, 0, CFG, PROGRESS, TRACE),
+                (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden,
+                 inner, group_m, variant, counted, 0, CFG, SAVES, PROGRESS, TRACE),
             ),
             (
                 consume,
-                (ring, staging, h_desc, head, tiles, channel, board, trace, pitch, hidden, inner, group_m, variant,
-                 counted, 1, CFG, PROGRESS, TRACE),
+                (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden,
+                 inner, group_m, variant, counted, 1, CFG, SAVES, PROGRESS, TRACE),
             ),
             (
                 produce,
-                (ring, x_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, pitch, unit_tokens, units,
-                 hidden, inner, group_m, CFG, PROGRESS, TRACE),
+                (ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, data_bytes, tokens,
+                 experts, pitch, unit_tokens, units, hidden, inner, group_m, CFG, TOP_K, SELECTIVE, PROGRESS, TRACE),
             ),
         ],
         [4, PRODUCER_WARPS],

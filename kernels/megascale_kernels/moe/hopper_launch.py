@@ -8,16 +8,15 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
-from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
-from megascale_kernels.moe.expert_tiling import COMBINE, DISPATCH
+from megascale_kernels.moe.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD
+from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD
+from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD
 from megascale_kernels.moe.hopper_combine import hopper_combine_kernel
 from megascale_kernels.moe.hopper_dispatch import hopper_dispatch_kernel
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Routing, Sizes
-from megascale_kernels.planning.tiling import PARTIAL_WIDTH, swizzled
+from megascale_kernels.planning.tiling import swizzled
 
 Prepared = tuple[Any, dict[str, Any], Callable[[int, int], tuple[Any, ...]]]
 Channel = Callable[[int, int], tuple[Any, ...]]
@@ -34,54 +33,70 @@ def _rows(matrix: Tensor, rows: int, columns: int) -> Any:  # noqa: ANN401 - a d
     return TensorDescriptor.from_tensor(matrix, [rows, columns], swizzled(columns))
 
 
-def _sums(partials: Tensor) -> Any:  # noqa: ANN401 - as above
-    """A descriptor of what parts of tiles leave for each other."""
-    box = [COMBINE.partial_rows, PARTIAL_WIDTH]
-    return TensorDescriptor.from_tensor(partials.view(-1, PARTIAL_WIDTH), box, COMBINE.partial_shared_layout)
+def _pairs(weight: Tensor) -> Any:  # noqa: ANN401 - as above
+    """A descriptor of w_in, [experts, 2, I, H]: gate and up of the same columns in one box."""
+    matrices = weight.view(-1, *weight.shape[2:])
+    return TensorDescriptor.from_tensor(
+        matrices, [2, DISPATCH.columns // 2, DISPATCH.block_k], DISPATCH.pair_layout
+    )  # fmt: skip
+
+
+def _experts(weight: Tensor) -> Any:  # noqa: ANN401 - as above
+    """A descriptor of a weight that is read the other way round, [experts, K, N]."""
+    tiling = DISPATCH_BACKWARD
+    return TensorDescriptor.from_tensor(weight, [1, tiling.block_k, tiling.columns], tiling.matrix_layout)
 
 
 def prepare_dispatch(
-    x: Tensor, w_in: Tensor, h: Tensor, routing: Routing, sizes: Sizes, workspace: Workspace, config: MoeConfig,
-    channel: Channel, variant: int,
+    x: Tensor, ids: Tensor, weight: Tensor, h: Tensor, gate: Tensor | None, up: Tensor | None, routing: Routing,
+    sizes: Sizes, workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
 ) -> Prepared:  # fmt: skip
-    """Layer 0: kernel, compile-time constants, and arguments by slot and `counted`."""
-    constants = {"CFG": DISPATCH, "OPERATOR": MOE_DISPATCH, **_options(workspace)}
-    pairs = w_in.view(-1, sizes.inner, sizes.hidden)
-    box = [2, DISPATCH.columns // 2, DISPATCH.block_k]
+    """Layer 0, as `plain_launch.prepare_dispatch`."""
+    operator = MOE_DISPATCH_BACKWARD if backward else MOE_DISPATCH
+    tiling = DISPATCH_BACKWARD if backward else DISPATCH
+    constants = {"CFG": tiling, "SAVES": gate is not None, "OPERATOR": operator, **_options(workspace)}
+    constants |= {"TOP_K": sizes.top_k, "SELECTIVE": config.selective}
+
+    def stored(matrix: Tensor | None) -> Any:  # noqa: ANN401 - as above
+        return None if matrix is None else _rows(matrix, tiling.rows, tiling.store_columns)
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
         gathered = workspace.local(slot, (sizes.world_size * sizes.pitch, sizes.hidden))
         return (
-            x, gathered, TensorDescriptor.from_tensor(pairs, box, DISPATCH.pair_layout),
-            _rows(h, DISPATCH.rows, DISPATCH.store_columns), routing.head, routing.rows, routing.tiles,
-            *channel(slot, MOE_DISPATCH), variant, counted, sizes.pitch, -(-sizes.pitch // config.splits),
-            config.splits, sizes.hidden, sizes.inner, config.group_m,
+            x, ids if config.selective else None, gathered, _experts(weight) if backward else _pairs(weight), stored(h),
+            stored(gate), stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant,
+            counted, workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
+            -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
     return hopper_dispatch_kernel, constants, arguments
 
 
 def prepare_combine(
-    ids: Tensor, w_out: Tensor, h: Tensor, y: Tensor, out: Tensor, routing: Routing, sizes: Sizes,
-    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int,
+    ids: Tensor, weight: Tensor, h: Tensor, y: Tensor, out: Tensor, routing: Routing, sizes: Sizes,
+    workspace: Workspace, config: MoeConfig, channel: Channel, variant: int, *, backward: bool = False,
 ) -> Prepared:  # fmt: skip
-    """Layer 1: the same."""
-    cut = config.last_wave > 1
-    constants = {"CFG": COMBINE, "CUT": cut, "TOP_K": sizes.top_k, "OPERATOR": MOE_COMBINE, **_options(workspace)}
-    # All parts of a last wave but each tile's last one leave a partial sum: less than one for each program.
-    partials = workspace.scratch(
-        processors(out.device) * COMBINE.consumers * COMBINE.rows * COMBINE.columns if cut else 1
-    )  # fmt: skip
-    weight = w_out.view(-1, sizes.inner)
+    """Layer 1, as `plain_launch.prepare_combine`."""
+    operator = MOE_COMBINE_BACKWARD if backward else MOE_COMBINE
+    tiling = COMBINE_BACKWARD if backward else COMBINE
+    constants = {
+        "CFG": tiling,
+        "TOP_K": sizes.top_k,
+        "MOST_HERE": sizes.most_here,
+        "OPERATOR": operator,
+        **_options(workspace),
+    }
     blocks_n = -(-sizes.hidden // COMBINE.block_n)
 
     def arguments(slot: int, _: int) -> tuple[Any, ...]:
         return (
-            _rows(h, COMBINE.rows, COMBINE.block_k), _rows(weight, COMBINE.columns, COMBINE.block_k),
-            _rows(y, COMBINE.rows, COMBINE.store_columns), _sums(partials) if cut else None, partials, y, out, ids,
-            routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, MOE_COMBINE),
-            workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, sizes.inner,
-            config.group_m, -(-blocks_n // (config.chunks or 1)), config.last_wave,
+            _rows(h, COMBINE.rows, COMBINE.block_k),
+            _experts(weight.view(sizes.experts, -1, sizes.hidden)) if backward
+            else _rows(weight.view(-1, sizes.inner), COMBINE.columns, COMBINE.block_k),
+            _rows(y, COMBINE.rows, COMBINE.store_columns), y, out, ids,
+            routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, operator),
+            workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, h.shape[1],
+            config.group_m, -(-blocks_n // (config.chunks or 1)),
         )  # fmt: skip
 
     return hopper_combine_kernel, constants, arguments

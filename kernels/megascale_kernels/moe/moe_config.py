@@ -4,7 +4,7 @@
 from typing import Literal, NamedTuple
 
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.moe.tables import MOST_CHUNKS, ROUTE_PROGRAMS, Sizes
+from megascale_kernels.moe.tables import MOST_CHUNKS, MOST_UNITS, ROUTE_PROGRAMS, Sizes
 
 # Of an H100 or H200; they set no result, only how much is walked before the peers' tokens are needed.
 FLOPS = 620e12  # grouped products, bf16
@@ -32,9 +32,11 @@ class MoeConfig(NamedTuple):
         reducers: programs of layer 1 that only add up and send.
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
             None lets the model decide.
-        last_wave: parts into which a tile of layer 1's last, partial wave is cut along K at most. Only 1, which cuts
-            none, is taken today.
         route_programs: programs that route.
+        keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
+            that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
+        selective: peers are sent the tokens that have an expert there alone, by the programs; False sends all tokens,
+            by copy engines.
         job_tokens: tokens of a job.
         job_cols: columns that a job adds up at once.
     """
@@ -50,15 +52,17 @@ class MoeConfig(NamedTuple):
     chunks: int | None = None
     reducers: int = 8
     lead_rows: int | None = None
-    last_wave: int = 1
     route_programs: int = ROUTE_PROGRAMS
+    keep: bool = True
+    selective: bool = False
     job_tokens: int = 8
     job_cols: int = 512
 
     @property
     def code(self) -> int:
         """A small number that two ranks compare: what flags depend on."""
-        return self.splits + 17 * (self.chunks or 0) + 291 * self.job_tokens + 7919 * self.route_programs
+        ways = self.splits + 17 * (self.chunks or 0) + 104729 * self.selective
+        return ways + 291 * self.job_tokens + 7919 * self.route_programs
 
     def resolved(self, sizes: Sizes) -> "MoeConfig":
         """The same with what the model decides filled in.
@@ -69,7 +73,8 @@ class MoeConfig(NamedTuple):
         most = CHUNKS if sizes.hidden > self.combine_n else 1
         chunks = most if self.chunks is None else self.chunks
         lead = self._lead(sizes) if self.lead_rows is None else self.lead_rows
-        return self._replace(chunks=chunks, lead_rows=lead)
+        selective = bool(self.selective) and sizes.world_size > 1
+        return self._replace(chunks=chunks, lead_rows=lead, selective=selective)
 
     def _lead(self, sizes: Sizes) -> int:
         """Rows of our own tokens that take as long as the peers' tokens need to come."""
@@ -95,8 +100,8 @@ class MoeConfig(NamedTuple):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise Unsupported(f"MoeConfig({name}={value}): a power of two")
-        if self.last_wave != 1:
-            raise Unsupported(f"MoeConfig(last_wave={self.last_wave}): 1; a layer with 4 did not end on two H200")
+        if self.splits > MOST_UNITS:
+            raise Unsupported(f"MoeConfig(splits={self.splits}): at most {MOST_UNITS}")
         for name, least in (("splits", 1), ("reducers", 0), ("route_programs", 1), ("group_m", 1)):
             if getattr(self, name) < least:
                 raise Unsupported(f"MoeConfig({name}={getattr(self, name)}): {least} or more")

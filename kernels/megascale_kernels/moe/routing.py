@@ -52,8 +52,8 @@ def route_kernel(
     control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
     flags, channels, slot, rank, world_size, signature, deadline_us, routes_words,
     tokens, pitch, first_expert, lead_rows,
-    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr,
-    TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
+    TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
     """One launch: `TOKENS` tokens a block, `PAIRS` pairs at once; every program must be resident."""
     cta = tl.program_id(0)
@@ -75,7 +75,7 @@ def route_kernel(
         code = meet_programs(channel, head)
     if code == 0:
         place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert,
-              lead_rows, TOP_K, EXPERTS, PADDED, TILE_ROWS, TOKENS, PAIRS)  # fmt: skip
+              lead_rows, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS, TOKENS, PAIRS)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, ctas, 0)
@@ -177,8 +177,8 @@ def sum_counts(counts, block, of_rank, everything, PADDED: tl.constexpr):
 
 @triton.jit
 def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
-          TOP_K: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr,
-          TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+          TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+          TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """Step 4: where everything lies."""
     ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
@@ -196,7 +196,7 @@ def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, route
             tl.store(begin + tl.arange(0, PADDED), starts + before)
             tl.debug_barrier()
             place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert, TOP_K,
-                        EXPERTS, TOKENS, PAIRS)  # fmt: skip
+                        MOST_HERE, EXPERTS, TOKENS, PAIRS)  # fmt: skip
 
 
 @triton.jit
@@ -208,7 +208,8 @@ def experts_of(ids, here, end, first_expert, EXPERTS: tl.constexpr):
 
 @triton.jit
 def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert,
-                TOP_K: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+                TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr,
+                PAIRS: tl.constexpr):  # fmt: skip
     """The rows of a block's pairs: a pair follows the earlier pairs of its expert, which are counted by comparing."""
     ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
@@ -229,10 +230,11 @@ def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, 
             row += tl.sum(precedes.to(tl.int32), axis=1)
         tl.store(rows + row, source * pitch + here // TOP_K, mask=ours)
         slot = slot_of_pair(ids, here, end, ours, first_expert, TOP_K, EXPERTS)
-        pair = source * pitch * TOP_K + here // TOP_K * TOP_K + slot
-        tl.store(pair_row + pair, tl.where(ours, row, -1), mask=here < end)
-        gate = tl.load(gates + here, mask=here < end)
-        tl.store(pair_gate + pair, gate.to(tl.float32, bitcast=True), mask=here < end)
+        pair = (source * pitch + here // TOP_K) * MOST_HERE + slot
+        has_place = (here < end) & (slot < MOST_HERE)
+        tl.store(pair_row + pair, tl.where(ours, row, -1), mask=has_place)
+        gate = tl.load(gates + here, mask=has_place)
+        tl.store(pair_gate + pair, gate.to(tl.float32, bitcast=True), mask=has_place)
 
 
 @triton.jit

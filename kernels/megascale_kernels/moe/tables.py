@@ -14,17 +14,22 @@ columns, so that an expert's weight is read once, or twice.
 Sizes depend on the largest number of tokens alone, never on the routing: nothing waits for the host.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from megascale_kernels.progress.board_format import MAX_RANKS
 
 # Words of `Routing.head`.
 ROW_TILES, LEAD_TILES, QUEUE, ARRIVALS = 0, 1, 2, 3
 TOKENS_OF = 8  # and further: tokens of each rank
 STAGES = 32  # and further: finished tiles of each stage of layer 1
 MOST_CHUNKS = 8
-HEAD_WORDS = STAGES + 2 * MOST_CHUNKS
+SENT_JOBS = STAGES + 2 * MOST_CHUNKS  # and further: finished jobs of each peer's units; whoever is last clears its word
+MOST_UNITS = 32
+HEAD_WORDS = SENT_JOBS + MAX_RANKS * MOST_UNITS
 # Fields of a row tile, all of its stretch: the expert, the stretch's first row, the end of the expert's rows without
 # padding, the stretch's place in the list, its row tiles. So one look at the list tells where any of its tiles lies.
 TILE_FIELDS = ("expert", "row", "end", "stretch", "height")
@@ -32,6 +37,7 @@ TILE_WORDS = 8
 # Programs that route, at most; tokens that one of them takes at once.
 ROUTE_PROGRAMS = 256
 LEAST_ROUTE_TOKENS, MOST_ROUTE_TOKENS = 16, 128
+LINE_WORDS = 32  # each table begins on a line of memory
 # What one rank sends of its routing: a header with a word for each program that sends, then experts and gates.
 HEADER_WORDS = 256
 
@@ -47,6 +53,7 @@ class Sizes(NamedTuple):
         hidden: elements of a token, H.
         inner: elements between an expert's products, I.
         tile_rows: rows of a tile.
+        shards: ranks among which each expert is cut (`expert_shards`): of so many pairs of a token each has one.
     """
 
     world_size: int
@@ -56,11 +63,17 @@ class Sizes(NamedTuple):
     hidden: int
     inner: int
     tile_rows: int = 128
+    shards: int = 1
+
+    @property
+    def most_here(self) -> int:
+        """The most pairs of one token whose experts are one rank's."""
+        return self.top_k // self.shards
 
     @property
     def pairs(self) -> int:
-        """The most pairs of all ranks."""
-        return self.world_size * self.pitch * self.top_k
+        """The most pairs of all ranks' tokens whose experts are one rank's."""
+        return self.world_size * self.pitch * self.most_here
 
     @property
     def row_tiles(self) -> int:
@@ -103,7 +116,7 @@ class Routing(NamedTuple):
         begins: [token blocks, `Sizes.padded_experts`] the first row of each expert in each block.
         rows: [`Sizes.rows`] the token of each row, as source rank * pitch + token; padding is -1.
         pair_row: [`Sizes.pairs`] by source rank and token the rows of its pairs whose experts are ours, in the order of
-            its pairs, then -1.
+            its pairs, then -1; `Sizes.most_here` of a token.
         pair_gate: [`Sizes.pairs`] fp32, their weights.
         tiles: [`Sizes.row_tiles`, `TILE_WORDS`] row tiles in the order of the walk (`TILE_FIELDS`).
     """
@@ -117,14 +130,15 @@ class Routing(NamedTuple):
     tiles: Tensor
 
 
-def make_routing(sizes: Sizes, device: torch.device) -> Routing:
-    """Tables for the largest routing."""
-
-    def words(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=device)
-
-    return Routing(
-        words(HEAD_WORDS), words(sizes.route_blocks, sizes.padded_experts),
-        words(sizes.route_blocks, sizes.padded_experts), words(sizes.rows), words(sizes.pairs),
-        torch.zeros(sizes.pairs, dtype=torch.float32, device=device), words(sizes.row_tiles, TILE_WORDS),
+def make_routing(sizes: Sizes, device: torch.device) -> tuple[Routing, Tensor]:
+    """Tables for the largest routing, and all of them as one tensor of words, which a backward keeps."""
+    shapes = (
+        (HEAD_WORDS,), (sizes.route_blocks, sizes.padded_experts), (sizes.route_blocks, sizes.padded_experts),
+        (sizes.rows,), (sizes.pairs,), (sizes.pairs,), (sizes.row_tiles, TILE_WORDS),
     )  # fmt: skip
+    lengths = [-(-math.prod(shape) // LINE_WORDS) * LINE_WORDS for shape in shapes]
+    words = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
+    head, counts, begins, rows, pair_row, pair_gate, tiles = (
+        part[: math.prod(shape)].view(shape) for part, shape in zip(torch.split(words, lengths), shapes, strict=True)
+    )
+    return Routing(head, counts, begins, rows, pair_row, pair_gate.view(torch.float32), tiles), words

@@ -3,7 +3,8 @@
 
 A trace holds tile and job numbers. Which tokens they stand for is in the routing's tables, which lie on the device
 until the next layer: read them when the layer has ended and pass the shapes to `tracing.save_trace`, whose arrows
-(`tracing/flows.py`) follow from them.
+(`tracing/flows.py`) follow from them. With `MoeConfig.selective` no copy engine brings tokens, so no
+arrow leads from a copy.
 """
 
 from torch import Tensor

@@ -11,14 +11,12 @@ import triton.language as tl
 
 from megascale_kernels.device.primitives import consumer_tile_wait
 from megascale_kernels.moe import tables
-from megascale_kernels.planning import tiling
 from megascale_kernels.planning.tile_order import grouped
 
 TILE_WORDS = tl.constexpr(tables.TILE_WORDS)
 # Flags of a source rank in both layers: 0 that it has begun the launch, then its units of tokens, or what it has sent.
 BEGUN = tl.constexpr(0)
 UNITS = tl.constexpr(1)
-PART_BLOCKS = tl.constexpr(tiling.PART_BLOCKS)
 
 
 @triton.jit
@@ -65,33 +63,6 @@ def combine_place(chunk, width, inner, row_tiles, lead_tiles, chunk_blocks, grou
     block_m, block_n = grouped(inner - begin * width, height, width, group_m)
     stage = 2 * chunk + (first < lead_tiles).to(tl.int32)
     return row + block_m * TILE_ROWS, chunk * chunk_blocks + block_n, stage
-
-
-@triton.jit
-def parts_of_last_wave(tiles, programs, k_blocks, most):
-    """How a last, partial wave of tiles is cut along K.
-
-    Returns:
-        (tiles that stay whole, parts of each of the others): as many parts as find a program, at most `most`, where
-        what that saves is worth the partial sums that it costs (`PART_BLOCKS` K blocks each, as `planning/tiling.py`).
-    """
-    rest = tiles % programs
-    parts = tl.minimum(tl.minimum(programs // tl.maximum(rest, 1), most), k_blocks)
-    saved = k_blocks - (k_blocks + parts - 1) // tl.maximum(parts, 1)
-    is_worth = (rest > 0) & (parts > 1) & (4 * saved > 5 * PART_BLOCKS * (parts - 1))
-    return tl.where(is_worth, tiles - rest, tiles), tl.where(is_worth, parts, 1)
-
-
-@triton.jit
-def part_of_unit(unit, whole, parts, k_blocks):
-    """A unit of work: (tile, first K block, last one, place of its partial sum, parts of the tile before it)."""
-    cut = tl.maximum(unit - whole, 0)
-    before = cut % parts
-    is_whole = unit < whole
-    tile = tl.where(is_whole, unit, whole + cut // parts)
-    first = tl.where(is_whole, 0, k_blocks * before // parts)
-    last = tl.where(is_whole, k_blocks, k_blocks * (before + 1) // parts)
-    return tile, first, last, cut // parts * (parts - 1) + before, tl.where(is_whole, 0, before)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ OPERATORS = (
     *("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar"),
     *("moe_route", "moe_dispatch", "moe_combine"),
     *("attention", "attention_backward", "reduce_scatter"),
+    *("moe_dispatch_backward", "moe_combine_backward", "moe_gather", "moe_gates"),
 )
 SIGNATURE_BITS = 12
 LAUNCHES_TOLD = 0xFFFFF  # of a launch's number a stamp has these bits, and so has the board's header

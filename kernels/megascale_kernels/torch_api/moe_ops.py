@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.dispatch import moe_path
+from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import layer
 from megascale_kernels.moe.moe_config import MoeConfig
@@ -21,11 +22,12 @@ PATHS: tuple[bool | None, ...] = (None, False, True)
 
 def moe_experts(
     x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, *,
-    config: MoeConfig | None = None, fused: bool | None = None,
+    config: MoeConfig | None = None, fused: bool | None = None, tensor_parallel: int = 1,
 ) -> Tensor:  # fmt: skip
     """Give each token the sum over its experts e of gate * w_out[e] (silu(w_in[e, 0] x) * (w_in[e, 1] x)).
 
-    Under `torch.compile` the layer is one node of the graph, and its gradient another, which runs the forward again.
+    Under `torch.compile` the layer is one node of the graph, and its gradient another, which runs the forward again:
+    the overlapped backward starts from the routing's tables, and from gate and up of every row, which no node returns.
 
     Args:
         x: this rank's tokens, [T, H], contiguous; ranks may have different numbers of them, also none.
@@ -36,6 +38,8 @@ def moe_experts(
         workspace: with `max_rows` at least W times the most tokens of a rank, and `max_gather_cols` at least H.
         config: how our kernels run; None decides. All ranks must pass the same.
         fused: False takes the serial path; True refuses it; None decides. All ranks must pass the same.
+        tensor_parallel: ranks among which each expert is cut along I, S (`expert_shards`): rank r has of the experts of
+            group r // S, [E S / W, 2, I / S, H] and [E S / W, H, I / S], shard r % S. Tokens are each rank's own.
 
     Returns:
         [T, H]: a token without experts gets zeros. Differentiable once in x, gates, w_in and w_out.
@@ -50,10 +54,12 @@ def moe_experts(
     """
     if torch.compiler.is_compiling():
         out: Tensor = MoeNode.apply(  # type: ignore[no-untyped-call]  # torch gives it no types
-            x, ids, gates, w_in, w_out, workspace.name, pack(config), PATHS.index(fused)
+            x, ids, gates, w_in, w_out, workspace.name, pack(config), PATHS.index(fused), tensor_parallel
         )
         return out
-    return moe_path.moe_experts(x, ids, gates, w_in, w_out, workspace, config=config, fused=fused)
+    return moe_path.moe_experts(
+        x, ids, gates, w_in, w_out, workspace, config=config, fused=fused, tensor_parallel=tensor_parallel
+    )
 
 
 class MoELayer(layer.MoELayer):
@@ -69,14 +75,24 @@ class MoELayer(layer.MoELayer):
 
         Args:
             x: this rank's tokens, what the layer is called with.
-            ranks_per_host: consecutive ranks of one host; None takes the rank's own experts alone as near.
+            ranks_per_host: consecutive ranks of one host, whole tensor-parallel groups; None takes the rank's own
+                experts alone as near.
             leak: the share of the load that is welcome elsewhere.
 
         Raises:
             Unsupported: ranks that do not divide, or a leak that is no share.
         """
         workspace, experts = self.workspace, self.router.shape[0]
-        near = locality.local_experts(workspace.rank, workspace.world_size, experts, ranks_per_host=ranks_per_host)
+        shards = self.tensor_parallel
+        if ranks_per_host is not None and ranks_per_host % shards:
+            raise Unsupported(
+                f"MoELayer.locality_loss(ranks_per_host={ranks_per_host}): a host has whole groups of "
+                f"tensor_parallel={shards} ranks"
+            )
+        hosts = None if ranks_per_host is None else ranks_per_host // shards
+        near = locality.local_experts(
+            workspace.rank // shards, workspace.world_size // shards, experts, ranks_per_host=hosts
+        )  # fmt: skip
         return locality.locality_loss(x.reshape(-1, x.shape[-1]) @ self.router.T, near, leak=leak)
 
     @torch.no_grad()
@@ -100,7 +116,10 @@ class MoELayer(layer.MoELayer):
 
     def run_experts(self, tokens: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """Routed tokens through the experts: [T, H] to the same."""
-        return moe_experts(tokens, ids, gates, self.w_in, self.w_out, self.workspace, config=self.config)
+        return moe_experts(
+            tokens, ids, gates, self.w_in, self.w_out, self.workspace, config=self.config,
+            tensor_parallel=self.tensor_parallel,
+        )  # fmt: skip
 
 
 def pack(config: MoeConfig | None) -> str:
@@ -121,31 +140,34 @@ def unpack(text: str) -> MoeConfig | None:
 
 @_operator
 def _moe_experts(
-    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str, path: int
-) -> Tensor:
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str, path: int,
+    tensor_parallel: int,
+) -> Tensor:  # fmt: skip
     with torch.no_grad():
         return moe_path.moe_experts(
-            x, ids, gates, w_in, w_out, workspace_named(workspace), config=unpack(config), fused=PATHS[path]
-        )
+            x, ids, gates, w_in, w_out, workspace_named(workspace), config=unpack(config), fused=PATHS[path],
+            tensor_parallel=tensor_parallel,
+        )  # fmt: skip
 
 
 @_shapes_of(_moe_experts)
 def _(
-    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str, path: int
-) -> Tensor:
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str, path: int,
+    tensor_parallel: int,
+) -> Tensor:  # fmt: skip
     return x.new_empty(x.shape)
 
 
 @_operator
 def _moe_experts_backward(
     dout: Tensor, x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str,
-    path: int,
+    path: int, tensor_parallel: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     with torch.enable_grad():
         leaves = [tensor.detach().requires_grad_() for tensor in (x, gates, w_in, w_out)]
         out = moe_path.moe_experts(
             leaves[0], ids, leaves[1], leaves[2], leaves[3], workspace_named(workspace), config=unpack(config),
-            fused=PATHS[path],
+            fused=PATHS[path], tensor_parallel=tensor_parallel,
         )  # fmt: skip
     dx, dgates, din, ddown = torch.autograd.grad(out, leaves, dout, materialize_grads=True)
     return dx.contiguous(), dgates.contiguous(), din.contiguous(), ddown.contiguous()
@@ -154,7 +176,7 @@ def _moe_experts_backward(
 @_shapes_of(_moe_experts_backward)
 def _(
     dout: Tensor, x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str,
-    path: int,
+    path: int, tensor_parallel: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return x.new_empty(x.shape), gates.new_empty(gates.shape), w_in.new_empty(w_in.shape), w_out.new_empty(w_out.shape)
 
@@ -165,12 +187,12 @@ class MoeNode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: str, config: str,
-        path: int,
+        path: int, tensor_parallel: int,
     ) -> Tensor:  # fmt: skip
         """Take x [T, H], ids and gates [T, top_k] and both weights; give [T, H]."""
         ctx.save_for_backward(x, ids, gates, w_in, w_out)
-        ctx.workspace, ctx.config, ctx.path = workspace, config, path
-        out: Tensor = _moe_experts(x, ids, gates, w_in, w_out, workspace, config, path)
+        ctx.workspace, ctx.config, ctx.path, ctx.tensor_parallel = workspace, config, path, tensor_parallel
+        out: Tensor = _moe_experts(x, ids, gates, w_in, w_out, workspace, config, path, tensor_parallel)
         return out
 
     @staticmethod
@@ -178,10 +200,10 @@ class MoeNode(torch.autograd.Function):
         """[T, H] to gradients of x, gates, w_in and w_out; all, since the peers wait for those of the weights."""
         x, ids, gates, w_in, w_out = ctx.saved_tensors
         dx, dgates, din, ddown = _moe_experts_backward(
-            dout.contiguous(), x, ids, gates, w_in, w_out, ctx.workspace, ctx.config, ctx.path
+            dout.contiguous(), x, ids, gates, w_in, w_out, ctx.workspace, ctx.config, ctx.path, ctx.tensor_parallel
         )
         wants_x, _, wants_gates, wants_in, wants_out, *_ = ctx.needs_input_grad
         return (
             dx if wants_x else None, None, dgates if wants_gates else None, din if wants_in else None,
-            ddown if wants_out else None, None, None, None,
+            ddown if wants_out else None, None, None, None, None,
         )  # fmt: skip

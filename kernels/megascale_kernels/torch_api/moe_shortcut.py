@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.expert_shards import choose_shards
 from megascale_kernels.moe.router import route
 from megascale_kernels.moe.schedules.expert_pipeline import crew_of
 from megascale_kernels.moe.schedules.shuffle import Begun, Shuffle
@@ -27,7 +28,7 @@ class UnderWay(NamedTuple):
 
     Attributes:
         tokens: [T, H] that were routed.
-        gates: [T, top_k].
+        gates: [T, top_k], of every shard where experts are cut.
         shuffle: where pairs go.
         begun: the all-to-all that is under way.
         multiplied: the experts have run, and the results are on their way back.
@@ -80,10 +81,13 @@ class ShortcutExperts(MoELayer):
         )  # fmt: skip
         experts, _, inner, _ = self.w_in.shape
         all_to_all.agree(
-            f"ShortcutExperts(H {hidden}, I {inner}, experts {experts}, top {self.top_k}, {x.dtype})", self.workspace
+            f"ShortcutExperts(H {hidden}, I {inner}, experts {experts}, top {self.top_k}, {x.dtype}, tensor_parallel "
+            f"{self.tensor_parallel})",
+            self.workspace,
         )
-        shuffle = Shuffle(routed.ids, experts, crew_of(self.workspace))
-        return UnderWay(tokens, routed.gates, shuffle, shuffle.dispatch(tokens, 0), multiplied=False)
+        ids, gates = choose_shards(routed.ids, routed.gates, experts, self.tensor_parallel)
+        shuffle = Shuffle(ids, experts, crew_of(self.workspace))
+        return UnderWay(tokens, gates, shuffle, shuffle.dispatch(tokens, 0), multiplied=False)
 
     def multiply(self, under_way: UnderWay) -> UnderWay:
         """Wait for the ranks' tokens, run the experts, and send the results on their way back.

@@ -312,12 +312,20 @@ def test_a_tuning_may_choose_the_serial_path_and_a_caller_may_not_want_it(monkey
     open_moe_table(workspace).learn(MIXTRAL, None)
     monkeypatch.setattr(moe_path.experts, "serves", lambda *_: True)
     monkeypatch.setattr(moe_path.experts, "sizes_of", lambda *_: MIXTRAL)
-    monkeypatch.setattr(moe_path.experts, "moe_experts", lambda *_, config, fused: ran.append((config, fused)))
+    monkeypatch.setattr(moe_path.experts, "moe_experts", lambda *_, config, fused, **__: ran.append((config, fused)))
 
     moe_path.moe_experts(*(None,) * 5, workspace)
     moe_path.moe_experts(*(None,) * 5, workspace, fused=True)
 
     assert ran == [(None, False), (None, True)]
+
+
+def test_a_layer_whose_experts_are_cut_is_another_layer() -> None:
+    """It has a name of its own among tunings, and its busiest rank the rows of all shards that tokens chose."""
+    cut = MIXTRAL._replace(top_k=4, experts=8, shards=2)
+
+    assert moe_key(cut) != moe_key(cut._replace(shards=1))
+    assert sum(busiest_rows(cut, 0.0)) == pytest.approx(cut.pitch * cut.top_k)
 
 
 def test_measured_times_become_ways(monkeypatch: pytest.MonkeyPatch) -> None:

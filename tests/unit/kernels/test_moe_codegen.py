@@ -2,6 +2,7 @@
 """What the assembler makes of the MoE kernels, without a GPU: gathered rows come asynchronously, products by wgmma."""
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,15 @@ triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
-from megascale_kernels.moe import combine_kernel, dispatch_kernel, hopper_combine, hopper_dispatch, routing  # noqa: E402
-from megascale_kernels.moe.expert_tiling import COMBINE, DISPATCH  # noqa: E402
+from megascale_kernels.moe import (  # noqa: E402
+    combine_kernel,
+    dispatch_kernel,
+    gradient_kernels,
+    hopper_combine,
+    hopper_dispatch,
+    routing,
+)
+from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
 from megascale_kernels.planning.tiling import SHARED_MEMORY_LIMIT, swizzled  # noqa: E402
 
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
@@ -21,12 +29,18 @@ COMPILED = Shelf(Machine)
 ELEMENTS = ("x_ptr", "gathered_ptr", "y_ptr", "out_ptr")
 POINTERS = {
     **dict.fromkeys(ELEMENTS, "*bf16"),
-    **dict.fromkeys(("gates_ptr", "pair_gate", "partials"), "*fp32"),
+    **dict.fromkeys(("gates_ptr", "pair_gate"), "*fp32"),
     **dict.fromkeys(("ids_ptr", "head", "rows", "tiles", "counts", "begins", "pair_row"), "*i32"),
     **dict.fromkeys(("control", "status", "board", "trace"), "*i32"),
-    "peers": "*i64", "staging_bytes": "i64",
+    "peers": "*i64", **dict.fromkeys(("staging_bytes", "data_bytes"), "i64"),
 }  # fmt: skip
 TILE = {"BLOCK_M": 128, "BLOCK_K": 64, "PROGRESS": True}
+SAVED = ("h_desc", "gate_desc", "up_desc")
+OF_BACKWARD = {
+    **dict.fromkeys(("u_ptr", "pre_ptr", "dpre_ptr", "a_ptr", "b_ptr"), "*bf16"),
+    **dict.fromkeys(("ends_ptr",), "*i32"), "dgates_ptr": "*fp32",
+}  # fmt: skip
+SIXTEENS = ("columns", "inner", "a_columns", "b_columns")
 # Words that the jobs' roles keep out of registers; the loops of the products are looked at themselves.
 MOST_SPILLED = 512
 
@@ -46,23 +60,30 @@ def swizzled_box(*box: int) -> str:
     return f"tensordesc<bf16[{','.join(map(str, box))}],{swizzled(box[-1], rank=len(box))!r}>"
 
 
-def plain_dispatch() -> Machine:
-    """Layer 0 in plain Triton."""
+def plain_dispatch(*, saves: bool = False, backward: bool = False) -> Machine:
+    """Layer 0 in plain Triton; for a backward it stores gate and up, in one it takes the weight the other way round."""
     kernel, constants = dispatch_kernel.dispatch_kernel, {**TILE, "BLOCK_N": 128, "OPERATOR": 7, "TRACE": False}
-    boxes = {"w_desc": "tensordesc<bf16[128,64]>", "h_desc": "tensordesc<bf16[128,128]>"}
-    return COMPILED.get("dispatch", lambda: compile_for_hopper(
+    constants |= {"TOP_K": 8, "SELECTIVE": False, "ids_ptr": None, "SAVES": saves, "BACKWARD": backward}
+    boxes = {"w_desc": "tensordesc<bf16[128,64]>", **dict.fromkeys(SAVED, "tensordesc<bf16[128,128]>")}
+    if backward:
+        boxes["w_desc"] = "tensordesc<bf16[64,128]>"
+    if not saves:
+        constants |= dict.fromkeys(SAVED[1:])
+    return COMPILED.get(f"dispatch {saves} {backward}", lambda: compile_for_hopper(
         kernel, types_of(kernel, boxes, constants), constants, sixteens=("hidden", "inner")
     ))  # fmt: skip
 
 
-def plain_combine() -> Machine:
+def plain_combine(*, backward: bool = False) -> Machine:
     """Layer 1 in plain Triton."""
     constants: dict[str, object] = {
-        **TILE, "BLOCK_N": 256, "TOP_K": 8, "TOKENS": 8, "COLS": 512, "OPERATOR": 8, "TRACE": False,
+        **TILE, "BLOCK_N": 256, "TOP_K": 8, "MOST_HERE": 8, "TOKENS": 8, "COLS": 512, "OPERATOR": 8, "TRACE": False,
+        "BACKWARD": backward,
     }  # fmt: skip
     kernel = combine_kernel.combine_kernel
-    boxes = dict.fromkeys(("h_desc", "y_desc"), "tensordesc<bf16[128,64]>") | {"w_desc": "tensordesc<bf16[256,64]>"}
-    return COMPILED.get("combine", lambda: compile_for_hopper(
+    boxes = dict.fromkeys(("h_desc", "y_desc"), "tensordesc<bf16[128,64]>")
+    boxes["w_desc"] = "tensordesc<bf16[64,256]>" if backward else "tensordesc<bf16[256,64]>"
+    return COMPILED.get(f"combine {backward}", lambda: compile_for_hopper(
         kernel, types_of(kernel, boxes, constants), constants, sixteens=("hidden", "inner")
     ))  # fmt: skip
 
@@ -70,33 +91,41 @@ def plain_combine() -> Machine:
 def route() -> Machine:
     """The routing kernel, for 64 experts of a rank."""
     constants: dict[str, object] = {
-        "TOP_K": 8, "EXPERTS": 64, "PADDED": 64, "TILE_ROWS": 128, "TOKENS": 64, "PAIRS": 64, "OPERATOR": 6,
-        "PROGRESS": True,
+        "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "PADDED": 64, "TILE_ROWS": 128, "TOKENS": 64, "PAIRS": 64,
+        "OPERATOR": 6, "PROGRESS": True,
     }  # fmt: skip
     kernel = routing.route_kernel
     types = types_of(kernel, {}, constants)
     return COMPILED.get("route", lambda: compile_for_hopper(kernel, types, constants, warps=4))
 
 
-def specialised_dispatch() -> Machine:
+def specialised_dispatch(*, saves: bool = False, backward: bool = False, selective: bool = False) -> Machine:
     """Layer 0, warp-specialised."""
-    constants: dict[str, object] = {"CFG": DISPATCH, "OPERATOR": 7, "PROGRESS": True, "TRACE": False}
+    tiling = DISPATCH_BACKWARD if backward else DISPATCH
+    constants: dict[str, object] = {
+        "CFG": tiling, "SAVES": saves, "OPERATOR": 7, "PROGRESS": True, "TRACE": False
+    }  # fmt: skip
+    constants |= {"TOP_K": 8, "SELECTIVE": selective} | ({} if selective else {"ids_ptr": None})
     kernel = hopper_dispatch.hopper_dispatch_kernel
-    boxes = {
-        "w_desc": swizzled_box(2, DISPATCH.columns // 2, DISPATCH.block_k),
-        "h_desc": swizzled_box(DISPATCH.rows, DISPATCH.store_columns),
-    }
-    return COMPILED.get("hopper dispatch", lambda: compile_gluon(
-        kernel, types_of(kernel, boxes, constants), constants, registers=ROOM_FOR_ANNOUNCEMENTS, sixteens=("hidden",)
+    boxes = dict.fromkeys(SAVED, swizzled_box(tiling.rows, tiling.store_columns))
+    boxes["w_desc"] = swizzled_box(2, tiling.columns // 2, tiling.block_k)
+    if backward:
+        boxes["w_desc"] = swizzled_box(1, tiling.block_k, tiling.columns)
+    if not saves:
+        constants |= dict.fromkeys(SAVED[1:])
+    return COMPILED.get(f"hopper dispatch {saves} {backward} {selective}", lambda: compile_gluon(
+        kernel, types_of(kernel, boxes, constants), constants, sixteens=("hidden",),
+        registers=ROOM_FOR_ANNOUNCEMENTS,
     ))  # fmt: skip
 
 
-def specialised_combine(*, cut: bool = False) -> Machine:
-    """Layer 1, warp-specialised; `cut`: tiles of the last wave in parts."""
+def specialised_combine(*, backward: bool = False) -> Machine:
+    """Layer 1, warp-specialised."""
+    tiling = COMBINE_BACKWARD if backward else COMBINE
     constants: dict[str, object] = {
-        "CFG": COMBINE,
-        "CUT": cut,
+        "CFG": tiling,
         "TOP_K": 8,
+        "MOST_HERE": 8,
         "OPERATOR": 8,
         "PROGRESS": True,
         "TRACE": False,
@@ -105,18 +134,46 @@ def specialised_combine(*, cut: bool = False) -> Machine:
     boxes = {
         "h_desc": swizzled_box(COMBINE.rows, COMBINE.block_k), "w_desc": swizzled_box(COMBINE.columns, COMBINE.block_k),
         "y_desc": swizzled_box(COMBINE.rows, COMBINE.store_columns),
-        "split_desc": f"tensordesc<fp32[{COMBINE.partial_rows},128],{COMBINE.partial_shared_layout!r}>",
     }  # fmt: skip
-    if not cut:
-        constants["split_desc"] = None
-    return COMPILED.get(f"hopper combine {cut}", lambda: compile_gluon(
+    if backward:
+        boxes["w_desc"] = swizzled_box(1, tiling.block_k, tiling.columns)
+    return COMPILED.get(f"hopper combine {backward}", lambda: compile_gluon(
         kernel, types_of(kernel, boxes, constants), constants, registers=ROOM_FOR_ANNOUNCEMENTS, sixteens=("hidden",)
+    ))  # fmt: skip
+
+
+def of_backward(name: str) -> Machine:
+    """A kernel that only a backward has."""
+    kernel = getattr(gradient_kernels, name)
+    constants: dict[str, object] = {
+        "TILE_ROWS": 128, "ROWS": 8, "COLS": 512, "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "TOKENS": 32, "PAIRS": 128,
+        "OPERATOR": 14, "PROGRESS": True, "SELECTIVE": False, "ids_ptr": None,
+        "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64,
+    }  # fmt: skip
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    warps = 8 if "weight" in name or "gather" in name else 4
+    if name == "gather_kernel":
+        constants["ROWS"] = 16
+    if name == "gates_kernel":
+        del constants["ids_ptr"]
+    return COMPILED.get(name, lambda: compile_for_hopper(
+        kernel, types_of(kernel, OF_BACKWARD, constants), constants, warps=warps, sixteens=SIXTEENS,
+        registers=96 if name == "gather_kernel" else None,
     ))  # fmt: skip
 
 
 ALL = {
     "route": route, "dispatch": plain_dispatch, "combine": plain_combine, "hopper dispatch": specialised_dispatch,
-    "hopper combine": specialised_combine,
+    "hopper combine": specialised_combine, "hopper dispatch that saves": lambda: specialised_dispatch(saves=True),
+    **{
+        f"{name} backward": partial(compiled, backward=True)
+        for name, compiled in (
+            ("dispatch", plain_dispatch), ("combine", plain_combine), ("hopper dispatch", specialised_dispatch),
+            ("hopper combine", specialised_combine),
+        )
+    },
+    "hopper dispatch that chooses": lambda: specialised_dispatch(selective=True),
+    **{name: partial(of_backward, name) for name in ("gather_kernel", "gates_kernel")},
 }  # fmt: skip
 
 
@@ -141,9 +198,34 @@ def test_a_slot_is_full_when_every_thread_s_copies_are_there() -> None:
     assert ptx.count("fence.proxy.async.shared::cta") >= 3
 
 
+def test_a_backward_multiplies_and_moves_as_the_forward_does() -> None:
+    """The weight comes the other way round by TMA and wgmma reads it so; what only moves, moves 16 bytes a thread."""
+    dispatch, combine = specialised_dispatch(backward=True), specialised_combine(backward=True)
+    saving = specialised_dispatch(saves=True)
+    assert plain_dispatch(backward=True).spilled_bytes == 0
+    assert plain_dispatch(saves=True).spilled_bytes <= 16
+
+    for machine in (dispatch, combine):
+        assert machine.sass.count("HGMMA.64x256x16.F32.BF16") == 8
+        assert "UTMALDG.3D" in machine.sass
+    assert dispatch.sass.count("LDGSTS.E.BYPASS.128") == 8
+    assert dispatch.spilled_bytes == saving.spilled_bytes == 0
+    assert combine.spilled_bytes <= MOST_SPILLED
+    assert saving.sass.count("UTMASTG.2D") == 3 * specialised_dispatch().sass.count("UTMASTG.2D")
+    for name in ("take_rows_kernel", "gather_kernel", "swiglu_backward_kernel"):
+        assert of_backward(name).spilled_bytes == 0, name
+        assert "LDG.E.128" in of_backward(name).sass, name
+        assert "STG.E.128" in of_backward(name).sass, name
+    choosing = specialised_dispatch(selective=True)
+    assert choosing.spilled_bytes <= 128  # between jobs and tiles, by the producer
+    weight = of_backward("weight_gradient_kernel")
+    assert "HGMMA" in weight.sass
+    assert weight.spilled_bytes == 0
+
+
 def test_results_are_added_up_by_wide_loads() -> None:
     """Layer 1: rows of y come 16 bytes a thread, all of a token's experts before any is added; loops spill nothing."""
-    plain, special = plain_combine(), specialised_combine(cut=True)
+    plain, special = plain_combine(), specialised_combine()
 
     assert plain.spilled_bytes == 0
     assert plain.sass.count("LDG.E.128") >= 8

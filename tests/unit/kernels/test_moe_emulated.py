@@ -35,6 +35,10 @@ CASES = {
     "four ranks": Layer((6, 11, 0, 9), 2, 2, 64, 16),
     "columns in chunks, no reducer": Layer((12, 31), 2, 2, 200, 16, config=SMALL._replace(chunks=3, reducers=0)),
     "one rank": Layer((31,), 2, 4),
+    "only what is wanted": Layer((33, 18), 1, 2, config=SMALL._replace(selective=True)),
+    "only what is wanted, four ranks": Layer((6, 17, 0, 9), 2, 2, 64, 16, "dropped", SMALL._replace(selective=True)),
+    "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
+    "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
 }
 SCHEDULES = ("random", "round_robin", "eager")
 LARGE = 1 << 16
@@ -124,6 +128,18 @@ def test_no_program_waits_for_tokens_that_it_does_not_need() -> None:
     dispatched = [event for event in done.ranks.world.events if event.what == events.WAIT and event.channel in (1, 2)]
     names = {event.peer for event in dispatched if event.value >> 12 == 2 and event.peer != event.who.rank}
     assert names == set()
+
+
+def test_only_tokens_that_are_wanted_are_sent() -> None:
+    """Of a rank's tokens a peer's memory gets those that have an expert there; the others' places stay as they were."""
+    layer = Layer((40, 25), 1, 2, config=SMALL._replace(selective=True))
+    done = ran(layer, launches=1, data_bytes=LARGE)
+
+    for rank, peer in ((0, 1), (1, 0)):
+        mine = done.given[0][peer]
+        slot = done.ranks.world.data(rank, 0, (2, layer.sizes.pitch, layer.hidden), layer.dtype, 0)[peer]
+        arrived = (slot[: len(mine.x)] == mine.x).all(dim=1)
+        assert torch.equal(arrived, (mine.ids // layer.experts == rank).any(dim=1))
 
 
 def test_a_lost_announcement_of_tokens_is_named() -> None:

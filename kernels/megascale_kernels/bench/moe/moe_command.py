@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--random", type=int, help="so many random layers instead")
     made.add_argument("--seed", type=int, default=0, help="of layers, operands and routing (default 0)")
     made.add_argument("--rounds", type=int, default=7, help="how often each contender is timed (default 7)")
+    made.add_argument("--backward", action="store_true", help="forward and backward instead of the forward alone")
     made.add_argument("--config", action="append", default=[], help="NAME=VALUE of MoeConfig, for ours")
     made.add_argument(
         "--beside", action="append", default=[], help="another way to run ours, timed beside it: NAME=VALUE,NAME=VALUE"
@@ -130,11 +131,14 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
 
     from megascale_kernels.bench.moe import moe_table as table
     from megascale_kernels.bench.moe.measure import MoeRow, measure_layer
+    from megascale_kernels.bench.moe.training_layer import measure_training
     from megascale_kernels.memory.workspace import Workspace
     from megascale_kernels.moe.moe_config import MoeConfig
 
     report = Report(options.out, is_speaker=dist.get_rank() == 0)
-    report.begin(facts(command, dist.get_world_size()), table.LEGEND, table.HEADING, table.CSV_HEADING)
+    legend = table.LEGEND_OF_TRAINING if options.backward else table.LEGEND
+    measure_one = measure_training if options.backward else measure_layer
+    report.begin(facts(command, dist.get_world_size()), legend, table.HEADING, table.CSV_HEADING)
     config = MoeConfig()._replace(**settings(options.config))
     more = {beside: config._replace(**settings(beside.split(","))) for beside in options.beside}
     rows: list[MoeRow] = []
@@ -151,7 +155,7 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
                 continue
             if workspace is None:
                 workspace = Workspace(max_rows=tokens, max_gather_cols=hidden, deadline_s=DEADLINE_S, adaptive=False)
-            row = measure_layer(layer, workspace, config, options.rounds, options.seed, more=more)
+            row = measure_one(layer, workspace, config, options.rounds, options.seed, more=more)
             rows.append(row)
             report.both(table.text_row(row), table.csv_row(row))
             if workspace.broken is not None:

@@ -6,6 +6,16 @@ from collections.abc import Callable, Iterable
 
 from megascale_kernels.bench.moe.measure import STEPS, MoeRow
 
+LEGEND_OF_TRAINING = """\
+Whole layers, forward and backward: experts divided among the ranks, SwiGLU experts of three matrices, tokens of all
+ranks; gradients of tokens, gates and both weights. Milliseconds, the maximum over ranks, the median of rounds, in turn.
+  products  torch._grouped_mm, the two products and their four gradients on rows that lie as they should, nothing else
+  bytes     tokens to each peer and back by copy engine, twice
+  plain     index, all_to_all_single, grouped products, all_to_all_single, index back, index_add in fp32; autograd
+  tuned     all-gather, sort, Triton permute, grouped product, Triton SwiGLU, grouped product, Triton reduction,
+            reduce-scatter; the same backwards, one kernel for the gradients of SwiGLU and gates
+  ours      route + dispatch + combine, and the overlapped backward
+  of bound  max(products, bytes) / ours"""
 LEGEND = """\
 Whole layers, forward: experts divided among the ranks, SwiGLU experts of three matrices, tokens of all ranks.
 Milliseconds, the maximum over ranks, the median of rounds, contenders in turn.
