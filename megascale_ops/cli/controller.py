@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.terminal.options import config_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, config_option, log_options
 from megascale_ops.garbage_kept import GarbageKept
 
 
@@ -21,6 +21,14 @@ from megascale_ops.garbage_kept import GarbageKept
 @click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's key.")
 @click.option("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector to send incidents and steps to, or none.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "slurm", "none"]),
+    help="Whose nodes are drained when a verdict puts one out.  [auto: Slurm's, inside of a Slurm job]",
+)
+@click.option(
+    "--node-states-s", type=FiniteRange(0), metavar="S", help="Read so often which nodes it has out; 0: never.  [60]"
+)
 @click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
 @config_option
 @log_options

@@ -66,6 +66,12 @@ _OTHERS = -1  # local ranks that are not listed
 @click.option("--role", metavar="NAME", help="Role of the ranks, as in torchrun.")
 @click.option("--max-restarts", type=int, metavar="N", help="Restarts in all.  [only the hourly budgets count]")
 @click.option(
+    "--requeues",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Slurm: when the job's time is up, save and go back into the queue, N times in all.  [0]",
+)
+@click.option(
     "--monitor-interval", "monitor_interval_s", type=float, metavar="S", help="Look at ranks every S s.  [0.02]"
 )
 @click.option(

@@ -10,10 +10,11 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megascale_ops.controller.actuating import Actuating
 from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
@@ -25,6 +26,8 @@ from megascale_ops.controller.server import gc_pacing
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
 from megascale_ops.controller.server.listen import BACKLOG, listening
+from megascale_ops.engines.slurm.commands import is_here
+from megascale_ops.engines.slurm.nodes import SlurmNodes
 from megascale_ops.errors import UsageError
 from megascale_ops.whole_file import write_whole
 
@@ -79,6 +82,8 @@ async def _serve(
     files.restore()
     telemetry = _telemetry(config, loop)
     notifying = Notifying(config, loop)
+    actuating = Actuating(loop, _engine(config), config.node_states_s)
+    actuating.begin()
     # A run's own has the rights of that run, and its command line named the folder; a shared one reads no files.
     logs_of = config.run_dir if config.exit_with_parent else None
     api = Api(loop, store, token, files, open_page=config.open_page, notifying=notifying, logs_of=logs_of)
@@ -98,13 +103,24 @@ async def _serve(
             if config.port_file is not None:
                 _write_port(config.port_file, port)
             with _when_gone(config.exit_with_parent, stop):
-                await _tick_until(loop, files, notifying, telemetry, stop)
+                await _tick_until(loop, files, (notifying.watch(), actuating.watch()), telemetry, stop)
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
         await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
         if config.port_file is not None:
             config.port_file.unlink(missing_ok=True)
+
+
+def _engine(config: ControllerConfig) -> SlurmNodes | None:
+    """Return the nodes of the engine that this controller speaks to; None where it speaks to none."""
+    by_slurm = config.engine == "slurm" or (config.engine == "auto" and "SLURM_JOB_ID" in os.environ)
+    if not by_slurm:
+        return None
+    if not is_here():
+        log.info("no node is drained in Slurm: scontrol is not installed here")
+        return None
+    return SlurmNodes()
 
 
 def _telemetry(config: ControllerConfig, loop: Loop) -> "Telemetry | None":
@@ -125,10 +141,14 @@ def _telemetry(config: ControllerConfig, loop: Loop) -> "Telemetry | None":
 
 
 async def _tick_until(
-    loop: Loop, files: HistoryFiles, notifying: Notifying, telemetry: "Telemetry | None", stop: asyncio.Event
+    loop: Loop,
+    files: HistoryFiles,
+    watches: tuple[Coroutine[None, None, None], ...],
+    telemetry: "Telemetry | None",
+    stop: asyncio.Event,
 ) -> None:
     """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
-    works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), notifying.watch())}
+    works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), *watches)}
     if telemetry is not None:
         works.add(asyncio.create_task(telemetry.watch()))
     stopping = asyncio.create_task(stop.wait())

@@ -9,8 +9,10 @@ out of the way.
 import logging
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # torch's stubs leave one of them out
@@ -139,15 +141,48 @@ def _reaches(store: Store) -> bool:
     return True
 
 
-def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: float, role: str) -> Outcome:
+@contextmanager
+def _sigterm_asked_about(takes: Callable[[], bool] | None) -> Iterator[None]:
+    """Stop the ranks at a SIGTERM only where ``takes`` says no; None: torch's engine has its own handler."""
+    if takes is None:
+        yield
+        return
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if not takes():
+            raise SignalException("SIGTERM", signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def launch(
+    plan: Plan,
+    rendezvous: MegascaleRendezvous,
+    *,
+    monitor_interval_s: float,
+    role: str,
+    takes_sigterm: Callable[[], bool] | None = None,
+) -> Outcome:
     """Run the ranks of this node to their end.
+
+    Args:
+        plan: What is started.
+        rendezvous: Meets the other nodes, by the controller.
+        monitor_interval_s: From one look at the ranks to the next.
+        role: Of the ranks, as torch has it.
+        takes_sigterm: Asked at each SIGTERM, in its handler: whether it is taken care of; if not, ranks are stopped.
 
     Raises:
         ControllerUnreachableError: no round was formed before the deadline.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     hangup = "" if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else ",SIGHUP"  # ignored under nohup
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"SIGTERM,SIGINT,SIGQUIT{hangup}"
+    sigterm = "SIGTERM," if takes_sigterm is None else ""
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"{sigterm}SIGINT,SIGQUIT{hangup}"
     if plan.threads:
         os.environ["OMP_NUM_THREADS"] = str(plan.threads)
     spec = WorkerSpec(
@@ -161,7 +196,8 @@ def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: f
         virtual_local_rank=plan.virtual_local_rank,
     )
     try:
-        result = Engine(spec, RoundLogs(plan.log_dir, rendezvous), rendezvous).run()
+        with _sigterm_asked_about(takes_sigterm):
+            result = Engine(spec, RoundLogs(plan.log_dir, rendezvous), rendezvous).run()
     except JobStopped as stopped:
         return Outcome("stopped", stopped.exit_code, str(stopped), stopped.reply)
     except SignalException as error:

@@ -2,7 +2,8 @@
 """Signals to the runner itself: while no code of torch runs they end the run in order; on the way out they hurry it.
 
 torch's engine has handlers of its own from its start to its end. SIGUSR1 and SIGUSR2 are not meant for the runner:
-Slurm's ``--signal=USR1@60`` and its like warn the script that its time is nearly over, so they are handed on to ranks.
+Slurm's ``--signal=USR1@60`` and its like warn the script that its time is nearly over, so they are handed on to ranks
+(or, with ``--requeues``, to what asks them for a checkpoint: ``services/time_up.py``).
 """
 
 import queue
@@ -65,8 +66,11 @@ def signals_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def signals_handed_on(to: Callable[[int], None]) -> Iterator[None]:
-    """Call ``to`` with every SIGUSR1 and SIGUSR2 that comes, in a thread of its own: a handler may not log or wait."""
+def signals_handed_on(to: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
+    """Call ``to`` with every SIGUSR1 and SIGUSR2 that comes, in a thread of its own: a handler may not log or wait.
+
+    Yields what another handler calls to have its signal handed on likewise.
+    """
     came: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def hand_on() -> None:
@@ -77,7 +81,7 @@ def signals_handed_on(to: Callable[[int], None]) -> Iterator[None]:
     thread.start()
     before = {number: signal.signal(number, lambda number, _: came.put(number)) for number in _HANDED_ON}
     try:
-        yield
+        yield came.put
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

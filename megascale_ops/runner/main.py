@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,9 +40,12 @@ from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.ranks.warm import WarmPool
 from megascale_ops.runner.run_folder import keep_newest, narrow_umask, prepare_run_folder
 from megascale_ops.runner.services import companions
+from megascale_ops.runner.services.accounting import comment
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
+from megascale_ops.runner.services.time_up import TimeUp
+from megascale_ops.runner.slurm_step import Step
 from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
 from megascale_ops.whole_file import write_whole
@@ -50,6 +54,54 @@ log = logging.getLogger(__name__)
 
 # 2 s: the other nodes poll twice a second for the end of the job, before this run's controller ends.
 _FAREWELL_S = 2.0
+
+
+class Lasting(NamedTuple):
+    """What is there before a run begins and after its end.
+
+    ``step``: the Slurm step that it is a task of. ``config_file``: what a controller of its own reads, too.
+    ``time_up``: what follows Slurm's signal that the job's time is up; None: its signals are the ranks'.
+    """
+
+    step: Step | None
+    config_file: str
+    time_up: TimeUp | None
+
+
+class Life:
+    """What a run has from its begin to its end, and what is known of the end.
+
+    Attributes:
+        step, config_file, time_up: As in `Lasting`.
+        local_workers: The ranks, once they may be started.
+        child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
+    """
+
+    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut, lasting: Lasting) -> None:
+        self.stack = stack
+        self.console = console
+        self.way_out = way_out
+        self.step, self.config_file, self.time_up = lasting
+        self.local_workers: LocalWorkers | None = None
+        self.child_grace_s = 0.0
+        self.signals: Callable[[int], None] = self.hand_on
+
+    def takes_sigterm(self) -> bool:
+        """Say whether a SIGTERM is taken care of without stopping the ranks at once; called by its handler."""
+        if self.time_up is None or not self.time_up.takes_sigterm():
+            return False
+        self.signals(signal.SIGTERM)
+        return True
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal that was meant for the ranks to them; act on one that tells of the job's end."""
+        if self.time_up is not None and number in (signal.SIGUSR1, signal.SIGTERM):
+            self.time_up.hear(number)
+            return
+        if self.local_workers is not None:
+            self.local_workers.hand_on(number)
+        else:
+            log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
 
 def run(
@@ -69,7 +121,7 @@ def run(
         config_file: Where the configuration was read; a controller of this run's own reads its section there.
 
     Returns:
-        The exit code: 0, 1 when the job failed, or 128 + signal.
+        The exit code: 0, 1 when the job failed, or 128 + signal; after a requeue, what Slurm requeues.
 
     Raises:
         MegascaleError: with one sentence, when nothing could be started.
@@ -84,41 +136,36 @@ def run(
     if plan.master[1] and (plan.max_nodes == 1 or plan.meeting.serve) and not is_free(plan.master[1]):
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     way_out = WayOut()
+    time_up = _time_up(config, machine.step)
+    lasting = Lasting(machine.step, config_file, time_up)
+    code = _live(config, plan, way_out, lasting, observe or (lambda _kind, _reply, _where: None))
+    return time_up.end(code) if time_up is not None else code
+
+
+def _time_up(config: RunConfig, step: Step | None) -> TimeUp | None:
+    """Return what follows a signal of Slurm's, where the job may be requeued."""
+    if config.requeues and step is None:
+        log.warning("--requeues %d has no effect: srun has not started this run", config.requeues)
+    return TimeUp(step, config.requeues, os.environ) if config.requeues and step is not None else None
+
+
+def _live(
+    config: RunConfig,
+    plan: Plan,
+    way_out: WayOut,
+    lasting: Lasting,
+    observe: Callable[[str, JoinReply, str], None],
+) -> int:
     with signals_interrupt(), ExitStack() as stack:
-        life = Life(stack, Console(hurried=way_out.is_hurried), way_out, config_file)
+        life = Life(stack, Console(hurried=way_out.is_hurried), way_out, lasting)
         stack.callback(life.console.stop)  # the last of all: what the others print on the way out is shown
-        stack.enter_context(signals_handed_on(life.hand_on))
+        life.signals = stack.enter_context(signals_handed_on(life.hand_on))
         try:
-            return _run(config, plan, life, observe or (lambda _kind, _reply, _where: None))
+            return _run(config, plan, life, observe)
         except (Interrupted, KeyboardInterrupt) as error:
             way_out.begin()
             way_out.hurried = True
             return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
-
-
-class Life:
-    """What a run has from its begin to its end, and what is known of the end.
-
-    Attributes:
-        config_file: What a controller of its own reads, too.
-        local_workers: The ranks, once they may be started.
-        child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
-    """
-
-    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut, config_file: str) -> None:
-        self.stack = stack
-        self.console = console
-        self.way_out = way_out
-        self.config_file = config_file
-        self.local_workers: LocalWorkers | None = None
-        self.child_grace_s = 0.0
-
-    def hand_on(self, number: int) -> None:
-        """Send a signal that was meant for the ranks to them."""
-        if self.local_workers is not None:
-            self.local_workers.hand_on(number)
-        else:
-            log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
 
 def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply, str], None]) -> int:
@@ -177,7 +224,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     stack.callback(local_workers.look_away)
     local_workers.write_round_file()
     say_where(config, plan, url, is_own=controller is not None)
-    code = _launch(config, plan, url, local_workers, life.way_out, observe, is_own=controller is not None)
+    code = _launch(config, plan, url, local_workers, life, observe, is_own=controller is not None)
     life.child_grace_s = 0.0 if code else config.child_grace_s
     return code
 
@@ -211,7 +258,7 @@ def _launch(
     plan: Plan,
     url: str,
     local_workers: LocalWorkers,
-    way_out: WayOut,
+    life: Life,
     observe: Callable[[str, JoinReply, str], None],
     *,
     is_own: bool,
@@ -240,12 +287,21 @@ def _launch(
         observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
 
     handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
-    outcome = None
+    outcome, way_out, time_up = None, life.way_out, life.time_up
     began_mono_s = time.monotonic()
+    if time_up is not None:
+        time_up.watch(plan.job, link)
+    interval_s = config.monitor_interval_s
+    takes_sigterm = life.takes_sigterm if time_up is not None else None
     try:
-        outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
+        outcome = elastic.launch(
+            plan, handler, monitor_interval_s=interval_s, role=config.role, takes_sigterm=takes_sigterm
+        )
     finally:
         way_out.begin()
+        if time_up is not None:
+            time_up.outcome = outcome.word if outcome else "cancelled"
+            time_up.close()
         way_out.hurried |= outcome is None or outcome.word == "cancelled"
         handler.leave(outcome.word if outcome else "cancelled")
         link.close()
@@ -253,6 +309,7 @@ def _launch(
         say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
+        comment(life.step, outcome.reason)
     return outcome.code
 
 

@@ -14,7 +14,7 @@ import msgspec
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
-from megascale_ops.runner.slurm_step import Step, within
+from megascale_ops.runner.slurm_step import Step, node_name, within
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.policy import value_of
 
@@ -150,9 +150,13 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     meeting = meeting._replace(said=(*said, *meeting.said))
     nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
     job = check_name(
-        "job", config.job or default_job(command, alone=not meeting.controller, stamp=machine.stamp, step=machine.step)
+        "job",
+        config.job
+        or default_job(
+            command, alone=not _is_named_by_step(config, meeting, machine.step), stamp=machine.stamp, step=machine.step
+        ),
     )
-    node = check_name("node", config.node_name or machine.hostname)
+    node = check_name("node", config.node_name or node_name(machine.step, machine.hostname))
     program, arguments = _entry(config, command, machine)
     run_dir = config.run_dir or f"{machine.state_root}/{job}"
     return Plan(
@@ -174,6 +178,12 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         meeting=meeting,
         master=_master(config, meeting),
     )
+
+
+def _is_named_by_step(config: RunConfig, meeting: Meeting, step: Step | None) -> bool:
+    """Return whether nodes, or lives of one job, have to agree on a name: those that meet, and one that is requeued."""
+    is_all_of_step = step is not None and step.nodes == 1 and step.tasks == 1
+    return bool(meeting.controller or (config.requeues and is_all_of_step))
 
 
 def _check_numbers(config: RunConfig) -> None:

@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
     ``job`` and ``number``: the job's and the step's; ``nodes``: how many; ``node``: which of them this is, from 0;
     ``first``: the host name of the first; ``tasks``: how many of the step run on one node, the most of any; ``gpus``:
-    given to this node, 0 where Slurm counts none.
+    given to this node, 0 where Slurm counts none; ``name``: Slurm's of this node, "" where it is not told.
     """
 
     job: int
@@ -38,6 +38,7 @@ class Step(NamedTuple):
     first: str
     tasks: int
     gpus: int
+    name: str = ""
 
 
 def read_step(environ: Mapping[str, str]) -> Step | None:
@@ -56,9 +57,15 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
         return None
     # "2(x3),1": how many tasks each node has, nodes in order, equal ones together.
     tasks = [int(found) for found in re.findall(r"(?:^|,)(\d{1,6})", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))]
-    return Step(
-        job, number, nodes, node, first, max(tasks, default=1), _number(environ.get("SLURM_GPUS_ON_NODE", "")) or 0
-    )
+    gpus = _number(environ.get("SLURM_GPUS_ON_NODE", "")) or 0
+    return Step(job, number, nodes, node, first, max(tasks, default=1), gpus, environ.get("SLURMD_NODENAME", ""))
+
+
+def node_name(step: Step | None, hostname: str) -> str:
+    """Return this node's name: its host name, or Slurm's where that is another one, since nodes are drained by it."""
+    if step is None or not step.name or step.tasks > 1 or step.nodes == 1:
+        return hostname
+    return hostname if hostname.partition(".")[0] == step.name else step.name
 
 
 def first_host(hosts: str) -> str:

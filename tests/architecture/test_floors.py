@@ -23,6 +23,7 @@ LIGHT_FOLDERS = {
 FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "random", "logging", "torch"}
 PURE = {
     "megascale_ops": ("distribution", "exposition", "ledger"),
+    "megascale_ops/engines/slurm": ("answers",),
     "megascale_ops/diagnosis": (
         "watchdog",
         "rank_view",

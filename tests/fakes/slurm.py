@@ -10,6 +10,7 @@ No systemd, no cgroups, nothing in /etc: configuration, key, sockets, state and 
 are free ones of the loopback. Processes are followed by /proc (``proctrack/linuxproc``). It takes root, as Slurm does.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
 import pytest
 
 from tests.fakes.servers import until
@@ -53,6 +55,17 @@ TaskProlog={task_prolog}
 {nodes}
 PartitionName=all Nodes=ALL Default=YES
 """
+# A requeued job starts again after cred_expire and a second more, when the scheduler looks next: by default that is two
+# minutes.
+SOON = """
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+KillWait=20
+ReturnToService=1
+"""
 
 
 _WITH_NAMES = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
@@ -62,6 +75,7 @@ class OneNode:
     """A cluster of this machine alone; its node is n1.
 
     Of several nodes each is a slurmd, all are this machine, and their tasks know them by name: n1, n2, ...
+    ``settings``: lines of slurm.conf that count for more than those above, such as `SOON`; ``cpus``: of each node.
     """
 
     def __init__(
@@ -71,6 +85,8 @@ class OneNode:
         epilog: Path = Path("/bin/true"),
         task_prolog: Path = Path("/bin/true"),
         nodes: int = 1,
+        settings: str = "",
+        cpus: int = 1,
     ) -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if missing or os.getuid() != 0:
@@ -78,6 +94,7 @@ class OneNode:
         # Not below pytest's folder: a socket's name has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._running: list[subprocess.Popen[bytes]] = []
+        self._daemons: list[str] = []  # nodes whose slurmd runs, in the order of the programs behind the first two
         scripts = {"prolog": prolog, "epilog": epilog, "task_prolog": task_prolog}
         host = socket.gethostname().partition(".")[0]
         self._configuration = self.folder / "slurm.conf"
@@ -85,11 +102,13 @@ class OneNode:
         ports = _free_ports(1 + nodes)
         # In one line: of two lines Slurm refuses the second, for it has the same host name.
         many = f"n[1-{nodes}]" if nodes > 1 else "n1"
-        line = f"NodeName={many} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=1"
+        line = f"NodeName={many} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus}"
         line += f" Port=[{','.join(map(str, ports[1:]))}]" if nodes > 1 else f" Port={ports[1]}"
-        self._configuration.write_text(
-            _CONFIGURATION.format(host=host, ports=ports, folder=self.folder, nodes=line, **scripts)
-        )
+        text = _CONFIGURATION + settings
+        text = text.format(host=host, ports=ports, folder=self.folder, nodes=line, **scripts)
+        # Of two lines with one key the later one counts; partitions are told one a line.
+        lines = {one if one.startswith("PartitionName") else one.partition("=")[0]: one for one in text.splitlines()}
+        self._configuration.write_text("\n".join([*lines.values(), ""]))
         self.env = {**os.environ, "SLURM_CONF": str(self._configuration)}
 
     def __enter__(self) -> Self:
@@ -106,9 +125,7 @@ class OneNode:
             until((self.folder / "munge.socket").exists, "munged listens", PATIENCE_S, self.logs)
             self._start("slurmctld", "-D", "-i", "-c", "-f", str(self._configuration))
             for name in self._names:
-                daemon = ("slurmd", "-D", "-c", "-N", name, "-f", str(self._configuration))
-                named = ("unshare", "-m", "sh", "-c", _WITH_NAMES, "sh", str(self._hosts()))
-                self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}")
+                self._start_slurmd(name)
             until(lambda: self.node_state() == "idle", "the node takes jobs", PATIENCE_S, self.logs)
         except BaseException:
             self.close()
@@ -132,16 +149,59 @@ class OneNode:
         self._running.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _start_slurmd(self, name: str, *options: str) -> None:
+        daemon = ("slurmd", "-D", "-c", "-N", name, "-f", str(self._configuration), *options)
+        named = ("unshare", "-m", "sh", "-c", _WITH_NAMES, "sh", str(self._hosts()))
+        self._start(*(named if len(self._names) > 1 else ()), *daemon, log=f"slurmd.{name}")
+        self._daemons.append(name)
+
     def _hosts(self) -> Path:
         """Write the table of host names that the nodes have in place of this machine's."""
         path = self.folder / "hosts"
         path.write_text(f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self._names)}\n")
         return path
 
-    def submit(self, script: str, env: Mapping[str, str]) -> str:
+    def submit(self, script: str, env: Mapping[str, str], output: str = "job.out") -> str:
         """Hand in a batch script with an environment; return the job's number."""
         env = {**env, "SLURM_CONF": str(self._configuration)}
-        return self._ask("sbatch", "--parsable", f"--output={self.folder}/job.out", env=env, said=script)
+        where = f"--output={self.folder}/{output}"
+        return self._ask("sbatch", "--parsable", "--open-mode=append", where, env=env, said=script)
+
+    def ask(self, *command: str) -> str:
+        """Run one of Slurm's commands as its administrator."""
+        return self._ask(*command)
+
+    def let_all_in(self) -> None:
+        """Let other users read the configuration and talk to munged: the folder is root's alone otherwise."""
+        self.folder.chmod(0o755)
+
+    def kill_slurmd(self, name: str) -> None:
+        """End a node's slurmd alone; what it has started runs on."""
+        daemon = self._running.pop(self._daemons.index(name) + 2)
+        self._daemons.remove(name)
+        daemon.kill()
+        daemon.wait(10.0)
+
+    def kill_node(self, name: str) -> None:
+        """End a node of several as a power cut would: its slurmd and all that it runs, at once."""
+        daemon = self._running.pop(self._daemons.index(name) + 2)
+        self._daemons.remove(name)
+        namespace = Path(f"/proc/{daemon.pid}/ns/mnt").readlink()
+        mine = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                # By the mount namespace that a node's processes share: slurmstepd writes over its environment.
+                if Path(f"/proc/{process.pid}/ns/mnt").readlink() == namespace:
+                    process.suspend()  # first all: the last word of a stepd would be that its task has failed
+                    mine.append(process)
+        for process in mine:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        daemon.wait(10.0)
+
+    def start_node(self, name: str, *options: str) -> None:
+        """Bring a node up again; ``-b`` tells Slurm that the machine was restarted."""
+        self._start_slurmd(name, *options)
 
     def job(self, job: str) -> dict[str, str]:
         """Return what Slurm knows of a job, by its own names: JobState, ExitCode, Restarts."""
@@ -152,10 +212,10 @@ class OneNode:
         """Wait until a job is in one of these states."""
         until(lambda: self.job(job)["JobState"] in states, f"the job is {states}", PATIENCE_S, self.logs)
 
-    def node_state(self) -> str:
-        """Return how the node stands, "" as long as there is no answer."""
+    def node_state(self, name: str = "") -> str:
+        """Return how the node stands, "" as long as there is no answer; of several without a name, if all are alike."""
         asked = subprocess.run(
-            ["sinfo", "--noheader", "--format=%T"],
+            ["sinfo", "--noheader", "--format=%T", *([f"--nodes={name}"] if name else [])],
             env=self.env,
             capture_output=True,
             text=True,
@@ -164,9 +224,9 @@ class OneNode:
         )
         return asked.stdout.strip().rstrip("*")
 
-    def output(self) -> str:
+    def output(self, name: str = "job.out") -> str:
         """Return what jobs have printed."""
-        path = self.folder / "job.out"
+        path = self.folder / name
         return path.read_text() if path.exists() else ""
 
     def logs(self) -> str:

@@ -34,6 +34,9 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",
     "tests/processes/test_page.py": "page",
     "tests/processes/test_shared_memory.py": "users",
+    "tests/processes/test_slurm_nodes.py": "Slurm's nodes",
+    "tests/processes/test_slurm_requeue.py": "Slurm's requeues",
+    "tests/processes/test_slurm_submit.py": "Slurm's submit",
     "tests/processes/test_stranger.py": "users",
 }
 # Those with tests of 20 s and more, the longest first.
@@ -43,7 +46,7 @@ FIRST = tuple(
         "report", "stragglers", "negative_controls", "partitions", "ski_rental", "legitimate_waits", "silent_endings",
         "installed", "own_parts", "wrapped_launchers", "eviction", "debugger_session", "frameworks", "next_steps",
         "run_has_agent", "profile", "cli_programs", "launches", "nodes", "recovery", "own_faults",
-        "checkpoint_adapters", "checkpoint_campaign", "checkpoint_replicas",
+        "checkpoint_adapters", "checkpoint_campaign", "checkpoint_replicas", "slurm_requeue",
     )
 )  # fmt: skip
 

@@ -32,6 +32,9 @@ _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
     "--check", "names", multiple=True, metavar="CHECK", help="Only this check (cpu, disk, gemm, ...); repeatable."
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the report as JSON into this file, too.")
+@click.option(
+    "--resume", is_flag=True, help="Slurm: put this node back into service if it is good and a verdict had drained it."
+)
 @click.option("--compare", is_flag=True, help="Judge the reports FILES of several nodes against each other.")
 @click.option("--between", metavar="HOST:PORT", help="Measure pairs of nodes: start it on each; node 0 listens there.")
 @click.option("--nnodes", type=click.IntRange(2), envvar="SLURM_NNODES", metavar="N", help="Nodes of --between.")
@@ -46,6 +49,7 @@ def diagnose(
     paths: tuple[str, ...],
     names: tuple[str, ...],
     out: str | None,
+    resume: bool,
     compare: bool,
     between: str | None,
     nnodes: int | None,
@@ -65,10 +69,15 @@ def diagnose(
     With --between HOST:PORT, started on every node (srun, pdsh), pairs of nodes measure the way between them over TCP,
     in rounds that name bad nodes and bad links. A node that is bad ends with 1, and node 0 when any is.
 
+    With --resume nothing happens on a node that no verdict of ours has drained in Slurm; one that has been is measured,
+    and put back into service if it is good. So it may be a HealthCheckProgram.
+
     Exit code 1 where something bad was found, 0 also with warnings.
     """
     from megascale_ops.errors import UsageError
 
+    if resume and (compare or between is not None):
+        raise UsageError("--resume is for a node that measures itself: leave --compare and --between out")
     if compare:
         given = [quick is not None and "--quick or --full", paths and "--path", names and "--check", node and "--node"]
         if wrong := next(filter(None, given), ""):
@@ -84,7 +93,32 @@ def diagnose(
     if files:
         raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
     place = writable(out)
-    _examine(_plan(node, quick is False, paths, names), place, as_json=as_json)
+    plan = _plan(node, quick is False, paths, names)
+    is_drained = _is_ours(plan.node) if resume else False
+    if resume and not is_drained:
+        return
+    _examine(plan, place, as_json=as_json)  # a bad node ends it with 1
+    if is_drained:
+        from megascale_ops.engines.slurm.nodes import SlurmNodes
+
+        click.echo(SlurmNodes().resume(plan.node), err=as_json)
+
+
+def _is_ours(node: str) -> bool:
+    """Return whether a verdict of ours has drained this node in Slurm; all others are not measured, and told why.
+
+    Raises:
+        EngineError: Slurm does not say.
+    """
+    from megascale_ops.engines.actuator import EngineError, find
+    from megascale_ops.engines.slurm.nodes import SlurmNodes
+
+    known = find(SlurmNodes().states(), node)
+    if known is None:
+        raise EngineError(f"Slurm has no node {node}: --node NAME says its name there")
+    if not known.is_ours:
+        click.echo(f"node {known.name} is {known.words}, and not by a verdict of ours: nothing is measured", err=True)
+    return known.is_ours and known.words.lower().startswith("drain")
 
 
 def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...]) -> "Plan":

@@ -110,10 +110,15 @@ class Registry:
         self._begun = 0  # how often an agent began to report a job
         self._superseded: dict[tuple[Key, str], None] = {}
         self.sick: set[str] = set()  # nodes with hardware findings
+        self.withheld: dict[str, str] = {}  # nodes that their engine has out of service, by its name of them, and why
         self.changes = 0  # grows whenever a share comes, goes, is of another round, or its ranks die or live again
 
     def __len__(self) -> int:
         return len(self._views)
+
+    def why_withheld(self, name: str) -> str:
+        """Return why the cluster's engine has a node out of service, "" where it does not; its names have no domain."""
+        return self.withheld.get(name) or self.withheld.get(name.partition(".")[0], "") if self.withheld else ""
 
     def node(self, name: str, job: str = "") -> NodeView | None:
         """Return what is known of a node: by the agent that reports a job, or by the one heard last."""

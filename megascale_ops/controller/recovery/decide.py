@@ -7,7 +7,7 @@ and forms the next is the driver's.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -107,8 +107,16 @@ def spares(transitions: Transitions, job: Job) -> list[str]:
     return [
         node
         for node in diagnose.joined(job, now_s)
-        if job.member(node) is None and is_evicted(job.record.evictions, node, wall_s) is None
+        if job.member(node) is None
+        and is_evicted(job.record.evictions, node, wall_s) is None
+        and not transitions.registry.why_withheld(node)
     ]
+
+
+def unwelcome(transitions: Transitions, job: Job, joined: Iterable[str]) -> list[str]:
+    """Return the nodes that are left out while others suffice: evicted ones, and those that the engine has out."""
+    out = evicted(job, transitions.wall())
+    return out + [node for node in joined if node not in out and transitions.registry.why_withheld(node)]
 
 
 def evicted(job: Job, wall_s: float) -> list[str]:

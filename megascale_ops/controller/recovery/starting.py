@@ -42,7 +42,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         waiting_since_s=job.entered_s,
         last_call_s=record.policy.last_call_s,
         straggler_s=record.policy.node_lost_s,
-        evicted=decide.evicted(job, transitions.wall()),
+        evicted=decide.unwelcome(transitions, job, joined),
         asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
     )
     if formation.nodes:

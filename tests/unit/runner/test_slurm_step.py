@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.plan import Machine, Plan, make_plan
-from megascale_ops.runner.slurm_step import Step, first_host, read_step, within
+from megascale_ops.runner.slurm_step import Step, first_host, node_name, read_step, within
 
 # As Slurm 22.05 and 24.11 set them in a task of `srun -N4 --ntasks-per-node=1 --gpus-per-node=8`.
 TASK = {
@@ -143,3 +143,39 @@ def test_outside_of_slurm_nothing_changes() -> None:
     config, said = within(RunConfig(), None)
 
     assert (config.nnodes, config.nproc_per_node, said) == ("1", "1", ())
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ({"SLURMD_NODENAME": "n3"}, "n3"),
+        ({"SLURMD_NODENAME": "gpu009"}, "gpu009.cluster"),
+        ({}, "gpu009.cluster"),
+        ({"SLURMD_NODENAME": "n3", "SLURM_STEP_NUM_NODES": "1"}, "gpu009.cluster"),
+        ({"SLURMD_NODENAME": "n3", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, "gpu009.cluster"),
+    ],
+    ids=["another name", "its host name", "not told", "one node", "several tasks a node"],
+)
+def test_a_node_has_the_name_by_which_slurm_drains_it(task: dict[str, str], name: str) -> None:
+    """Its host name stays where that begins with Slurm's, for the node's agent knows it by that."""
+    assert node_name(read_step({**TASK, **task}), "gpu009.cluster") == name
+
+
+@pytest.mark.parametrize(
+    ("requeues", "task", "job"),
+    [
+        (3, {"SLURM_STEP_NUM_NODES": "1"}, "train-4711"),
+        (0, {"SLURM_STEP_NUM_NODES": "1"}, "train-now-1"),
+        (3, {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, "train-now-1"),
+    ],
+    ids=["may be requeued", "may not", "one of several"],
+)
+def test_a_job_of_one_node_keeps_its_name_through_a_requeue(requeues: int, task: dict[str, str], job: str) -> None:
+    """Otherwise it would begin anew in another folder; without requeues each try is a run of its own, as ever."""
+    assert plan(RunConfig(requeues=requeues), **task).job == job
+
+
+def test_a_negative_budget_is_refused() -> None:
+    """Wherever it was set."""
+    with pytest.raises(ValueError, match="requeues = -1 can't be"):
+        RunConfig(requeues=-1)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell the engine that owns the nodes which of them a verdict has put out, and read back which it has put out itself.
+
+Two ways: a node that a job goes on without is drained, with a reason that says whose it is and names the verdict; it
+comes back by a check or by hand, never by the time that the job leaves it out. And a node that an administrator has
+drained gets no rank of a new round while others suffice; what runs there goes on.
+
+State is never kept there. Each call waits for a program of the engine's, so it is made in a thread; a cluster without
+the right to drain loses one sentence an eviction, and nothing else.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
+
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.record.state_machine import FINAL
+from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, find
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LOOK_S = 1.0
+_SICK_S = 60.0
+_MOST_TOLD = 10_000  # evictions: a job remembers 100
+
+
+class Actuating:
+    """The link of one controller to one engine's nodes.
+
+    Args:
+        loop: Whose evictions are told, and whose registry is told of nodes that are out.
+        nodes: The engine's; None where there is no engine.
+        states_s: The states are read so often; 0: never.
+    """
+
+    def __init__(self, loop: Loop, nodes: Nodes | None, states_s: float) -> None:
+        self._loop = loop
+        self._nodes = nodes
+        self._states_s = states_s
+        self._next_s = 0.0
+        self._told: dict[tuple[str, str, float], None] = {}
+        self._said = ""
+
+    def begin(self) -> None:
+        """Begin; evictions that are known by now were told by the controller before."""
+        self._told.update(dict.fromkeys(key for key, _, _ in self._evictions()))
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.poll()
+            except Exception:  # a boundary: a fault here must not end the controller, and is logged
+                log.exception("the engine's nodes could not be looked at; it is tried again in %g s", _SICK_S)
+                await asyncio.sleep(_SICK_S)
+            await asyncio.sleep(LOOK_S)
+
+    async def poll(self) -> None:
+        """Drain what was evicted since the last look, and read the states where it is time."""
+        if self._nodes is None:
+            return
+        for key, job, reason in self._evictions():
+            if key in self._told:
+                continue
+            self._told[key] = None
+            while len(self._told) > _MOST_TOLD:
+                del self._told[next(iter(self._told))]
+            await self._drain(self._nodes, job, key[1], reason)
+        if self._states_s > 0 and self._loop.clock() >= self._next_s and self._has_work():
+            self._next_s = self._loop.clock() + self._states_s
+            await self._read(self._nodes)
+
+    def _evictions(self) -> list[tuple[tuple[str, str, float], Job, str]]:
+        """Return each eviction that jobs remember: its key, its job and why."""
+        return [
+            ((job.name, one.node, one.wall_s), job, one.reason)
+            for job in self._loop.jobs.values()
+            for one in job.record.evictions
+        ]
+
+    def _has_work(self) -> bool:
+        return any(job.state not in FINAL for job in self._loop.jobs.values())
+
+    async def _drain(self, nodes: Nodes, job: Job, node: str, reason: str) -> None:
+        try:
+            said = await _aside(lambda: nodes.drain(node, f"{job.name}: {reason}"))
+        except EngineError as error:
+            log.warning("%s: node %s is not drained, the job goes on without it: %s", job.name, node, error)
+            self._note(job, "node_not_drained", f"{node} is not drained: {error}", node)
+            return
+        self._next_s = 0.0
+        self._note(job, "node_drained", said, node)
+
+    async def _read(self, nodes: Nodes) -> None:
+        try:
+            states = await _aside(nodes.states)
+        except EngineError as error:
+            if str(error) != self._said:
+                log.warning("the states of the cluster's nodes can't be read, what was read before holds: %s", error)
+            self._said = str(error)
+            return
+        self._said = ""
+        self._take(states)
+
+    def _take(self, states: Mapping[str, EngineNode]) -> None:
+        """Let the registry have the nodes that are out, and tell the jobs that have one."""
+        before = self._loop.registry.withheld
+        now = {name: sentence(one) for name, one in states.items() if not one.is_usable}
+        self._loop.registry.withheld = now
+        for job in [one for one in self._loop.jobs.values() if one.state not in FINAL]:
+            for node in {*job.nodes, *job.waiting}:
+                known = find(states, node)
+                if known is not None and (text := now.get(known.name, "")) != before.get(known.name, ""):
+                    told = f"{text}: no new round takes it while others suffice" if text else f"{node} is usable again"
+                    self._note(job, "node_withheld" if text else "node_usable", told, node)
+
+    def _note(self, job: Job, kind: str, text: str, node: str) -> None:
+        self._loop.transitions.note(job, kind, text, node=node)
+        self._loop.transitions.save(job)
+
+
+async def _aside(call: Callable[[], T]) -> T:
+    """Return what a call returns or raises, made in a thread for which the end of the controller does not wait."""
+    events = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = events.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if answer.done():
+            return  # cancelled meanwhile
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("T", result))
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as raised:  # noqa: BLE001  handed to who waits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            events.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="engine", daemon=True).start()
+    return await answer
+
+
+def sentence(node: EngineNode) -> str:
+    """Return why a node is out, in the engine's words."""
+    who = f" by {node.by}" if node.by and not node.is_ours else ""
+    return f"node {node.name} is {node.words}{who}" + (f" ({node.reason})" if node.reason else "")

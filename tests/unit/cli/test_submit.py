@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops submit slurm``: a file and options become a script; what can't be is one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.cli.main import main
+
+FILE = 'command = ["train.py", "--steps=20"]\nnodes = 4\npartition = "gpu"\nsetup = ["module load cuda"]\n'
+
+
+def dry(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run it without handing anything in."""
+    code = main(["submit", "slurm", "--dry-run", *words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_options_count_for_more_than_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a command behind `--` for more than its."""
+    path = tmp_path / "job.toml"
+    path.write_text(FILE)
+
+    code, out, _ = dry(capsys, str(path), "--nodes=2")
+    _, other, _ = dry(capsys, str(path), "--", "other.py", "--x")
+
+    assert code == 0
+    assert "#SBATCH --nodes=2\n" in out
+    assert "#SBATCH --partition=gpu\n" in out
+    assert "\nmodule load cuda\n" in out
+    assert out.endswith("--job=train-$SLURM_JOB_ID -- train.py --steps=20\n")
+    assert other.endswith("-- other.py --x\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nods = 4\n", "unknown setting 'nods': did you mean 'nodes'?"),
+        ('nodes = "four"\n', "Expected `int`, got `str` - at `$.nodes`"),
+        ("nodes = 0\n", "Expected `int` >= 1 - at `$.nodes`"),
+        ("nodes = \n", "is no TOML"),
+        ("nodes = 4\n", "nothing to run"),
+        ("\0", "is no TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    """It names the file's mistake, and nothing is handed in."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+
+    code, out, err = dry(capsys, str(path))
+
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name, and why."""
+    code, _, err = dry(capsys, "/nonexistent/job.toml")
+
+    assert code == 2
+    assert "/nonexistent/job.toml can't be read: No such file or directory" in err
+
+
+def test_without_slurm_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that has no sbatch."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    code = main(["submit", "slurm", "--", "train.py"])
+
+    assert code == 1
+    assert "sbatch is not on PATH" in capsys.readouterr().err
+
+
+def test_an_array_is_followed_by_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """Several jobs at once."""
+    assert main(["submit", "slurm", "--follow", "--array=0-3", "--", "train.py"]) == 2
+    assert "--array makes several" in capsys.readouterr().err
