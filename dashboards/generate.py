@@ -2,7 +2,9 @@
 # ruff: noqa: INP001  a script beside data, not a package
 """Write the Grafana dashboards of this folder, or name those that differ from what would be written.
 
-    python dashboards/generate.py             write megascale-*.json
+With them what Kubernetes' operators read of dashboards and rules: agents/deploy/kubernetes/monitoring.
+
+    python dashboards/generate.py             write megascale-*.json, and the objects made from them and from rules/
     python dashboards/generate.py --check     exit 1 and name the files that differ; writes nothing
     python dashboards/generate.py --sketch    print what each dashboard looks like, in characters
 
@@ -14,6 +16,8 @@ import json
 import sys
 from pathlib import Path
 
+OBJECTS = Path(__file__).parents[1] / "agents" / "deploy" / "kubernetes" / "monitoring"
+
 
 def main() -> int:
     """Run the command line; return the exit code."""
@@ -21,12 +25,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file differs")
     parser.add_argument("--sketch", action="store_true", help="print the layout of each dashboard; write nothing")
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the files are  [here]")
+    parser.add_argument("--objects", type=Path, default=OBJECTS, help="where Kubernetes' objects are  [%(default)s]")
     options = parser.parse_args()
-    if not options.folder.is_dir():
-        sys.stderr.write(f"generate.py: --folder {options.folder}: there is no such folder\n")
-        return 2
+    for name in ("folder", "objects"):
+        if not getattr(options, name).is_dir():
+            sys.stderr.write(f"generate.py: --{name} {getattr(options, name)}: there is no such folder\n")
+            return 2
     try:
-        from megascale_dashboards import writing
+        from megascale_dashboards import kubernetes, writing
     except ModuleNotFoundError as error:
         sys.stderr.write(f"generate.py: {error.name} is missing: pip install 'grafana-foundation-sdk==0.0.21'\n")
         return 2
@@ -35,13 +41,13 @@ def main() -> int:
             sys.stdout.write(f"{writing.sketch(json.loads(text))}\n\n")
         return 0
     if options.check:
-        differing = writing.differing(options.folder)
+        differing = writing.differing(options.folder) + kubernetes.differing(options.objects, options.folder)
         for name in differing:
             sys.stderr.write(f"{name} differs from what dashboards/generate.py writes\n")
         if differing:
             sys.stderr.write("run: python dashboards/generate.py\n")
         return 1 if differing else 0
-    for name in writing.write(options.folder):
+    for name in writing.write(options.folder) + kubernetes.write(options.objects, options.folder):
         sys.stdout.write(f"{name} written\n")
     return 0
 
