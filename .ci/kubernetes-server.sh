@@ -40,7 +40,7 @@ cp -r /usr/share/gocode/src/github.com/modern-go/reflect2 vendor/github.com/mode
 
 # The description of the API is generated code that the source package leaves out.
 go build -o "$work/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
-packages=$(grep -rlE '^// \+k8s:openapi-gen=' --include=doc.go --include=types.go pkg staging/src |
+packages=$(grep -rlE '^// *\+k8s:openapi-gen=' --include=*.go --exclude=zz_* --exclude=*_test.go --exclude-dir=testdata pkg staging/src |
     xargs -n1 dirname | sort -u | sed -E 's#^staging/src/#k8s.io/kubernetes/vendor/#; s#^pkg/#k8s.io/kubernetes/pkg/#')
 "$work/openapi-gen" --go-header-file hack/boilerplate/boilerplate.generatego.txt --output-base "$work/generated" \
     --output-package k8s.io/kubernetes/pkg/generated/openapi --output-file-base zz_generated.openapi \

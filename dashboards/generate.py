@@ -25,12 +25,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file differs")
     parser.add_argument("--sketch", action="store_true", help="print the layout of each dashboard; write nothing")
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the files are  [here]")
-    parser.add_argument("--objects", type=Path, default=OBJECTS, help="where Kubernetes' objects are  [%(default)s]")
     options = parser.parse_args()
-    for name in ("folder", "objects"):
-        if not getattr(options, name).is_dir():
-            sys.stderr.write(f"generate.py: --{name} {getattr(options, name)}: there is no such folder\n")
-            return 2
+    if not options.folder.is_dir():
+        sys.stderr.write(f"generate.py: --folder {options.folder}: there is no such folder\n")
+        return 2
+    has_objects = options.folder.samefile(Path(__file__).parent)  # dashboards elsewhere are no part of the repository
     try:
         from megascale_dashboards import kubernetes, writing
     except ModuleNotFoundError as error:
@@ -41,13 +40,13 @@ def main() -> int:
             sys.stdout.write(f"{writing.sketch(json.loads(text))}\n\n")
         return 0
     if options.check:
-        differing = writing.differing(options.folder) + kubernetes.differing(options.objects, options.folder)
+        differing = writing.differing(options.folder) + (kubernetes.differing(OBJECTS) if has_objects else [])
         for name in differing:
             sys.stderr.write(f"{name} differs from what dashboards/generate.py writes\n")
         if differing:
             sys.stderr.write("run: python dashboards/generate.py\n")
         return 1 if differing else 0
-    for name in writing.write(options.folder) + kubernetes.write(options.objects, options.folder):
+    for name in writing.write(options.folder) + (kubernetes.write(OBJECTS) if has_objects else []):
         sys.stdout.write(f"{name} written\n")
     return 0
 

@@ -3,10 +3,15 @@
 
 from pathlib import Path
 
+import yaml
+
 from megascale_ops.whole_file import write_whole
 
 ROOM = Path(__file__).parents[1]
-_HEAD = "# SPDX-License-Identifier: Apache-2.0\n# Made by dashboards/generate.py from dashboards/{source}: not to be changed here.\n"
+_HEAD = (
+    "# SPDX-License-Identifier: Apache-2.0\n"
+    "# Made by dashboards/generate.py from dashboards/{source}: not to be changed here.\n"
+)
 _RULES = ("alerts", "recording")
 
 
@@ -22,8 +27,8 @@ def rendered(room: Path = ROOM) -> dict[str, str]:
     listed = "".join(f"  - {name}\n" for name in ("scrape.yaml", *sorted(texts)))
     texts["kustomization.yaml"] = (
         _HEAD.format(source="generate.py")
-        + "# What the Prometheus Operator and Grafana's sidecar read: kubectl apply -k monitoring. Where an operator selects\n"
-        + "# by labels (`release: ...`), put them on in an overlay.\n"
+        + "# What the Prometheus Operator and Grafana's sidecar read: kubectl apply -k monitoring. Where an operator\n"
+        + "# selects by labels (`release: ...`), put them on in an overlay.\n"
         + f"apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n{listed}"
     )
     return texts
@@ -49,14 +54,25 @@ def differing(folder: Path, room: Path = ROOM) -> list[str]:
 
 
 def _rule(name: str, text: str) -> str:
-    """Return a PrometheusRule; the file's own comments stay where they are."""
-    _, _, groups = text.partition("\ngroups:\n")
-    return (
-        _HEAD.format(source=f"rules/{name}.yml")
-        + "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n"
-        + f"  name: megascale-ops-{name}\n  namespace: megascale-ops\nspec:\n  groups:\n"
-        + _indented(groups, 2)
-    )
+    """Return a PrometheusRule. Expressions are literal: kustomize puts empty lines into folded ones."""
+    made = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": f"megascale-ops-{name}", "namespace": "megascale-ops"},
+        "spec": yaml.safe_load(text),
+    }
+    return _HEAD.format(source=f"rules/{name}.yml") + yaml.dump(made, Dumper=_Literal, sort_keys=False, width=10_000)
+
+
+class _Literal(yaml.SafeDumper):
+    """Writes text of several lines as it is."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Literal.add_representer(str, _text)
 
 
 def _dashboard(stem: str, text: str) -> str:

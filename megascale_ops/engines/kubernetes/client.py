@@ -17,8 +17,6 @@ from megascale_ops.engines.kubernetes.objects import MANAGER, Json, refusal
 # 10 s: an API server answers within 1 s by Kubernetes' own objective, and a controller asks once a minute.
 DEADLINE_S = 10.0
 _PAGE = 500  # nodes an answer; 65,000 are the most that a cluster has been run with
-# Conditions are merged by their type; the list of taints is replaced.
-_STRATEGIC = "application/strategic-merge-patch+json"
 _PIECE = 1 << 16
 
 
@@ -66,7 +64,9 @@ class ClusterApi(NodeApi):
         nodes: list[Json] = []
         more = ""
         while True:
-            page = self._ask("list", "nodes", "list_node", until_s, limit=_PAGE, **({"_continue": more} if more else {}))
+            page = self._ask(
+                "list", "nodes", "list_node", until_s, limit=_PAGE, **({"_continue": more} if more else {})
+            )
             nodes += page.get("items") or []
             more = str((page.get("metadata") or {}).get("continue") or "")
             if not more:
@@ -75,8 +75,8 @@ class ClusterApi(NodeApi):
     def patch(self, name: str, body: Json, *, is_status: bool = False) -> Json:
         """Change a node, or its status; return it."""
         resource, call = ("nodes/status", "patch_node_status") if is_status else ("nodes", "patch_node")
-        sent = {"body": body, "field_manager": MANAGER, "_content_type": _STRATEGIC}
-        return self._ask("patch", resource, call, self._until_s(), name, **sent)
+        # An object is sent as a strategic merge patch: conditions are merged by type, the list of taints is replaced.
+        return self._ask("patch", resource, call, self._until_s(), name, body=body, field_manager=MANAGER)
 
     def _until_s(self) -> float:
         return time.monotonic() + self._deadline_s
@@ -88,7 +88,8 @@ class ClusterApi(NodeApi):
 
         try:
             left_s = max(0.1, until_s - time.monotonic())
-            answer = getattr(core, call)(*names, _preload_content=False, _request_timeout=left_s, **options)
+            # Two numbers, for connecting and for each read: up to 35 the client passes over a single fraction.
+            answer = getattr(core, call)(*names, _preload_content=False, _request_timeout=(left_s, left_s), **options)
             try:
                 body = _read(answer, until_s)
             finally:
@@ -113,9 +114,7 @@ class ClusterApi(NodeApi):
         try:
             from kubernetes import client
         except ImportError as error:
-            raise EngineError(
-                f"the package {error.name} is missing: pip install 'megascale-ops[kubernetes]'"
-            ) from None
+            raise EngineError(f"the package {error.name} is missing: pip install 'megascale-ops[kubernetes]'") from None
         with self._finding:
             if self._client is None:
                 self._client = _found_client()
@@ -141,8 +140,8 @@ def _found_client() -> object:
     except (config.ConfigException, OSError, ValueError) as error:
         said = " ".join(str(error).split())
         raise EngineError(
-            f"no way to the API server: neither a pod's service account (automountServiceAccountToken) nor a kubeconfig "
-            f"file can be used: {said}"
+            f"no way to the API server: neither a pod's service account (automountServiceAccountToken) nor a "
+            f"kubeconfig file can be used: {said}"
         ) from None
     return client.ApiClient(settings)
 

@@ -49,7 +49,8 @@ class KubernetesNodes(Nodes):
             name = str(found["metadata"]["name"])
             if (found.get("spec") or {}).get("unschedulable") or has_our_taint(found):
                 seen = read_node(found)
-                return f"node {name} is {seen.words} already{f' by {seen.by}' if seen.by else ''}: {seen.reason or 'no reason is given'}"
+                who = f" by {seen.by}" if seen.by else ""
+                return f"node {name} is {seen.words} already{who}: {seen.reason or 'no reason is given'}"
             try:
                 self._api.patch(name, putting_out(found, text))
             except ConflictError:

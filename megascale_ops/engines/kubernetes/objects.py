@@ -38,7 +38,10 @@ def read_node(node: Json) -> EngineNode:
         words.append("not ready")
     words += [f"tainted {one['key']}" for one in taints if _puts_out(one)]
     if has_our_taint(node):
-        by, reason = MANAGER, str((node["metadata"].get("annotations") or {}).get(REASON) or PREFIX + "no reason is left")
+        by, reason = (
+            MANAGER,
+            str((node["metadata"].get("annotations") or {}).get(REASON) or PREFIX + "no reason is left"),
+        )
         if not is_cordon_ours(node):
             by, reason = cordoned_by(node), ""
     else:
@@ -88,7 +91,7 @@ def putting_back(node: Json) -> Json:
 
 
 def condition(*, is_out: bool, reason: str, now: str) -> Json:
-    """Return the patch of a node's status (strategic: other conditions stay) that says why it is out, or that it is not.
+    """Return the patch of a node's status that says why it is out, or that it is not; other conditions stay.
 
     Args:
         is_out: Whether it is out.
@@ -128,7 +131,9 @@ def refusal(status: int, body: str, verb: str, resource: str) -> str:
             f"{lacking_rule(verb, resource)}"
         )
     if status == 401:
-        return "the API server does not know this token (401): a service account's is renewed by the kubelet in its file"
+        return (
+            "the API server does not know this token (401): a service account's is renewed by the kubelet in its file"
+        )
     return f"the API server refused to {verb} {resource} ({status}){': ' if said else ''}{said}"
 
 
