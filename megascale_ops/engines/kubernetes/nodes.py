@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nodes of a Kubernetes cluster: cordoned, tainted and told of by a condition; taken back only where that is ours.
 
-Pods that run there go on. What is changed is changed on the node as it was read: if somebody else has changed it in
+Pods that run there go on. What is changed is changed on the node as it was read: if another client has changed it in
 between, the API server refuses, and it is read again.
 """
 

@@ -51,12 +51,12 @@ def read_node(node: Json) -> EngineNode:
 
 
 def has_our_taint(node: Json) -> bool:
-    """Return whether we have put this node out, and nobody has taken that back."""
+    """Return whether we have put this node out, and no user has taken that back."""
     return any(one["key"] == TAINT for one in (node.get("spec") or {}).get("taints") or [])
 
 
 def is_cordon_ours(node: Json) -> bool:
-    """Return whether nobody but us has cordoned the node since; where the server does not say who, our taint does."""
+    """Return whether no other program has cordoned the node since ours; our taint decides where none is noted."""
     is_cordoned = (node.get("spec") or {}).get("unschedulable")
     return has_our_taint(node) and (not is_cordoned or cordoned_by(node) in ("", MANAGER))
 
