@@ -20,6 +20,7 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 
 # Source packages of the suite that this machine has, without a change to its own lists.
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/parts" "$work/go/src/k8s.io"
+# shellcheck source=/dev/null
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")
 echo "deb-src http://deb.debian.org/debian $release main" >"$work/sources.list"
 apt_options=(

@@ -7,6 +7,10 @@ it lacks is created from the schemas that its makers publish, in short form. New
 
 import copy
 import json
+import os
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -280,6 +284,38 @@ async def test_a_server_that_is_away_costs_the_job_one_sentence(
     await actuating.poll()
     assert [event.kind for event in world.memory.events if event.kind.startswith("node_")][-1] != "node_not_drained"
     assert server.ask("GET", "/api/v1/nodes/n1")["spec"]["unschedulable"] is True
+
+
+def test_the_commands_of_the_guide(server: ApiServer, nodes: list[str], role: list[Json], ours: Engine) -> None:
+    """Those about nodes and the token, as they stand there; objects as if applied, the budget as 1.20 knows it."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl on this machine: apt-get install kubernetes-client")
+    assert nodes
+    assert role
+    page = (MANIFESTS.parents[2] / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
+    env = {**os.environ, "KUBECONFIG": str(server.kubeconfig())}
+
+    def typed(begin: str) -> str:
+        (command,) = [line for line in page.splitlines() if line.startswith(begin)]
+        return shell(re.sub(r" NODE\b", " n1", command))
+
+    def shell(command: str, said: str | None = None) -> str:
+        done = subprocess.run(
+            ["bash", "-c", command], env=env, input=said, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    ours().drain("n1", "killed twice")
+    assert re.search(r"n1 +true +megascale-ops: killed twice", typed("kubectl get nodes"))
+    typed("kubectl uncordon")
+    assert not ours().states()["n1"].is_usable  # the taint is still there
+    typed("kubectl taint")
+    assert ours().states()["n1"].is_usable
+    assert "secret/megascale-ops created" in typed("kubectl -n megascale-ops create secret")
+    built = shell(f"kubectl kustomize {MANIFESTS}").replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n")
+    applied = shell("kubectl apply --dry-run=server -f -", built)
+    assert len(re.findall(r" (created|unchanged|configured) \(server dry run\)$", applied, re.MULTILINE)) == 9
 
 
 def test_rules_and_dashboards_are_what_operators_read() -> None:
