@@ -23,7 +23,7 @@ from megascale_ops.garbage_kept import GarbageKept
 @click.option("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector to send incidents and steps to, or none.")
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "slurm", "none"]),
+    type=click.Choice(["auto", "slurm", "kubernetes", "none"]),
     help="Whose nodes are drained when a verdict puts one out.  [auto: Slurm's, inside of a Slurm job]",
 )
 @click.option(

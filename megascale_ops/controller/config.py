@@ -32,8 +32,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_with_parent: int = 0  # end when this process is gone; 0: never
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    # auto: a controller that Slurm has started, in a step or batch script, speaks to Slurm.
-    engine: Literal["auto", "slurm", "none"] = "auto"
+    # auto: a controller that Slurm has started, in a step or batch script, speaks to Slurm. Kubernetes must be named: a
+    # job's pod has an account too, which may change no node.
+    engine: Literal["auto", "slurm", "kubernetes", "none"] = "auto"
     # 60 s: one call of sinfo a minute; what an administrator drains goes on with what it runs anyway.
     node_states_s: float = 60.0
     otlp_endpoint: str = ""  # an OpenTelemetry collector, http://HOST:4318; none: nothing is sent

@@ -26,6 +26,8 @@ from megascale_ops.controller.server import gc_pacing
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
 from megascale_ops.controller.server.listen import BACKLOG, listening
+from megascale_ops.engines.actuator import Nodes
+from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
 from megascale_ops.engines.slurm.commands import is_here
 from megascale_ops.engines.slurm.nodes import SlurmNodes
 from megascale_ops.errors import UsageError
@@ -113,8 +115,10 @@ async def _serve(
             config.port_file.unlink(missing_ok=True)
 
 
-def _engine(config: ControllerConfig) -> SlurmNodes | None:
+def _engine(config: ControllerConfig) -> Nodes | None:
     """Return the nodes of the engine that this controller speaks to; None where it speaks to none."""
+    if config.engine == "kubernetes":
+        return KubernetesNodes()
     by_slurm = config.engine == "slurm" or (config.engine == "auto" and "SLURM_JOB_ID" in os.environ)
     if not by_slurm:
         return None

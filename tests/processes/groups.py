@@ -29,6 +29,7 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_dashboard_schema.py": "grafana schema",
     "tests/processes/test_foreign_users.py": "users",
     "tests/processes/test_kernels_cpu.py": "kernels",
+    "tests/processes/test_kubernetes_server.py": "Kubernetes",
     "tests/processes/test_nccl_drawn.py": "NCCL's profiler",
     "tests/processes/test_nccl_profiler.py": "NCCL's profiler",
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",

@@ -23,6 +23,7 @@ from tests.processes.slurm_scripts import DEPLOY, Slurm, is_gone, tool
 
 pytestmark = pytest.mark.processes
 
+PAGE = "docs/how-to/kubernetes.md"
 COMPOSE = DEPLOY.parents[1] / "dashboards" / "compose.yml"
 PROGRAMS = Path(sys.executable).parent
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
@@ -126,30 +127,56 @@ def test_promtool_takes_every_scrape_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])  # what long-lived clusters run, and the newest
 def test_kubernetes_takes_the_manifests(version: str) -> None:
     """Every resource is as the schema says that Kubernetes publishes with a version, and has nothing besides."""
-    files = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    files = [path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")) if path.name != "kustomization.yaml"]
 
     done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", version, *map(str, files))
 
     assert done.returncode == 0, done.stdout + done.stderr
     said = re.findall(r"passed for resource (\w+)/", done.stdout + done.stderr)
-    assert sorted(said) == ["daemonset", "deployment", "persistentvolumeclaim", "service"]
+    assert sorted(said) == [
+        "clusterrole", "clusterrolebinding", "daemonset", "deployment", "networkpolicy", "persistentvolumeclaim",
+        "poddisruptionbudget", "service", "serviceaccount",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("version", ["1.25", "1.37"])
-def test_kubernetes_takes_the_job_of_the_documentation(version: str, tmp_path: Path) -> None:
-    """What a user copies from the page is a resource; its command has options that exist, its controller is ours."""
-    page = (DEPLOY.parents[1] / "docs" / "how-to" / "kubernetes.md").read_text()
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_kubernetes_takes_the_training_jobs(version: str, kind: str, tmp_path: Path) -> None:
+    """Each is a Job, a JobSet by its template; its command has options that exist, its controller is ours."""
+    made = yaml.safe_load((DEPLOY / "kubernetes" / "training" / f"{kind}.yaml").read_text())
+    if kind == "jobset":
+        (node,) = made["spec"]["replicatedJobs"]
+        made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "gpt"}, **node["template"]}
     path = tmp_path / "job.yaml"
-    path.write_text(block)
+    path.write_text(yaml.safe_dump(made))
 
     done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", version, str(path))
 
-    (container,) = yaml.safe_load(block)["spec"]["template"]["spec"]["containers"]
+    (container,) = made["spec"]["template"]["spec"]["containers"]
     controller = next(one["value"] for one in container["env"] if one["name"] == "MEGASCALE_CONTROLLER")
     assert "passed for resource job" in done.stdout + done.stderr
     parse(shlex.join(container["command"]))
+    assert shlex.join(container["command"]).replace("'", "") in (DEPLOY.parents[1] / PAGE).read_text()
     assert controller in (DEPLOY / "kubernetes" / "agent.yaml").read_text()
+
+
+@pytest.mark.parametrize("folder", [".", "monitoring"])
+def test_kustomize_builds_all_that_its_folder_has(folder: str) -> None:
+    """Each file beside the list is in it; what comes out is what the files hold."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl on this machine: apt-get install kubernetes-client")
+    where = DEPLOY / "kubernetes" / folder
+    files = [path for path in sorted(where.glob("*.yaml")) if path.name != "kustomization.yaml"]
+
+    done = tool("kubectl", "kustomize", str(where))
+
+    assert done.returncode == 0, done.stderr
+    held = [one for path in files for one in yaml.safe_load_all(path.read_text())]
+
+    def by_name(objects: list[Json]) -> dict[tuple[str, str], Json]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+    assert by_name([*yaml.safe_load_all(done.stdout)]) == by_name(held)
 
 
 def test_kubernetes_takes_the_daemon_set_with_its_patch(tmp_path: Path) -> None:

@@ -195,7 +195,9 @@ def test_pods_are_well_formed(file: str, kind: str) -> None:
         assert container[probe]["httpGet"]["path"] == "/healthz"
         assert container[probe]["httpGet"]["port"] in names
     assert {"limits", "requests"} <= container["resources"].keys()
-    assert spec["template"]["spec"]["automountServiceAccountToken"] is False
+    # An account only where the API server is asked.
+    assert spec["template"]["spec"]["automountServiceAccountToken"] is ("--engine=kubernetes" in container["args"])
+    assert ("serviceAccountName" in spec["template"]["spec"]) is ("--engine=kubernetes" in container["args"])
 
 
 def test_there_is_one_controller_and_agents_find_it(pod: Json) -> None:
