@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manifests and actuator against the real API server (Debian's 1.20.2) with RBAC enforced: accepted, enough, minimal.
 
-What that version has under other names is asked under those (a PodDisruptionBudget is policy/v1beta1 there), and what
-it lacks is created from the schemas that its makers publish, in short form. Newer versions: `test_deploy.py`.
+What that version has under other names is asked under those (a PodDisruptionBudget is policy/v1beta1 there). Kinds that
+it lacks (JobSet, ServiceMonitor, PrometheusRule) no server checks here. Newer versions: `test_deploy.py`.
 """
 
 import copy
