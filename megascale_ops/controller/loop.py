@@ -18,6 +18,7 @@ from megascale_ops.controller.cluster.node_clocks import NodeClocks
 from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
 from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
+from megascale_ops.controller.detectors.self_checks import SelfChecks
 from megascale_ops.controller.detectors.slowness import Slowness
 from megascale_ops.controller.history.goodput import Accounts
 from megascale_ops.controller.history.histories import Histories
@@ -104,6 +105,7 @@ class Loop:
         self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.transitions, self.faults)
         self.by_hand = ByHand(self.transitions, self.registry)
+        self.self_checks = SelfChecks(self.transitions, self.jobs, self.incidents)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
@@ -290,6 +292,7 @@ class Loop:
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
         self.by_hand.forget(heartbeat.node, done)
+        self.self_checks.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
         for order_id in done:
             if order_id in held:  # those of profiles and users are dropped by now
@@ -327,7 +330,8 @@ class Loop:
             VersionError: it is of another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
-        if self.profiling.ingest_evidence(evidence) or self.by_hand.ingest_evidence(evidence):
+        takers = (self.profiling, self.by_hand, self.self_checks)
+        if any(taker.ingest_evidence(evidence) for taker in takers):
             return
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
@@ -396,6 +400,8 @@ class Loop:
             self.registry.forget(now_s - FORGET_NODE_S)
             self.faults.forget(self.jobs.__contains__)
         self.profiling.poll_profiles()
+        with self.faults.contain("", "letting time pass for self-checks"):
+            self.self_checks.poll()
         for job in list(self.jobs.values()):
             if self.faults.is_paused(job.name):
                 continue

@@ -23,6 +23,7 @@ from megascale_ops.schema.messages import (
     PolicyView,
 )
 from megascale_ops.schema.runs import LogPart, LogQuery
+from megascale_ops.schema.self_checks import CheckAsk, SelfCheckView
 from megascale_ops.schema.targets import TargetGroup
 
 T = TypeVar("T")
@@ -100,6 +101,14 @@ class BlockingLink:
     def mend_hardware(self, uuid: str) -> None:
         """See ``Link.mend_hardware``."""
         return self._wait(self._link.mend_hardware(uuid))
+
+    def check_node(self, node: str, ask: CheckAsk) -> SelfCheckView:
+        """See ``Link.check_node``."""
+        return self._wait(self._link.check_node(node, ask))
+
+    def checked_node(self, node: str) -> SelfCheckView:
+        """See ``Link.checked_node``."""
+        return self._wait(self._link.checked_node(node))
 
     def policy(self, job: str) -> PolicyView:
         """See ``Link.policy``."""

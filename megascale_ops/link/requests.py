@@ -30,6 +30,7 @@ from megascale_ops.schema.messages import (
     StopAsk,
 )
 from megascale_ops.schema.runs import LogPart, LogQuery
+from megascale_ops.schema.self_checks import CheckAsk, SelfCheckView
 from megascale_ops.schema.targets import TargetGroup
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
@@ -113,6 +114,14 @@ class Link(Connection):
     async def mend_hardware(self, uuid: str) -> None:
         """Record that a GPU was mended or replaced."""
         await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
+
+    async def check_node(self, node: str, ask: CheckAsk) -> SelfCheckView:
+        """Have a node's agent check the node; ``checked_node`` shows what comes of it."""
+        return await self._ask("POST", f"/v1/nodes/{quote(node, safe='')}/check", SelfCheckView, body=ask)
+
+    async def checked_node(self, node: str) -> SelfCheckView:
+        """Return the newest self-check of a node."""
+        return await self._ask("GET", f"/v1/nodes/{quote(node, safe='')}/check", SelfCheckView)
 
     async def policy(self, job: str) -> PolicyView:
         """Return the policy that a job lives under."""

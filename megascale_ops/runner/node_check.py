@@ -61,7 +61,7 @@ def check_node(depth: str, node: str, run_dir: Path, paths: Sequence[str], progr
     """
     out = run_dir / f"preflight-{node}.json"
     command = [*(program or (sys.executable, "-P", "-m", "megascale_ops.cli", "diagnose"))]
-    command += [f"--{depth}", "--json", "--node", node, "--out", str(out)]
+    command += [f"--{depth}", "--json", "--name", node, "--out", str(out)]
     by_disk = {Path(path).stat().st_dev: path for path in reversed(paths)}
     command += [f"--path={path}" for path in reversed(by_disk.values())]
     log.info("measuring this node before it joins (--preflight %s)", depth)

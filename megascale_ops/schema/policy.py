@@ -62,6 +62,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "fruitless_restarts": "Restarts in a row without a new step after which the job is stopped.",
         "straggler_share": "Share of every step that a slow rank must cost to be named.",
         "straggler_false_alarms_per_day": "False names a day that the thresholds are set for.",
+        "check_preempts": "Check a GPU that is named slow at once, beside the training, not in the next pause.",
         "loss_spike_steps": "Steps in a row that the loss must stay out of its range.",
         "loss_spike_spreads": "How far that is, in spreads of the loss above its recent median.",
     }
@@ -108,6 +109,8 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     straggler_share: Factor = 0.02
     # 0.1: one false name in ten days; thresholds follow from it and from the run's own noise.
     straggler_false_alarms_per_day: Factor = 0.1
+    # Off: for half a minute all ranks would wait for those of the node that is measured.
+    check_preempts: bool = False
     # 3 steps in a row: a single bad batch passes by itself.
     loss_spike_steps: Count = 3
     # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.

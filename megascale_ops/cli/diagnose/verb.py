@@ -24,7 +24,12 @@ _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 @click.command
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
 @click.option("--quick/--full", "quick", default=None, help="Half a minute (default), or up to 10 min and thorough.")
-@click.option("--node", metavar="NAME", help="Name of this node in the report.  [host name]")
+@click.option("--node", metavar="NODE", help="Check that node, through its agent; the controller is asked.")
+@click.option("--preempt", is_flag=True, help="With --node: also where a job trains; it is slower meanwhile.")
+@click.option("--controller", metavar="URL", help="With --node: address of the controller.  [the newest running one]")
+@click.option("--token-file", type=click.Path(), help="With --node: file that holds the controller's token.")
+@click.option("--name", metavar="NAME", help="Name of this node in the report.  [host name]")
+@click.option("--summary-for", type=int, hidden=True, help="Print a summary, and die with this process.")
 @click.option(
     "--path", "paths", multiple=True, metavar="DIR", help="Folder whose disk is measured; repeatable.  [runs, /tmp]"
 )
@@ -43,6 +48,11 @@ def diagnose(
     files: tuple[str, ...],
     quick: bool | None,
     node: str | None,
+    preempt: bool,
+    controller: str | None,
+    token_file: str | None,
+    name: str | None,
+    summary_for: int | None,
     paths: tuple[str, ...],
     names: tuple[str, ...],
     out: str | None,
@@ -59,6 +69,8 @@ def diagnose(
     equals is named; what can't be measured here is said and held against no one. Nothing is changed or left behind,
     and nothing is installed. On a node that trains, training is slower meanwhile and looks slow.
 
+    With --node NODE the agent of that node makes the check, as far as its rights go, and the result comes back here.
+
     With --compare FILES, the reports that nodes wrote with --out are judged together: rates against the fleet's median,
     versions against its majority.
 
@@ -69,8 +81,26 @@ def diagnose(
     """
     from megascale_ops.errors import UsageError
 
+    if node is not None:
+        from megascale_ops.cli.diagnose.remote import check_node
+        from megascale_ops.schema.self_checks import CheckAsk
+
+        others: list[object] = [files and "FILES", paths and "--path", name and "--name", compare and "--compare"]
+        others += [between and "--between", out and "--out"]
+        if wrong := next(filter(None, others), ""):
+            raise UsageError(f"--node has another node checked by its agent: leave {wrong} out (--name names this one)")
+        check_node(
+            node,
+            CheckAsk("full" if quick is False else "quick", _known(names), preempt=preempt),
+            (controller, token_file),
+            as_json=as_json,
+        )
+        return
+    given: list[object] = [preempt and "--preempt", controller and "--controller", token_file and "--token-file"]
+    if wrong := next(filter(None, given), ""):
+        raise UsageError(f"{wrong} is for another node's check: name it with --node, or leave {wrong} out")
     if compare:
-        given = [quick is not None and "--quick or --full", paths and "--path", names and "--check", node and "--node"]
+        given = [quick is not None and "--quick or --full", paths and "--path", names and "--check", name and "--name"]
         if wrong := next(filter(None, given), ""):
             raise UsageError(f"--compare reads reports and measures nothing: leave {wrong} out")
         _compare(files, out, as_json=as_json)
@@ -79,12 +109,32 @@ def diagnose(
         others = [files and "FILES", paths and "--path", names and "--check"]
         if wrong := next(filter(None, others), ""):
             raise UsageError(f"--between measures the ways between nodes alone: leave {wrong} out")
-        _between(_place(between, nnodes, node_rank, node, switch, thorough=quick is False), out, as_json=as_json)
+        _between(_place(between, nnodes, node_rank, name, switch, thorough=quick is False), out, as_json=as_json)
         return
     if files:
         raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
     place = writable(out)
-    _examine(_plan(node, quick is False, paths, names), place, as_json=as_json)
+    plan = _plan(name, quick is False, paths, names)
+    if summary_for is not None:
+        _summarise(plan, summary_for)
+        return
+    _examine(plan, place, as_json=as_json)
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return checks by name.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    from megascale_ops.diagnostics.table import modules
+    from megascale_ops.errors import UsageError
+    from megascale_ops.suggest import unknown
+
+    for name in names:
+        if name not in modules():
+            raise UsageError(unknown("check", name, modules()))
+    return names
 
 
 def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...]) -> "Plan":
@@ -97,13 +147,8 @@ def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple
 
     import megascale_ops
     from megascale_ops.diagnostics.examination import Plan
-    from megascale_ops.diagnostics.table import modules
-    from megascale_ops.errors import UsageError
-    from megascale_ops.suggest import unknown
 
-    for name in names:
-        if name not in modules():
-            raise UsageError(unknown("check", name, modules()))
+    _known(names)
     chosen = _folders(paths) if paths else _usual_folders()
     program = f"{PROGRAM} {megascale_ops.__version__}"
     return Plan(node or socket.gethostname(), thorough, chosen, names, program)
@@ -158,6 +203,20 @@ def _examine(plan: "Plan", place: Path | None, *, as_json: bool) -> None:
         verdict = verdict_of(findings_of(report))
         show(f"self-check {plan.node} · {report.depth}", card(report), _STYLES[verdict])
     if verdict_of(findings_of(report)) == "bad":
+        click.get_current_context().exit(1)
+
+
+def _summarise(plan: "Plan", parent: int) -> None:
+    """Check for an agent: nothing but a summary on stdout, and no life without the agent."""
+    from megascale_ops.cli.terminal.output import print_json
+    from megascale_ops.diagnostics.child import die_with
+    from megascale_ops.diagnostics.examination import Progress, examine
+    from megascale_ops.diagnostics.summary import summary
+
+    die_with(parent)
+    found = summary(examine(plan, Progress(silent, silent)))
+    print_json(found)
+    if found.status == "bad":
         click.get_current_context().exit(1)
 
 

@@ -60,6 +60,7 @@ from megascale_ops.schema.messages import (
     StopAsk,
 )
 from megascale_ops.schema.runs import LogQuery
+from megascale_ops.schema.self_checks import CheckAsk
 from megascale_ops.schema.tokens import READ_ALL, Grant
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
 _stops = msgspec.json.Decoder(StopAsk)
+_checks = msgspec.json.Decoder(CheckAsk)
 # 20 s: 256 KiB at 13 KB a second.
 BODY_S = 20.0
 # 2 s: a journal that cannot be written fails within that time, and a runner that leaves must not hang.
@@ -162,6 +164,8 @@ class Api:
         add("GET", "/v1/status", self._guard(self._status, may=_may_read_asked))
         add("GET", "/v1/incidents", self._guard(self._incidents, may=_may_read_asked, for_page=True))
         add("GET", "/v1/incidents/{id}", self._guard(self._incident, may=_may_read_asked, for_page=True))
+        add("POST", "/v1/nodes/{node}/check", self._guard(self._check_node, may=_may_operate_all))
+        add("GET", "/v1/nodes/{node}/check", self._guard(self._checked_node, may=_may_read_all))
         add("GET", "/v1/hardware", self._guard(self._hardware, may=_may_read_all))
         add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend, may=_may_operate_all))
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
@@ -313,6 +317,14 @@ class Api:
     async def _checkpoint(self, request: web.Request) -> web.Response:
         job = self._job(request)
         return _answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
+
+    async def _check_node(self, request: web.Request) -> web.Response:
+        ask = _decode(_checks, await _body(request))
+        node = request.match_info["node"]
+        return _answer(self._loop.self_checks.begin(node, ask, "asked for by hand"))
+
+    async def _checked_node(self, request: web.Request) -> web.Response:
+        return _answer(self._loop.self_checks.view(request.match_info["node"]))
 
     async def _history(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]

@@ -31,6 +31,7 @@ from megascale_ops.schema.messages import (
 )
 from megascale_ops.schema.ranges import Count, Round, Seconds, Word
 from megascale_ops.schema.runs import LogPart, LogQuery
+from megascale_ops.schema.self_checks import CheckAsk, SelfCheckView
 from megascale_ops.schema.targets import TargetGroup
 
 DEFAULT_WAIT_S = 20.0
@@ -54,6 +55,7 @@ class Parts(msgspec.Struct, frozen=True):
     job: Job = ""
     id: Annotated[Word, Meta(description="as an earlier answer names it")] = ""
     uuid: Annotated[Word, Meta(description="UUID of a GPU")] = ""
+    node: Annotated[Word, Meta(description="name of a node")] = ""
 
 
 class JobQuery(msgspec.Struct, frozen=True):
@@ -146,6 +148,13 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /v1/jobs/{job}/profile/{id}": Operation(
         "profiled", READ, "What is known of a profile.", ProfileView, refuses=(404,)
+    ),
+    "GET /v1/nodes/{node}/check": Operation(
+        "checked_node", READ, "The newest self-check of a node.", SelfCheckView
+    ),
+    "POST /v1/nodes/{node}/check": Operation(
+        "check_node", OPERATE, "Have a node's agent measure the node; the result is read by GET.",
+        SelfCheckView, takes=CheckAsk, refuses=(404, 409),
     ),
     "GET /v1/hardware": Operation("hardware", READ, "GPUs that are remembered as bad.", BadHardwareList),
     "GET /v1/live": Operation(
