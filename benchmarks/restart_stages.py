@@ -55,7 +55,7 @@ COLUMNS = {
 }
 LEVELS = {"cold": "none", "warm": "imports", "context": "context", "nccl": "nccl", "in-process": "context"}
 BARE = ("cold", "warm", "context", "nccl", "in-process", "shrink")
-LAUNCHERS = ("run", "run --warm", "nvrx in-process", "nvrx ft_launcher")
+LAUNCHERS = ("run", "run --warm", "run --warm-gpu", "nvrx in-process", "nvrx ft_launcher")
 
 
 class BrokenError(Exception):
@@ -305,7 +305,7 @@ def launched(way: str, kills: int, until_s: float, options: argparse.Namespace, 
 
 def _settle_s(way: str) -> float:
     """Return how long to wait before the next kill: spares of ``--warm`` are made meanwhile, and the state is saved."""
-    return 12.0 if way == "run --warm" else 3.0
+    return 12.0 if "warm" in way else 3.0
 
 
 def _start(way: str, folder: Path, env: dict[str, str], log: object) -> "list[subprocess.Popen[bytes]]":
@@ -314,7 +314,7 @@ def _start(way: str, folder: Path, env: dict[str, str], log: object) -> "list[su
         command = [python, "-m", "megascale_ops.cli.main", "run", "--job=bench", "--quiet", "--nproc-per-node=2"]
         command += [f"--run-dir={folder / 'run'}", f"--box-root={folder / 'boxes'}"]
         command += ["--policy", "restarts_per_hour=1000", "--policy", "restarts_per_cause_per_hour=1000"]
-        command += [*(["--warm"] if "warm" in way else []), "--", script]
+        command += [*way.split()[1:], "--", script]
         commands = [(command, env)]
     elif way == "nvrx ft_launcher":
         settings = folder / "ft.yaml"
