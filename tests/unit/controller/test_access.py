@@ -16,6 +16,7 @@ from megascale_ops.link import Link
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange, StopAsk
 from megascale_ops.schema.progress import RankReport
+from megascale_ops.schema.self_checks import CheckAsk
 from megascale_ops.schema.tokens import Grant, issue, new_token
 from tests.fakes.served_controller import Served, serve_controller
 
@@ -74,6 +75,8 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/v1/status"): ("/v1/status", None, READ_ASKED),
     ("GET", "/v1/incidents"): ("/v1/incidents", None, READ_ASKED),
     ("GET", "/v1/incidents/{id}"): ("/v1/incidents/job-1", None, READ_ASKED),
+    ("POST", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", CheckAsk(), {"own"}),
+    ("GET", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", None, READ_ALL),
     ("GET", "/v1/hardware"): ("/v1/hardware", None, READ_ALL),
     ("DELETE", "/v1/hardware/{uuid}"): ("/v1/hardware/GPU-1", None, {"own"}),
     ("GET", "/v1/live/snapshot"): ("/v1/live/snapshot", None, READ_ASKED),

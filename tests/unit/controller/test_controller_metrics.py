@@ -20,6 +20,7 @@ from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
 from megascale_ops.schema.progress import StepWork
+from megascale_ops.schema.self_checks import CheckedFigure, CheckedFinding, SelfCheck, SelfCheckView
 from tests.fakes.scraped import OPEN_METRICS, open_samples, samples, values
 from tests.fakes.training_job import Training
 
@@ -81,6 +82,10 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     xid = HardwareFinding("xid_79", "Xid 79", "kernel_log", gpu="GPU-1", is_bad=True, last_wall_s=world.loop.wall())
     world.loop.hardware.book.ingest_findings("a", (xid,))
     world.loop.exported["sent"] += 1
+    bad = CheckedFinding("bad", "GPU 1", "slow", check="gemm")
+    rate = CheckedFigure("gemm_bf16", "8 of them", 6e14, 3e14, 6.6e14)
+    check = SelfCheck("a", "quick", "bad", findings=(bad,), figures=(rate,))
+    world.loop.self_checks.last["a"] = SelfCheckView("a", "done", asked_wall_s=world.loop.wall(), check=check)
 
     config = ControllerConfig(notify=NotifyConfig(targets={"a": Target(kind="command", command=("true",))}))
     metrics = Metrics(world.loop, store, Notifying(config, world.loop))

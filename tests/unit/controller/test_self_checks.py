@@ -162,7 +162,8 @@ async def test_without_that_it_waits_for_the_next_pause_which_waits_for_it() -> 
 
     exits = {"a": (world.exit(0, -9), world.exit(1, -15, by_us=True)), "b": ()}
     asks = [
-        world.ask(world.new_join(node, previous_round=round_, cause="failure", exits=exits[node])) for node in ("a", "b")
+        world.ask(world.new_join(node, previous_round=round_, cause="failure", exits=exits[node]))
+        for node in ("a", "b")
     ]
     await world.wait(2.0)
     held, (order,) = world.round, orders(world, "b")
