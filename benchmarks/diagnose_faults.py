@@ -390,10 +390,11 @@ def gpu_trials(draw: random.Random, until_s: float) -> Iterator[tuple[str, Trial
     while time.monotonic() < until_s:
         sick = draw.choice(known)
         with subprocess.Popen(
-            [sys.executable, "-c", WORK, str(sick.index)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WORK, str(sick.place)], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
-            process.stdout.readline()
+            if process.stdout.readline() != "begun\n":
+                raise SystemExit("the second process has not begun to use the GPU")
             try:
                 report = run(around)
             finally:

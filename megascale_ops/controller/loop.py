@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from megascale_ops.account import Account
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
-from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
+from megascale_ops.controller.cluster.registry import NodeView, Registry, Share, check_may_take_over, view_rank
 from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
 from megascale_ops.controller.detectors.self_checks import SelfChecks
@@ -38,7 +38,7 @@ from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
 from megascale_ops.distribution import Distribution
-from megascale_ops.errors import NotFoundError, RefusedError, UsageError
+from megascale_ops.errors import NotFoundError, UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import (
@@ -174,7 +174,7 @@ class Loop:
         if known is None or known.agent_id != heartbeat.agent_id:
             self._check_new_agent(heartbeat, only_job, is_new=known is None)
             if known is not None and only_job:
-                _check_may_take_over(known, only_job, now_s)
+                check_may_take_over(known, only_job, now_s)
         folded = self.registry.fold(heartbeat, now_s, only_job)
         if not folded.accepted:
             self.rejected["stale"] += 1
@@ -489,17 +489,3 @@ class Loop:
             self._due_s = max(self._due_s, self.clock())
             self.tick_times.observe(spent_s)
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
-
-
-def _check_may_take_over(known: NodeView, only_job: str, now_s: float) -> None:
-    """Let the agent of one job put out its own job's agent, and one that is heard no more.
-
-    Raises:
-        RefusedError: another one lives, of another job or of the node itself.
-    """
-    if known.only_job != only_job and now_s - known.heard_s < TAKEOVER_S:
-        whose = f"the agent of job {known.only_job}" if known.only_job else "an agent of its own"
-        raise RefusedError(
-            f"node {known.node} is spoken for by {whose}, and a token for job {only_job} can't put it out: give this "
-            "agent and its run another --node name"
-        )

@@ -12,7 +12,7 @@ from megascale_ops.diagnostics.card import findings_of, line_of
 from megascale_ops.diagnostics.figures import KINDS
 from megascale_ops.diagnostics.judgement import worst
 from megascale_ops.diagnostics.report import CheckResult, Figure, NodeReport
-from megascale_ops.schema.self_checks import (
+from megascale_ops.schema.health import (
     MOST_FIGURES,
     MOST_FINDINGS,
     MOST_GPUS,

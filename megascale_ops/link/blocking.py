@@ -10,6 +10,7 @@ from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.health import CheckAsk, SelfCheckView
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.messages import (
     CheckpointView,
@@ -23,7 +24,6 @@ from megascale_ops.schema.messages import (
     PolicyView,
 )
 from megascale_ops.schema.runs import LogPart, LogQuery
-from megascale_ops.schema.self_checks import CheckAsk, SelfCheckView
 from megascale_ops.schema.targets import TargetGroup
 
 T = TypeVar("T")

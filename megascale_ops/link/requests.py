@@ -13,6 +13,7 @@ from megascale_ops.link.connection import Connection, reason_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.health import CheckAsk, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import LIVE_VERSION, Frame
@@ -30,7 +31,6 @@ from megascale_ops.schema.messages import (
     StopAsk,
 )
 from megascale_ops.schema.runs import LogPart, LogQuery
-from megascale_ops.schema.self_checks import CheckAsk, SelfCheckView
 from megascale_ops.schema.targets import TargetGroup
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 

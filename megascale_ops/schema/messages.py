@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.gpu_queue import GpuQueue
-from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
+from megascale_ops.schema.health import CheckAsk, HardwareFinding, HostReading, SelfCheck, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankError, RankReport, Trail
@@ -40,7 +40,6 @@ from megascale_ops.schema.ranges import (
     Words,
 )
 from megascale_ops.schema.runs import LogPart, LogQuery
-from megascale_ops.schema.self_checks import CheckAsk, SelfCheck
 from megascale_ops.schema.tiles import TileFact
 from megascale_ops.schema.version import spoken
 from megascale_ops.schema.work import ProcessWork

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from megascale_ops.schema.self_checks import SelfCheck
+from megascale_ops.schema.health import SelfCheck
 from tests.processes.launch import ENDLESS, PLAIN, Launch
 
 pytestmark = pytest.mark.processes

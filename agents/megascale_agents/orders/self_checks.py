@@ -19,8 +19,8 @@ from typing import Protocol
 
 import msgspec
 
+from megascale_ops.schema.health import DEADLINES_S, CheckAsk, SelfCheck
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, Evidence, EvidenceItem, Order
-from megascale_ops.schema.self_checks import DEADLINES_S, CheckAsk, SelfCheck
 
 log = logging.getLogger(__name__)
 

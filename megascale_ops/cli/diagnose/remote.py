@@ -12,7 +12,7 @@ from megascale_ops.errors import MegascaleError
 
 if TYPE_CHECKING:
     from megascale_ops.cards import Row
-    from megascale_ops.schema.self_checks import CheckAsk, SelfCheck, SelfCheckView
+    from megascale_ops.schema.health import CheckAsk, SelfCheck, SelfCheckView
 
 # 1 s: the agent hears of it within one, and the check takes half a minute.
 _POLL_S = 1.0
@@ -63,7 +63,7 @@ def check_node(node: str, ask: "CheckAsk", where: tuple[str | None, str | None],
 
 def _wait_for(link: object, view: "SelfCheckView", ask: "CheckAsk") -> "SelfCheck":
     from megascale_ops.link import BlockingLink
-    from megascale_ops.schema.self_checks import DEADLINES_S
+    from megascale_ops.schema.health import DEADLINES_S
 
     assert isinstance(link, BlockingLink)
     limit_s = DEADLINES_S[ask.depth] + _SLACK_S

@@ -13,6 +13,8 @@ from megascale_ops.cli.diagnose.telling import begun, done, ended, show, silent,
 from megascale_ops.cli.terminal.options import PROGRAM, json_option, log_options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from megascale_ops.diagnostics.between.meeting import Place
     from megascale_ops.diagnostics.examination import Plan
 
@@ -79,46 +81,61 @@ def diagnose(
 
     Exit code 1 where something bad was found, 0 also with warnings.
     """
-    from megascale_ops.errors import UsageError
-
+    told = {"FILES": files, "--path": paths, "--check": names, "--name": name, "--out": out, "--compare": compare}
+    told |= {"--between": between, "--quick/--full": quick is not None}
+    theirs = {"--preempt": preempt, "--controller": controller, "--token-file": token_file}
+    thorough = quick is False
     if node is not None:
-        from megascale_ops.cli.diagnose.remote import check_node
-        from megascale_ops.schema.self_checks import CheckAsk
-
-        others: list[object] = [files and "FILES", paths and "--path", name and "--name", compare and "--compare"]
-        others += [between and "--between", out and "--out"]
-        if wrong := next(filter(None, others), ""):
-            raise UsageError(f"--node has another node checked by its agent: leave {wrong} out (--name names this one)")
-        check_node(
-            node,
-            CheckAsk("full" if quick is False else "quick", _known(names), preempt=preempt),
-            (controller, token_file),
-            as_json=as_json,
-        )
+        _leave_out(told, "--path --name --out --compare --between FILES", "--node is for another node's agent")
+        _elsewhere(node, names, (controller, token_file), thorough=thorough, preempt=preempt, as_json=as_json)
         return
-    given: list[object] = [preempt and "--preempt", controller and "--controller", token_file and "--token-file"]
-    if wrong := next(filter(None, given), ""):
-        raise UsageError(f"{wrong} is for another node's check: name it with --node, or leave {wrong} out")
+    _leave_out(theirs, " ".join(theirs), "no other node is named with --node")
     if compare:
-        given = [quick is not None and "--quick or --full", paths and "--path", names and "--check", name and "--name"]
-        if wrong := next(filter(None, given), ""):
-            raise UsageError(f"--compare reads reports and measures nothing: leave {wrong} out")
+        _leave_out(told, "--quick/--full --path --check --name", "--compare reads reports and measures nothing")
         _compare(files, out, as_json=as_json)
-        return
-    if between is not None:
-        others = [files and "FILES", paths and "--path", names and "--check"]
-        if wrong := next(filter(None, others), ""):
-            raise UsageError(f"--between measures the ways between nodes alone: leave {wrong} out")
-        _between(_place(between, nnodes, node_rank, name, switch, thorough=quick is False), out, as_json=as_json)
-        return
-    if files:
-        raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
-    place = writable(out)
-    plan = _plan(name, quick is False, paths, names)
+    elif between is not None:
+        _leave_out(told, "FILES --path --check", "--between measures the ways between nodes alone")
+        _between(_place(between, nnodes, node_rank, name, switch, thorough=thorough), out, as_json=as_json)
+    else:
+        place = writable(out)
+        _here(_plan(name, thorough, paths, names, files), place, summary_for, as_json=as_json)
+
+
+def _here(plan: "Plan", place: Path | None, summary_for: int | None, *, as_json: bool) -> None:
     if summary_for is not None:
         _summarise(plan, summary_for)
-        return
-    _examine(plan, place, as_json=as_json)
+    else:
+        _examine(plan, place, as_json=as_json)
+
+
+def _leave_out(given: "Mapping[str, object]", names: str, why: str) -> None:
+    """Refuse options that mean nothing here.
+
+    Raises:
+        UsageError: one of ``names`` was given.
+    """
+    from megascale_ops.errors import UsageError
+
+    wrong = next((name for name in names.split() if given[name]), "")
+    if wrong:
+        raise UsageError(f"{why}: leave {wrong} out")
+
+
+def _elsewhere(
+    node: str,
+    names: tuple[str, ...],
+    where: tuple[str | None, str | None],
+    *,
+    thorough: bool,
+    preempt: bool,
+    as_json: bool,
+) -> None:
+    """Have another node checked."""
+    from megascale_ops.cli.diagnose.remote import check_node
+    from megascale_ops.schema.health import CheckAsk
+
+    ask = CheckAsk("full" if thorough else "quick", _known(names), preempt=preempt)
+    check_node(node, ask, where, as_json=as_json)
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -137,7 +154,9 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...]) -> "Plan":
+def _plan(
+    node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...], files: tuple[str, ...] = ()
+) -> "Plan":
     """Check what was given, before anything is measured.
 
     Raises:
@@ -147,7 +166,10 @@ def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple
 
     import megascale_ops
     from megascale_ops.diagnostics.examination import Plan
+    from megascale_ops.errors import UsageError
 
+    if files:
+        raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
     _known(names)
     chosen = _folders(paths) if paths else _usual_folders()
     program = f"{PROGRAM} {megascale_ops.__version__}"

@@ -24,9 +24,8 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
 from megascale_ops.errors import NotFoundError, RefusedError
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.health import DEADLINES_S, CheckAsk, SelfCheck, SelfCheckView, Verdict
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, Evidence, EvidenceItem, Order
-from megascale_ops.schema.self_checks import DEADLINES_S, CheckAsk, SelfCheck, SelfCheckView
 from megascale_ops.schema.wording import duration
 
 # 5 s: a heartbeat takes the order to the agent within 1, and its answer is on its way at once.

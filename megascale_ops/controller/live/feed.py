@@ -25,9 +25,9 @@ from megascale_ops.controller.live.ranks import Ranks, Seen
 from megascale_ops.controller.live.words import incident_line
 from megascale_ops.schema import live
 from megascale_ops.schema.events import Incident
+from megascale_ops.schema.health import SelfCheckView
 from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, Pace
 from megascale_ops.schema.ranges import MOST_RANKS
-from megascale_ops.schema.self_checks import SelfCheckView
 
 # 50 incidents: more than a person reads; ``megascale-ops incidents`` lists all.
 MOST_INCIDENTS = 50

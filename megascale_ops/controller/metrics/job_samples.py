@@ -13,7 +13,7 @@ from megascale_ops.controller.record.state_machine import ACTIVE, State
 from megascale_ops.exposition import Sample
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.fault_classes import Hang, class_of
-from megascale_ops.schema.self_checks import STATUSES, SelfCheckView
+from megascale_ops.schema.health import STATUSES, SelfCheckView
 
 CAUSES = ("compute", "input", "host", "starved", "gc", "launch", "gpu", "throttled")
 # Of stragglers, and of ranks that a verdict names: a broken switch may name hundreds.

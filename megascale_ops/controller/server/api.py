@@ -33,6 +33,7 @@ from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.agent_logs import AgentLogs
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
+from megascale_ops.controller.server.decoding import convert, decode, query
 from megascale_ops.controller.server.openapi import describe
 from megascale_ops.controller.server.operations import (
     IncidentsQuery,
@@ -47,6 +48,7 @@ from megascale_ops.controller.server.rank_logs import RankLogs
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList, Health
+from megascale_ops.schema.health import CheckAsk
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
@@ -60,7 +62,6 @@ from megascale_ops.schema.messages import (
     StopAsk,
 )
 from megascale_ops.schema.runs import LogQuery
-from megascale_ops.schema.self_checks import CheckAsk
 from megascale_ops.schema.tokens import READ_ALL, Grant
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ class Api:
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
                     GRANT.set(grant)
-                    _convert(request.match_info, Parts)
+                    convert(request.match_info, Parts)
                     if may is not None:
                         may(grant, request)
                 return await handler(request)
@@ -233,7 +234,7 @@ class Api:
 
     def _take_beat(self, body: bytes, grant: Grant) -> HeartbeatReply:
         try:
-            heartbeat = access.may_report(grant, _decode(_heartbeats, body))
+            heartbeat = access.may_report(grant, decode(_heartbeats, body))
             return self._loop.heartbeat(heartbeat, grant.job)
         except access.ForbiddenError:
             self._loop.rejected["unauthorised"] += 1
@@ -251,20 +252,20 @@ class Api:
         return _answer(self._take_beat(body, GRANT.get()))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
-        evidence = _decode(_evidence, await _body(request))
+        evidence = decode(_evidence, await _body(request))
         access.may_testify(GRANT.get(), evidence)
         if not self._agent_logs.ingest_evidence(evidence):
             self._loop.evidence(evidence)
         return _answer(Nothing())
 
     async def _join(self, request: web.Request) -> web.Response:
-        join = _decode(_joins, await _body(request))
+        join = decode(_joins, await _body(request))
         access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
-        return _answer(await self._loop.joining.join(join, _query(request, WaitQuery).wait_s))
+        return _answer(await self._loop.joining.join(join, query(request, WaitQuery).wait_s))
 
     async def _orders(self, request: web.Request) -> web.Response:
-        asked = _query(request, OrdersQuery)
+        asked = query(request, OrdersQuery)
         job = request.match_info["job"]
         poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
         # A poll is a runner's sign of life, and removes the orders it has executed: not for read-only tokens.
@@ -272,7 +273,7 @@ class Api:
         return _answer(await self._loop.orders(poll, asked.wait_s))
 
     async def _leave(self, request: web.Request) -> web.Response:
-        leave = _decode(_leaves, await _body(request))
+        leave = decode(_leaves, await _body(request))
         access.may_operate(GRANT.get(), leave.job, leave.node)
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
@@ -289,7 +290,7 @@ class Api:
         return _answer(view)
 
     async def _set_policy(self, request: web.Request) -> web.Response:
-        change = _decode(_changes, await _body(request))
+        change = decode(_changes, await _body(request))
         job = request.match_info["job"]
         view = self._loop.policy(job, change.settings)
         if view is None:
@@ -304,7 +305,7 @@ class Api:
         return job
 
     async def _stop(self, request: web.Request) -> web.Response:
-        ask = _decode(_stops, await _body(request))
+        ask = decode(_stops, await _body(request))
         job = self._job(request)
         self._loop.by_hand.stop(job, ask.reason)
         await self._loop.settle(job.name, SETTLE_S)
@@ -319,7 +320,7 @@ class Api:
         return _answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
 
     async def _check_node(self, request: web.Request) -> web.Response:
-        ask = _decode(_checks, await _body(request))
+        ask = decode(_checks, await _body(request))
         node = request.match_info["node"]
         return _answer(self._loop.self_checks.begin(node, ask, "asked for by hand"))
 
@@ -336,7 +337,7 @@ class Api:
         return _answer(HistoryReply(raw))
 
     async def _logs(self, request: web.Request) -> web.Response:
-        job, asked = self._job(request), _query(request, LogQuery)
+        job, asked = self._job(request), query(request, LogQuery)
         if not self._rank_logs.may_read(len(self._loop.jobs)):
             return _answer(await self._agent_logs.read(job, asked))
         try:
@@ -353,7 +354,7 @@ class Api:
         return _answer(self._loop.slowness.skewing.view(job))
 
     async def _profile(self, request: web.Request) -> web.Response:
-        ask = _decode(_asks, await _body(request))
+        ask = decode(_asks, await _body(request))
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
             raise NotFoundError(f"there is no job {request.match_info['job']!r}")
@@ -367,14 +368,14 @@ class Api:
         return _answer(view or profiling.view(job, name))
 
     async def _status(self, request: web.Request) -> web.Response:
-        name = _query(request, JobQuery).job or GRANT.get().job or None
+        name = query(request, JobQuery).job or GRANT.get().job or None
         status = self._loop.status(name)
         if status is None:
             raise NotFoundError(f"there is no job {name!r}")
         return _answer(status)
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        asked = _query(request, IncidentsQuery)
+        asked = query(request, IncidentsQuery)
         job = asked.job or GRANT.get().job or None
         return _answer(await self._paging.incidents(job, asked.limit or 0, asked.before))
 
@@ -446,7 +447,7 @@ def _may_operate_job(grant: Grant, request: web.Request) -> None:
 
 def _may_read_asked(grant: Grant, request: web.Request) -> None:
     """A job that is named in the query, or without one what the grant is for: handlers show no more than that."""
-    access.may_read(grant, _query(request, JobQuery).job or grant.job)
+    access.may_read(grant, query(request, JobQuery).job or grant.job)
 
 
 async def _body(request: web.Request) -> bytes:
@@ -458,13 +459,6 @@ async def _body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError as error:
         raise _SlowError(f"the body of this request did not come within {BODY_S:g} s") from error
-
-
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"the body can't be read: {error}") from error
 
 
 def _answer(reply: object) -> web.Response:
@@ -487,23 +481,3 @@ def _told(error: Exception, path: str) -> tuple[int, str]:
 def _check_job(request: web.Request, job: str) -> None:
     if request.match_info["job"] != job:
         raise UsageError(f"the address names job {request.match_info['job']!r}, the body {job!r}")
-
-
-def _query(request: web.Request, kind: type[T]) -> T:
-    """Return a request's query by its type."""
-    given = dict(request.query)
-    if len(given) < len(request.query):
-        raise UsageError(f"the query of {request.path} names something twice")
-    return _convert(given, kind)
-
-
-def _convert(given: Mapping[str, str], kind: type[T]) -> T:
-    """Return texts out of an address as their type has them."""
-    try:
-        return msgspec.convert(dict(given), kind, strict=False)
-    except msgspec.ValidationError as error:
-        expected, _, where = str(error).partition(" - at `$.")
-        name = where.removesuffix("`")
-        # 60 characters: enough to recognise it.
-        shown = f"{given.get(name, '')!r:.60}"
-        raise UsageError(f"{name} {shown} can't be: {expected[:1].lower()}{expected[1:]}") from error

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from megascale_ops.controller.journal.paging import MOST_LISTED
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
+from megascale_ops.schema.health import CheckAsk, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import Frame
@@ -31,7 +32,6 @@ from megascale_ops.schema.messages import (
 )
 from megascale_ops.schema.ranges import Count, Round, Seconds, Word
 from megascale_ops.schema.runs import LogPart, LogQuery
-from megascale_ops.schema.self_checks import CheckAsk, SelfCheckView
 from megascale_ops.schema.targets import TargetGroup
 
 DEFAULT_WAIT_S = 20.0

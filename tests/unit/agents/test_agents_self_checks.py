@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from megascale_agents.orders.self_checks import SelfChecks
 
+from megascale_ops.schema.health import CheckAsk, SelfCheck
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, Evidence, EvidenceItem, Order
-from megascale_ops.schema.self_checks import CheckAsk, SelfCheck
 
 GOOD = SelfCheck("whatever", "quick", "good", seconds=1.0, made=3)
 

@@ -13,10 +13,9 @@ from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.server.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
-from megascale_ops.schema.health import HardwareFinding
+from megascale_ops.schema.health import CheckAsk, HardwareFinding
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange, StopAsk
 from megascale_ops.schema.progress import RankReport
-from megascale_ops.schema.self_checks import CheckAsk
 from megascale_ops.schema.tokens import Grant, issue, new_token
 from tests.fakes.served_controller import Served, serve_controller
 

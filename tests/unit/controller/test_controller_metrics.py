@@ -16,11 +16,17 @@ from megascale_ops.controller.notifying import Notifying
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.notify.config import NotifyConfig, Target
-from megascale_ops.schema.health import HardwareFinding, Verdict
+from megascale_ops.schema.health import (
+    CheckedFigure,
+    CheckedFinding,
+    HardwareFinding,
+    SelfCheck,
+    SelfCheckView,
+    Verdict,
+)
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
 from megascale_ops.schema.progress import StepWork
-from megascale_ops.schema.self_checks import CheckedFigure, CheckedFinding, SelfCheck, SelfCheckView
 from tests.fakes.scraped import OPEN_METRICS, open_samples, samples, values
 from tests.fakes.training_job import Training
 

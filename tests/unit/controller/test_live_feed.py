@@ -8,11 +8,11 @@ import msgspec
 from megascale_ops.controller.live.feed import Feed, Sources
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
+from megascale_ops.schema.health import CheckedFigure, CheckedFinding, SelfCheck, SelfCheckView
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import UNKNOWN, Frame, merge, numbers
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, StepWork
-from megascale_ops.schema.self_checks import CheckedFigure, CheckedFinding, SelfCheck, SelfCheckView
 from tests.fakes.controlled_job import World
 from tests.fakes.gathered_frames import gather, judged
 

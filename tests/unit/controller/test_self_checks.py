@@ -7,10 +7,9 @@ from megascale_ops.controller.detectors.self_checks import GPU_CHECK_S, GPU_CHEC
 from megascale_ops.controller.job.owed_checks import OwedCheck, are_awaited
 from megascale_ops.errors import NotFoundError, RefusedError
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.health import DEADLINES_S, CheckAsk, CheckedFinding, SelfCheck, Verdict
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, Evidence, EvidenceItem, Order
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.schema.self_checks import DEADLINES_S, CheckAsk, CheckedFinding, SelfCheck
 from tests.fakes.controlled_job import World
 
 SLOW = "GPU 1: bf16 matrix products 306 TFLOP/s, 52.0% less than the other one's 638 TFLOP/s"
