@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node is checked from elsewhere: the verb asks the controller, its agent measures, the result comes back."""
 
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks import diagnose_faults
 from megascale_ops.schema.health import SelfCheck
 from tests.processes.launch import ENDLESS, PLAIN, Launch
 
@@ -45,3 +47,15 @@ def test_a_node_is_checked_by_its_agent(launch: Launch) -> None:
     assert (found.node, found.depth, found.made, found.trouble) == (node, "quick", 2, "")
     assert (shown.state, shown.check) == ("done", found)
     launch.assert_nothing_left()
+
+
+def test_faults_of_this_machine_are_named() -> None:
+    """One of each kind that needs no rights: few open files; and a disk that damages a byte, where FUSE may be used."""
+    draw = random.Random(5)  # noqa: S311  no secret
+
+    assert diagnose_faults.few_files(draw).is_right
+    try:
+        damaged = diagnose_faults.damaging_disk(draw)
+    except (PermissionError, OSError) as error:
+        pytest.skip(f"no file system over FUSE here: {error}")
+    assert damaged.is_right, damaged

@@ -14,8 +14,6 @@ result of each node is kept as long as this controller lives.
 import secrets
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from megascale_ops.controller.cluster.registry import AGENT_FRESH_S
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.job import Job
@@ -217,9 +215,6 @@ class SelfChecks:
         incident = self._book.get(owed.incident)
         if incident is not None:
             incident = incidents.add_evidence(incident, (item,))
-            incident = msgspec.structs.replace(
-                incident, done=f"{incident.done}; {item.text}" if incident.done else item.text
-            )
             for key, one in job.round.warnings.items():
                 if one.id == incident.id:
                     job.round.warnings[key] = incident
