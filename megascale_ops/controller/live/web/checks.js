@@ -28,7 +28,7 @@ export class ChecksView {
       make("span", { class: "more" }, check.worst || (check.status === "waiting" ? `for ${age(Math.max(0, now_s - check.wall_s))}` : check.reason ?? "")),
       make("span", { class: `badge ${BADGES[check.status] ?? ""}` }, STATES[check.status] ?? check.status),
     ];
-    if (!figures.length) return make("li", {}, make("p", {}, head));
+    if (!figures.length) return make("li", {}, make("p", { class: "line" }, head));
     return make(
       "li",
       {},
