@@ -58,6 +58,19 @@ BARE = ("cold", "warm", "context", "nccl", "in-process", "shrink")
 LAUNCHERS = ("run", "run --warm", "run --warm-gpu", "nvrx in-process", "nvrx ft_launcher")
 
 
+def held_bytes() -> int:
+    """Return how much memory of the first GPU is in use; 0 where nobody tells."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except Exception:  # noqa: BLE001  no GPU, no library, no right: the line is left out
+        return 0
+
+
 class BrokenError(Exception):
     """A way did not come back, and how."""
 
@@ -138,6 +151,7 @@ class Bare:
         self.marks = Marks(folder)
         self.log = (folder / "log").open("ab")
         self.generation = 0
+        self.held: dict[str, int] = {}  # by level: memory of a GPU that a spare holds
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.spares: dict[int, subprocess.Popen[bytes]] = {}
         self._env = {
@@ -159,6 +173,7 @@ class Bare:
             BrokenError: one is not in time.
         """
         self._end(self.spares)
+        before = held_bytes() if 0 in ranks else 0
         for rank in ranks:
             command = [sys.executable, "-u", str(SCRIPT), "--spare", level, str(rank)]
             self.spares[rank] = subprocess.Popen(
@@ -170,6 +185,8 @@ class Bare:
             come, _, _ = select.select([spare.stdout], [], [], max(0.0, end - time.monotonic()))
             if not come or spare.stdout.readline() != b"ready\n":
                 raise BrokenError(f"a spare of level {level} was not ready within {DEADLINE_S:.0f} s")
+        if before:
+            self.held[level] = held_bytes() - before
 
     def start_cold(self) -> None:
         """Start both ranks anew, to their first step and the checkpoint."""
@@ -341,6 +358,7 @@ class Results:
     def __init__(self) -> None:
         self.trials: dict[str, list[Trial]] = {}
         self.broken: dict[str, list[str]] = {}
+        self.held: dict[str, int] = {}
 
     def note(self, way: str, trials: list[Trial]) -> None:
         """Take trials, and tell of them as they come."""
@@ -363,6 +381,9 @@ class Results:
             yield (
                 f"| {way} | {len(trials)} | {' | '.join(parts)} | {statistics.median(totals):.2f} | {max(totals):.2f} |"
             )
+        if self.held:
+            held = ", ".join(f"{level} {size / 1e6:.0f} MB" for level, size in self.held.items())
+            yield f"\nof a GPU's memory a spare holds: {held}"
         for way, reasons in self.broken.items():
             yield f"{way}: {len(reasons)} without a new step: {'; '.join(dict.fromkeys(reasons))}"
 
@@ -391,6 +412,7 @@ def of_bare(ways: list[str], until_s: float, options: argparse.Namespace, port: 
         finally:
             bare.end()
             bare.log.close()
+            results.held.update(bare.held)
 
 
 def main() -> None:
