@@ -157,8 +157,43 @@ def _kernels() -> tuple[Card, ...]:
     )
 
 
+def _self_checks() -> tuple[Card, ...]:
+    when = f"max by (node) (megascale_node_check_timestamp_seconds{{{NODE}}})"
+    return (
+        table_card(
+            "The last self-check of each node",
+            "`megascale-ops diagnose` with --node asks for one; a verdict that calls a GPU slow does by itself. 0: "
+            "nothing was found, 1: a warning, 2: something bad, 3: nothing could be measured.",
+            (
+                Ask(f"topk(100, max by (node) (megascale_node_check_status{{{NODE}}}))", "found"),
+                Ask(f"topk(100, time() - {when})", "ago"),
+            ),
+            ("node",),
+            width=8,
+            units={"ago": "s"},
+            empty="none was made",
+        ),
+        table_card(
+            "What they found worst",
+            "The check, and the part of the node. The page of a job there has the sentence with its numbers.",
+            (Ask(f"topk(100, max by (node, check, of) (megascale_node_check_worst_info{{{NODE}}}))"),),
+            ("node", "check", "of"),
+            width=8,
+            empty="nothing",
+        ),
+        table_card(
+            "What they measured",
+            "Medians over equal parts of a node, in base units: bytes and operations a second, seconds.",
+            (Ask(f"topk(100, max by (node, figure) (megascale_node_check_median{{{NODE}}}))", "median"),),
+            ("node", "figure"),
+            width=8,
+            empty="nothing",
+        ),
+    )
+
+
 def _checks() -> tuple[tuple[Card, ...], ...]:
-    return (_matrix(), _errors(), _kernels(), _memory())
+    return (_matrix(), _self_checks(), _errors(), _kernels(), _memory())
 
 
 def page() -> Page:

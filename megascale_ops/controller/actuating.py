@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell the engine that owns the nodes which of them a verdict has put out, and read back which it has put out itself.
 
-Two ways: a node that a job goes on without is drained, with a reason that says whose it is and names the verdict; it
-comes back by a check or by hand, never by the time that the job leaves it out. And a node that an administrator has
-drained gets no rank of a new round while others suffice; what runs there goes on.
+Two ways: a node that a job goes on without, or that is out for all jobs (``controller.nodes``), is drained, with a
+reason that says whose it is and why; it comes back by a check or by hand, never by time alone. What was drained since
+the table of nodes has it out is resumed when a check or a person takes it back there. And a node that an administrator
+has drained gets no rank of a new round while others suffice; what runs there goes on.
 
 State is never kept there. Each call waits for a program of the engine's, so it is made in a thread; a cluster without
 the right to drain loses one sentence an eviction, and nothing else.
@@ -18,8 +19,11 @@ from typing import TypeVar, cast
 
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.nodes.book import UNDONE
+from megascale_ops.controller.nodes.life import NodeEvent, NodeState
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, find
+from megascale_ops.schema.health import OUT, NodeLife
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,6 +31,9 @@ T = TypeVar("T")
 LOOK_S = 1.0
 _SICK_S = 60.0
 _MOST_TOLD = 10_000  # evictions: a job remembers 100
+# A check or a person took the node back; time alone puts none into service.
+_TAKES_BACK = (NodeEvent.CHECK_PASSED, NodeEvent.CHECK_PASSED_CLEAN, NodeEvent.RELEASED, UNDONE)
+_IN = (NodeState.BACK, NodeState.HEALTHY, NodeState.SUSPECT)
 
 
 class Actuating:
@@ -44,11 +51,15 @@ class Actuating:
         self._states_s = states_s
         self._next_s = 0.0
         self._told: dict[tuple[str, str, float], None] = {}
+        self._out: set[str] = set()  # nodes that the table has out, and the engine was told so
+        self._drained: set[str] = set()  # of them, and of those that were: drained, to be resumed
         self._said = ""
 
     def begin(self) -> None:
-        """Begin; evictions that are known by now were told by the controller before."""
+        """Begin; what is out by now was told by the controller before."""
         self._told.update(dict.fromkeys(key for key, _, _ in self._evictions()))
+        self._out.update(life.node for life in self._loop.nodes.book.lives() if life.state not in _IN)
+        self._drained.update(self._out)
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
@@ -71,6 +82,7 @@ class Actuating:
             while len(self._told) > _MOST_TOLD:
                 del self._told[next(iter(self._told))]
             await self._drain(self._nodes, job, key[1], reason)
+        await self._follow_table(self._nodes)
         if self._states_s > 0 and self._loop.clock() >= self._next_s and self._has_work():
             self._next_s = self._loop.clock() + self._states_s
             await self._read(self._nodes)
@@ -95,6 +107,39 @@ class Actuating:
             return
         self._next_s = 0.0
         self._note(job, "node_drained", said, node)
+
+    async def _follow_table(self, nodes: Nodes) -> None:
+        """Drain what the table of nodes puts out, once each time, and resume that when it is taken back."""
+        book = self._loop.nodes.book
+        self._out = {node for node in self._out if book.life(node).state not in _IN}
+        for life in book.lives():
+            if life.state in OUT and life.node not in self._out:
+                self._out.add(life.node)
+                await self._drain_out(nodes, life)
+        for node in sorted(self._drained - self._out):
+            moves = book.moves_of(node)
+            if moves and moves[-1].event in _TAKES_BACK:
+                self._drained.discard(node)
+                await self._resume(nodes, node)
+
+    async def _drain_out(self, nodes: Nodes, life: NodeLife) -> None:
+        try:
+            said = await _aside(lambda: nodes.drain(life.node, f"{life.state} by {life.by}: {life.reason}"))
+        except EngineError as error:
+            log.warning("node %s is %s, and is not drained: %s", life.node, life.state, error)
+            return
+        self._drained.add(life.node)
+        self._next_s = 0.0
+        log.info("%s", said, extra={"node": life.node})
+
+    async def _resume(self, nodes: Nodes, node: str) -> None:
+        try:
+            said = await _aside(lambda: nodes.resume(node))
+        except EngineError as error:
+            log.warning("node %s takes part again, and the engine does not have it back: %s", node, error)
+            return
+        self._next_s = 0.0
+        log.info("%s", said, extra={"node": node})
 
     async def _read(self, nodes: Nodes) -> None:
         try:

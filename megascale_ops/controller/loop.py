@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from megascale_ops.account import Account
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
-from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
+from megascale_ops.controller.cluster.registry import NodeView, Registry, Share, check_may_take_over, view_rank
 from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
+from megascale_ops.controller.detectors.self_checks import SelfChecks
 from megascale_ops.controller.detectors.slowness import Slowness
 from megascale_ops.controller.history.goodput import Accounts
 from megascale_ops.controller.history.histories import Histories
@@ -29,7 +30,7 @@ from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Tr
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
-from megascale_ops.controller.recovery import decide, failures, restored, starting
+from megascale_ops.controller.recovery import checks, decide, failures, restored, starting
 from megascale_ops.controller.recovery.by_hand import ByHand
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.controller.rendezvous import leave, poll
@@ -37,7 +38,7 @@ from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
 from megascale_ops.distribution import Distribution
-from megascale_ops.errors import NotFoundError, RefusedError, UsageError
+from megascale_ops.errors import NotFoundError, UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import (
@@ -105,6 +106,7 @@ class Loop:
         self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.transitions, self.faults)
         self.by_hand = ByHand(self.transitions, self.registry)
+        self.self_checks = SelfChecks(self.transitions, self.jobs, self.incidents, checks.measures_itself)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
@@ -173,7 +175,7 @@ class Loop:
         if known is None or known.agent_id != heartbeat.agent_id:
             self._check_new_agent(heartbeat, only_job, is_new=known is None)
             if known is not None and only_job:
-                _check_may_take_over(known, only_job, now_s)
+                check_may_take_over(known, only_job, now_s)
         folded = self.registry.fold(heartbeat, now_s, only_job)
         if not folded.accepted:
             self.rejected["stale"] += 1
@@ -288,6 +290,7 @@ class Loop:
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
         self.by_hand.forget(heartbeat.node, done)
+        self.self_checks.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
         for order_id in done:
             if order_id in held:  # those of profiles and users are dropped by now
@@ -325,7 +328,8 @@ class Loop:
             VersionError: it is of another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
-        if self.profiling.ingest_evidence(evidence) or self.by_hand.ingest_evidence(evidence):
+        takers = (self.profiling, self.by_hand, self.self_checks)
+        if any(taker.ingest_evidence(evidence) for taker in takers):
             return
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
@@ -396,6 +400,8 @@ class Loop:
             with self.faults.contain("", "letting time pass for nodes"):
                 self.nodes.poll()
         self.profiling.poll_profiles()
+        with self.faults.contain("", "letting time pass for self-checks"):
+            self.self_checks.poll()
         for job in list(self.jobs.values()):
             if self.faults.is_paused(job.name):
                 continue
@@ -484,17 +490,3 @@ class Loop:
             self._due_s = max(self._due_s, self.clock())
             self.tick_times.observe(spent_s)
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
-
-
-def _check_may_take_over(known: NodeView, only_job: str, now_s: float) -> None:
-    """Let the agent of one job put out its own job's agent, and one that is heard no more.
-
-    Raises:
-        RefusedError: another one lives, of another job or of the node itself.
-    """
-    if known.only_job != only_job and now_s - known.heard_s < TAKEOVER_S:
-        whose = f"the agent of job {known.only_job}" if known.only_job else "an agent of its own"
-        raise RefusedError(
-            f"node {known.node} is spoken for by {whose}, and a token for job {only_job} can't put it out: give this "
-            "agent and its run another --node name"
-        )

@@ -66,7 +66,7 @@ def compare(reports: Sequence[NodeReport]) -> FleetReport:
     counts = Counter(report.node for report in reports)
     node, times = counts.most_common(1)[0]
     if times > 1:
-        raise UsageError(f"{times} reports are of node {node}: give one of each, or name nodes with `diagnose --node`")
+        raise UsageError(f"{times} reports are of node {node}: give one of each, or name nodes with `diagnose --name`")
     comparisons = equals.compare(_figures(reports))
     findings = [told_slow(one, comparison) for comparison in comparisons for one in comparison.slow]
     facts = list(_facts(reports))

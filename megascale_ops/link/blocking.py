@@ -10,7 +10,7 @@ from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
-from megascale_ops.schema.health import NodeAsk, NodeMoves, NodesView
+from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.messages import (
     CheckpointView,
@@ -113,6 +113,14 @@ class BlockingLink:
     def ask_node(self, node: str, ask: NodeAsk) -> NodeMoves:
         """See ``Link.ask_node``."""
         return self._wait(self._link.ask_node(node, ask))
+
+    def check_node(self, node: str, ask: CheckAsk) -> SelfCheckView:
+        """See ``Link.check_node``."""
+        return self._wait(self._link.check_node(node, ask))
+
+    def checked_node(self, node: str) -> SelfCheckView:
+        """See ``Link.checked_node``."""
+        return self._wait(self._link.checked_node(node))
 
     def policy(self, job: str) -> PolicyView:
         """See ``Link.policy``."""

@@ -13,7 +13,7 @@ from megascale_ops.link.connection import Connection, reason_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
-from megascale_ops.schema.health import NodeAsk, NodeMoves, NodesView
+from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import LIVE_VERSION, Frame
@@ -126,6 +126,14 @@ class Link(Connection):
     async def ask_node(self, node: str, ask: NodeAsk) -> NodeMoves:
         """Have something done with a node by hand."""
         return await self._ask("POST", f"/v1/nodes/{quote(node, safe='')}", NodeMoves, body=ask)
+
+    async def check_node(self, node: str, ask: CheckAsk) -> SelfCheckView:
+        """Have a node's agent check the node; ``checked_node`` shows what comes of it."""
+        return await self._ask("POST", f"/v1/nodes/{quote(node, safe='')}/check", SelfCheckView, body=ask)
+
+    async def checked_node(self, node: str) -> SelfCheckView:
+        """Return the newest self-check of a node."""
+        return await self._ask("GET", f"/v1/nodes/{quote(node, safe='')}/check", SelfCheckView)
 
     async def policy(self, job: str) -> PolicyView:
         """Return the policy that a job lives under."""

@@ -60,6 +60,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # none: half a minute before the first step is a user's choice. quick, full: `megascale-ops diagnose` of each node.
     preflight: Literal["none", "quick", "full"] = "none"
     warm: bool = False
+    # Off: a context's memory of each GPU, and scripts that fork before they use CUDA can't use it in the child.
+    warm_gpu: bool = False
     # 3 s: a spare process costs a second of CPU to start; not while the ranks themselves start.
     warm_delay_s: float = 3.0
     wrap: bool = False

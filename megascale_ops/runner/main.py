@@ -361,12 +361,12 @@ def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
 
 
 def _warm_pool(config: RunConfig, plan: Plan, run_id: str, umask: int) -> WarmPool | None:
-    if not config.warm:
+    if not (config.warm or config.warm_gpu):
         return None
     env = {**os.environ, environment.RUN_ID: run_id}
     if plan.threads:
         env["OMP_NUM_THREADS"] = str(plan.threads)
-    return WarmPool(plan.nproc, env, config.warm_delay_s, umask)
+    return WarmPool(plan.nproc, env, config.warm_delay_s, umask, on_gpu=config.warm_gpu)
 
 
 def leave_nothing(run_id: str, box_dir: Path, node: str, life: Life) -> None:

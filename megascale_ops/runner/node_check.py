@@ -107,7 +107,7 @@ def recheck_node(node: str, run_dir: Path, paths: Sequence[str], program: Sequen
 def _measure(depth: str, node: str, out: Path, paths: Sequence[str], program: Sequence[str]) -> _Report | str:
     """Return the report of a self-check that also goes to ``out``, or why there is none."""
     command = [*(program or (sys.executable, "-P", "-m", "megascale_ops.cli", "diagnose"))]
-    command += [f"--{depth}", "--json", "--node", node, "--out", str(out)]
+    command += [f"--{depth}", "--json", "--name", node, "--out", str(out)]
     try:
         by_disk = {Path(path).stat().st_dev: path for path in reversed(paths)}
         command += [f"--path={path}" for path in reversed(by_disk.values())]

@@ -193,6 +193,17 @@ class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str = ""  # what is wrong with it, or was when it failed; "" when nothing is, or nothing is judged yet
 
 
+class CheckLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The newest self-check of one of the job's nodes; the whole of it is at ``/v1/nodes/NODE/check``."""
+
+    node: str
+    status: str  # good, warn, bad, unmeasured; waiting: it is being made
+    wall_s: float = 0.0  # when it was asked for
+    worst: str = ""  # its worst finding, or why there is no result
+    figures: tuple[str, ...] = ()  # as people read them
+    reason: str = ""  # why it was asked for
+
+
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that there is to see, or what of it has changed. A part that did not change is None."""
 
@@ -211,6 +222,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs: tuple[JobLine, ...] | None = None
     ledger: Ledger | None = None
     lives: tuple[NodeLine, ...] | None = None
+    checks: tuple[CheckLine, ...] | None = None
 
 
 def numbers(name: str, column: bytes | None) -> "array[int]":
@@ -246,7 +258,7 @@ def merge(known: Frame | None, new: Frame) -> Frame:
     return msgspec.structs.replace(known, seq=new.seq, wall_s=new.wall_s, job=new.job, lag_s=new.lag_s, **changes)
 
 
-_PARTS = ("headline", "pace", "layout", "columns", "times", "incidents", "jobs", "ledger", "lives")
+_PARTS = ("headline", "pace", "layout", "columns", "times", "incidents", "jobs", "ledger", "lives", "checks")
 
 
 def _over(known: Columns, new: Columns) -> Columns:

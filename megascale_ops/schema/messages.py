@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.gpu_queue import GpuQueue
-from megascale_ops.schema.health import HardwareFinding, HostReading, NodeCheck, Verdict
+from megascale_ops.schema.health import CheckAsk, HardwareFinding, HostReading, NodeCheck, SelfCheck, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankError, RankReport, Trail
@@ -55,9 +55,11 @@ MOST_PEERS = 512
 
 # For a user who reads what a rank printed: answered by evidence of this kind, for no incident.
 LOG, READ_LOG = "log", "read_log"
+# A self-check of the node: answered by evidence of this kind.
+SELF_CHECK, DIAGNOSE = "self_check", "diagnose"
 ORDERS_FOR_AGENT = (
     *("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile", "checkpoint"),
-    READ_LOG,
+    *(READ_LOG, DIAGNOSE),
 )
 ORDERS_FOR_RUNNER = ("restart", "shutdown")
 
@@ -79,6 +81,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline_s: float = 5.0
     steps: int = 0  # of a profile: how many; 0: what was sampled last
     log: LogQuery | None = None  # of an order to read a log; ``round`` is 0 then, for it is tied to none
+    ask: CheckAsk | None = None  # of an order to check the node; tied to no round either
 
 
 class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -182,7 +185,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
     # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, kernel, signal,
-    # profile, log
+    # profile, log, self_check
     kind: Word
     ok: bool
     rank: RankOrNone = -1
@@ -203,6 +206,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: not known
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()  # one for each workspace of overlapped kernels
     log: LogPart | None = None  # of an order to read a log
+    check: SelfCheck | None = None  # of an order to check the node
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):

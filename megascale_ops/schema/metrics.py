@@ -309,6 +309,17 @@ _ROWS = (
     ("megascale_node_clock_offset_seconds", "controller", Kind.GAUGE, "seconds",
      "Node's wall clock ahead of the controller's, less what a heartbeat takes at its fastest of the last minute.",
      ("node",)),
+    # The controller: the newest self-check of each node that had one since it began.
+    ("megascale_node_check_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
+     "Wall clock when the node's newest self-check was asked for.", ("node",)),
+    ("megascale_node_check_status", "controller", Kind.GAUGE, "",
+     "What it found: 0 nothing, 1 a warning, 2 something bad, 3 nothing could be measured.", ("node",)),
+    ("megascale_node_check_worst_info", "controller", Kind.INFO, "",
+     "Its worst finding: of which check, and of which part of the node; no series where nothing is wrong.",
+     ("node", "check", "of")),
+    ("megascale_node_check_median", "controller", Kind.GAUGE, "",
+     "Its figures, the median over equal parts of the node, in base units (bytes, operations a second, seconds).",
+     ("node", "figure")),
     # The controller: what it keeps of GPUs.
     ("megascale_gpu_bad_info", "controller", Kind.INFO, "",
      "A GPU that failed and of which nobody has said since that it was mended.", ("node", "uuid", "reason")),

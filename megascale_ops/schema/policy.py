@@ -64,6 +64,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "straggler_false_alarms_per_day": "False names a day that the thresholds are set for.",
         "check_suspects": "Let a node measure itself before it comes back that hardware findings were told of.",
         "check_all": "After a fault of hardware let all nodes measure themselves, side by side, before they go on.",
+        "check_preempts": "Check a GPU that is named slow at once, beside the training, not in the next pause.",
         "loss_spike_steps": "Steps in a row that the loss must stay out of its range.",
         "loss_spike_spreads": "How far that is, in spreads of the loss above its recent median.",
     }
@@ -114,6 +115,8 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     check_suspects: bool = True
     # Off: half a minute of all nodes for each fault of one of them is for who can't trust the others either.
     check_all: bool = False
+    # Off: for half a minute all ranks would wait for those of the node that is measured.
+    check_preempts: bool = False
     # 3 steps in a row: a single bad batch passes by itself.
     loss_spike_steps: Count = 3
     # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.

@@ -149,7 +149,7 @@ def test_this_machine_is_examined(tmp_path: Path) -> None:
     """The verb as a user types it: reports as JSON and as a file, a disk that is measured and left as it was."""
     out, disk = tmp_path / "node.json", tmp_path / "disk"
     disk.mkdir()
-    options = ["--json", "--out", str(out), "--path", str(disk), "--node", "n1"]
+    options = ["--json", "--out", str(out), "--path", str(disk), "--name", "n1"]
     checks = [f"--check={name}" for name in ("disk", "limits", "numa", "gemm", "gpu_health")]
 
     done = subprocess.run(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.schema.health import CheckedFigure, CheckedFinding, SelfCheck, SelfCheckView
 from megascale_ops.schema.messages import Join, Leave
 from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.held_frame import hold_frames
@@ -288,6 +289,33 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
 
 
 PARTS = ("#map-part", "#times-part", "#incidents-part")
+
+
+async def test_the_newest_self_check_of_a_node_is_shown(tmp_path: Path) -> None:
+    """Nothing without one; then the node, its worst finding, as text whatever it holds, and its figures on a press."""
+    async with serve_controller(tmp_path) as served:
+        policy = JobPolicy(node_lost_s=3600.0)
+        join = Join("one", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+        await served.loop.joining.join(join, 5.0)
+        async with opened(served.url) as seen:
+            await seen.says("#incidents", "Nothing has happened to this job.")
+            before = await seen.page.locator("#checks-part").is_visible()
+            slow = CheckedFinding("bad", "GPU 1", "GPU 1: <b>products</b> 52.0% less", check="gemm")
+            rate = CheckedFigure("gemm_bf16", "2 of them", 5e14, 3e14, 6e14, "bf16 matrix products, 2 of them: 500")
+            check = SelfCheck("a", "quick", "bad", findings=(slow,), figures=(rate,))
+            view = SelfCheckView("a", "done", asked_wall_s=time.time(), check=check)
+
+            served.loop.self_checks.last["a"] = view
+            await seen.says("#checks", "GPU 1: <b>products</b> 52.0% less")
+            row = await seen.text("#checks summary")
+            await seen.page.locator("#checks summary").click()
+            figures = await seen.page.locator("#checks details ul").is_visible()
+
+            assert not before
+            assert re.sub(r"\s+", "", row).endswith("aGPU1:<b>products</b>52.0%lessbad")
+            assert figures
+            assert "2 of them: 500" in await seen.text("#checks")
+            assert seen.wrong == []
 
 
 async def _unfolded(seen: Seen, times: int) -> str:

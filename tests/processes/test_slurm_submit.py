@@ -22,7 +22,7 @@ README_COMMANDS = (
     "megascale-ops slurm nodes",
     "megascale-ops slurm drain n2 'fan is loud'",
     "megascale-ops slurm resume n2",
-    "megascale-ops diagnose --quick --check limits --resume --node n2",
+    "megascale-ops diagnose --quick --check limits --resume --name n2",
 )
 DRY, FOLLOW, NODES, DRAIN, RESUME, CHECK = README_COMMANDS
 FILE = """

@@ -7,6 +7,7 @@
     stop, kill            SIGTERM, SIGKILL to the ranks' process groups           -> signals.py
     profile               kernel timings of the next steps                        -> profiles.py
     read_log              what a rank printed                                     -> log_reading.py
+    diagnose              whether this node is good                               -> self_checks.py
 
 Orders of a job are executed one after the other, in the order in which they came (evidence must be kept before its
 owner is killed); dumps that follow each other run at the same time, and a profile, which takes as long as training
@@ -26,10 +27,12 @@ import msgspec
 from megascale_agents.evidence import collective_facts, dumps, frame_classes
 from megascale_agents.orders import preserve, profile, signals
 from megascale_agents.orders.log_reading import LogReading
+from megascale_agents.orders.self_checks import SelfChecks
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import Rounds, RoundWatch
 from megascale_ops.schema.kernels import MOST_KERNELS
 from megascale_ops.schema.messages import (
+    DIAGNOSE,
     MAX_BODY_BYTES,
     ORDERS_FOR_AGENT,
     READ_LOG,
@@ -91,6 +94,7 @@ class OrderExecutor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._profiling: set[asyncio.Task[None]] = set()
         self._log_reading = LogReading(node, rounds, speaker, count)
+        self._self_checks = SelfChecks(node, speaker, count)
         self._gathered: OrderedDict[str, list[EvidenceItem]] = OrderedDict()  # incident -> items so far
 
     @property
@@ -112,6 +116,10 @@ class OrderExecutor:
         for order in orders:
             if order.kind == READ_LOG:
                 self._log_reading.ingest_order(order)
+                continue
+            if order.kind == DIAGNOSE:
+                self._self_checks.ingest_order(order)
+                self._unreported[order.id] = None  # it is taken: it need not be given again
                 continue
             if order.id in self._known:
                 if self._known[order.id]:
@@ -138,6 +146,7 @@ class OrderExecutor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._log_reading.close()
+        await self._self_checks.close()
 
     async def _work(self, job: str) -> None:
         try:

@@ -13,6 +13,8 @@ from megascale_ops.cli.diagnose.telling import begun, done, ended, show, silent,
 from megascale_ops.cli.terminal.options import PROGRAM, json_option, log_options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from megascale_ops.diagnostics.between.meeting import Place
     from megascale_ops.diagnostics.examination import Plan
 
@@ -24,7 +26,12 @@ _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 @click.command
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
 @click.option("--quick/--full", "quick", default=None, help="Half a minute (default), or up to 10 min and thorough.")
-@click.option("--node", metavar="NAME", help="Name of this node in the report.  [host name]")
+@click.option("--node", metavar="NODE", help="Check that node, through its agent; the controller is asked.")
+@click.option("--preempt", is_flag=True, help="With --node: also where a job trains; it is slower meanwhile.")
+@click.option("--controller", metavar="URL", help="With --node: address of the controller.  [the newest running one]")
+@click.option("--token-file", type=click.Path(), help="With --node: file that holds the controller's token.")
+@click.option("--name", metavar="NAME", help="Name of this node in the report.  [host name]")
+@click.option("--summary-for", type=int, hidden=True, help="Print a summary, and die with this process.")
 @click.option(
     "--path", "paths", multiple=True, metavar="DIR", help="Folder whose disk is measured; repeatable.  [runs, /tmp]"
 )
@@ -46,6 +53,11 @@ def diagnose(
     files: tuple[str, ...],
     quick: bool | None,
     node: str | None,
+    preempt: bool,
+    controller: str | None,
+    token_file: str | None,
+    name: str | None,
+    summary_for: int | None,
     paths: tuple[str, ...],
     names: tuple[str, ...],
     out: str | None,
@@ -63,6 +75,8 @@ def diagnose(
     equals is named; what can't be measured here is said and held against no one. Nothing is changed or left behind,
     and nothing is installed. On a node that trains, training is slower meanwhile and looks slow.
 
+    With --node NODE the agent of that node makes the check, as far as its rights go, and the result comes back here.
+
     With --compare FILES, the reports that nodes wrote with --out are judged together: rates against the fleet's median,
     versions against its majority.
 
@@ -74,31 +88,35 @@ def diagnose(
 
     Exit code 1 where something bad was found, 0 also with warnings.
     """
-    from megascale_ops.errors import UsageError
-
-    if resume and (compare or between is not None):
-        raise UsageError("--resume is for a node that measures itself: leave --compare and --between out")
+    told = {"FILES": files, "--path": paths, "--check": names, "--name": name, "--out": out, "--compare": compare}
+    told |= {"--between": between, "--quick/--full": quick is not None, "--resume": resume}
+    theirs = {"--preempt": preempt, "--controller": controller, "--token-file": token_file}
+    thorough = quick is False
+    if node is not None:
+        _leave_out(told, "--path --name --out --resume --compare --between FILES", "--node is for another node's agent")
+        _elsewhere(node, names, (controller, token_file), thorough=thorough, preempt=preempt, as_json=as_json)
+        return
+    _leave_out(theirs, " ".join(theirs), "no other node is named with --node")
+    if compare or between is not None:
+        _leave_out(told, "--resume", "--resume is for a node that measures itself")
     if compare:
-        given = [quick is not None and "--quick or --full", paths and "--path", names and "--check", node and "--node"]
-        if wrong := next(filter(None, given), ""):
-            raise UsageError(f"--compare reads reports and measures nothing: leave {wrong} out")
+        _leave_out(told, "--quick/--full --path --check --name", "--compare reads reports and measures nothing")
         _compare(files, out, as_json=as_json)
-        return
-    if between is not None:
-        others = [files and "FILES", paths and "--path", names and "--check"]
-        if wrong := next(filter(None, others), ""):
-            raise UsageError(f"--between measures the ways between nodes alone: leave {wrong} out")
-        _between(_place(between, nnodes, node_rank, node, switch, thorough=quick is False), out, as_json=as_json)
-        return
-    if files:
-        raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
-    place = writable(out)
-    plan = _plan(node, quick is False, paths, names)
-    is_drained = _is_ours(plan.node) if resume else False
-    if resume and not is_drained:
-        return
-    _examine(plan, place, as_json=as_json)  # a bad node ends it with 1
-    if is_drained:
+    elif between is not None:
+        _leave_out(told, "FILES --path --check", "--between measures the ways between nodes alone")
+        _between(_place(between, nnodes, node_rank, name, switch, thorough=thorough), out, as_json=as_json)
+    else:
+        place = writable(out)
+        _here(_plan(name, thorough, paths, names, files), place, summary_for, resume=resume, as_json=as_json)
+
+
+def _here(plan: "Plan", place: Path | None, summary_for: int | None, *, resume: bool, as_json: bool) -> None:
+    if summary_for is not None:
+        _summarise(plan, summary_for)
+    elif not resume:
+        _examine(plan, place, as_json=as_json)
+    elif _is_ours(plan.node):
+        _examine(plan, place, as_json=as_json)  # a bad node ends it with 1
         from megascale_ops.engines.slurm.nodes import SlurmNodes
 
         click.echo(SlurmNodes().resume(plan.node), err=as_json)
@@ -115,13 +133,61 @@ def _is_ours(node: str) -> bool:
 
     known = find(SlurmNodes().states(), node)
     if known is None:
-        raise EngineError(f"Slurm has no node {node}: --node NAME says its name there")
+        raise EngineError(f"Slurm has no node {node}: --name NAME says its name there")
     if not known.is_ours:
         click.echo(f"node {known.name} is {known.words}, and not by a verdict of ours: nothing is measured", err=True)
     return known.is_ours and known.words.lower().startswith("drain")
 
 
-def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...]) -> "Plan":
+def _leave_out(given: "Mapping[str, object]", names: str, why: str) -> None:
+    """Refuse options that mean nothing here.
+
+    Raises:
+        UsageError: one of ``names`` was given.
+    """
+    from megascale_ops.errors import UsageError
+
+    wrong = next((name for name in names.split() if given[name]), "")
+    if wrong:
+        raise UsageError(f"{why}: leave {wrong} out")
+
+
+def _elsewhere(
+    node: str,
+    names: tuple[str, ...],
+    where: tuple[str | None, str | None],
+    *,
+    thorough: bool,
+    preempt: bool,
+    as_json: bool,
+) -> None:
+    """Have another node checked."""
+    from megascale_ops.cli.diagnose.remote import check_node
+    from megascale_ops.schema.health import CheckAsk
+
+    ask = CheckAsk("full" if thorough else "quick", _known(names), preempt=preempt)
+    check_node(node, ask, where, as_json=as_json)
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return checks by name.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    from megascale_ops.diagnostics.table import modules
+    from megascale_ops.errors import UsageError
+    from megascale_ops.suggest import unknown
+
+    for name in names:
+        if name not in modules():
+            raise UsageError(unknown("check", name, modules()))
+    return names
+
+
+def _plan(
+    node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple[str, ...], files: tuple[str, ...] = ()
+) -> "Plan":
     """Check what was given, before anything is measured.
 
     Raises:
@@ -131,13 +197,11 @@ def _plan(node: str | None, thorough: bool, paths: tuple[str, ...], names: tuple
 
     import megascale_ops
     from megascale_ops.diagnostics.examination import Plan
-    from megascale_ops.diagnostics.table import modules
     from megascale_ops.errors import UsageError
-    from megascale_ops.suggest import unknown
 
-    for name in names:
-        if name not in modules():
-            raise UsageError(unknown("check", name, modules()))
+    if files:
+        raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
+    _known(names)
     chosen = _folders(paths) if paths else _usual_folders()
     program = f"{PROGRAM} {megascale_ops.__version__}"
     return Plan(node or socket.gethostname(), thorough, chosen, names, program)
@@ -192,6 +256,20 @@ def _examine(plan: "Plan", place: Path | None, *, as_json: bool) -> None:
         verdict = verdict_of(findings_of(report))
         show(f"self-check {plan.node} · {report.depth}", card(report), _STYLES[verdict])
     if verdict_of(findings_of(report)) == "bad":
+        click.get_current_context().exit(1)
+
+
+def _summarise(plan: "Plan", parent: int) -> None:
+    """Check for an agent: nothing but a summary on stdout, and no life without the agent."""
+    from megascale_ops.cli.terminal.output import print_json
+    from megascale_ops.diagnostics.child import die_with
+    from megascale_ops.diagnostics.examination import Progress, examine
+    from megascale_ops.diagnostics.summary import summary
+
+    die_with(parent)
+    found = summary(examine(plan, Progress(silent, silent)))
+    print_json(found)
+    if found.status == "bad":
         click.get_current_context().exit(1)
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from megascale_ops.diagnosis.rank_view import GONE, RankView, Reached
+from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import RankReport
 
@@ -362,3 +363,17 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> b
             share.ranks[rank.rank] = _replace(rank, work=()) if rank.work else rank
     share.lives = any(rank.process.state not in GONE for rank in share.ranks.values())
     return was != (share.round, share.lives)
+
+
+def check_may_take_over(known: NodeView, only_job: str, now_s: float) -> None:
+    """Let the agent of one job put out its own job's agent, and one that is heard no more.
+
+    Raises:
+        RefusedError: another one lives, of another job or of the node itself.
+    """
+    if known.only_job != only_job and now_s - known.heard_s < TAKEOVER_S:
+        whose = f"the agent of job {known.only_job}" if known.only_job else "an agent of its own"
+        raise RefusedError(
+            f"node {known.node} is spoken for by {whose}, and a token for job {only_job} can't put it out: give this "
+            "agent and its run another --node name"
+        )

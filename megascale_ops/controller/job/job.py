@@ -22,6 +22,7 @@ from megascale_ops.controller.record.state_machine import FINAL, STARTING, TRAIN
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Order
 
 if TYPE_CHECKING:
+    from megascale_ops.controller.job.owed_checks import OwedCheck
     from megascale_ops.diagnosis.hangs.suspicion import Suspicion
     from megascale_ops.schema.events import Incident
 
@@ -117,6 +118,8 @@ class Job:
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before
         self.note_asked(*record.orders)
         self.incident: Incident | None = None
+        self.owed_checks: dict[str, OwedCheck] = {}  # by incident: of GPUs that were called slow
+        self.checks_noted: set[str] = set()  # incidents whose verdict has been looked at for that
         # The latest round and the highest incident that is known anywhere: the journal may have lost its end.
         self.heard_round = self.heard_incidents = 0
         self.saves = 0

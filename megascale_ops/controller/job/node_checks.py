@@ -14,3 +14,4 @@ class NodeChecks:
         self.asked = asked
         self.done: set[str] = set()  # nodes that have, or whose time for it is over
         self.wants_all = wants_all
+        self.accused: set[str] = set()  # nodes that a check by their agent has accused by now: not measured twice

@@ -55,6 +55,7 @@ class NodeMoves:
         self, journal: Callable[[Batch, Callable[[], None]], None], registry: Registry, wall: Callable[[], float]
     ) -> None:
         self.book = NodeBook()
+        self.by_agent: set[str] = set()  # nodes that their agents measure now; runners wait with theirs
         self.jobs: Mapping[str, Job] = {}
         self.share = limits.SHARE
         self._journal = journal

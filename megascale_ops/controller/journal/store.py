@@ -213,7 +213,7 @@ def _whole(
 
 def without_texts(incident: Incident) -> Incident:
     """Return the incident as a list shows it."""
-    evidence = tuple(msgspec.structs.replace(item, text="") for item in incident.evidence)
+    evidence = tuple(msgspec.structs.replace(item, text="", check=None) for item in incident.evidence)
     return msgspec.structs.replace(incident, evidence=evidence, events=())
 
 

@@ -9,7 +9,7 @@ grow with their number.
 Pure: the time is an argument; reads what the loop knows and changes nothing of it.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ from megascale_ops.controller.live.words import incident_line
 from megascale_ops.controller.nodes.book import NodeBook
 from megascale_ops.schema import live
 from megascale_ops.schema.events import Incident
+from megascale_ops.schema.health import SelfCheckView
 from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, Pace
 from megascale_ops.schema.ranges import MOST_RANKS
 
@@ -34,6 +35,8 @@ from megascale_ops.schema.ranges import MOST_RANKS
 MOST_INCIDENTS = 50
 # 200 changes of state: what a strip can show.
 MOST_TURNS = 200
+# 32 nodes: of more the worst; 16 lines each: what GPUs and links do.
+MOST_CHECKS, MOST_FIGURES = 32, 16
 
 
 class Sources(NamedTuple):
@@ -44,6 +47,7 @@ class Sources(NamedTuple):
     incidents: Mapping[str, Incident]  # by id, the newest last
     histories: Mapping[str, StepHistory]
     nodes: NodeBook = NodeBook()
+    check_of: Callable[[str], SelfCheckView] = lambda node: SelfCheckView(node, "none")  # by node
 
 
 class Feed:
@@ -105,6 +109,7 @@ class Feed:
                 times=self._strip(history),
                 ledger=_ledger(goodput),
                 lives=node_lines(sources.nodes, job),
+                checks=_checks(job, sources.check_of),
                 incidents=tuple(incident_line(one) for one in reversed(self._mine(sources)[-MOST_INCIDENTS:])),
             )
         )
@@ -139,7 +144,7 @@ def changed(before: Frame, now: Frame) -> Frame:
     """Return what a page that has ``before`` must get; the whole of ``now`` where a change would not do."""
     if before.job != now.job or not _grew(before.times, now.times):
         return now
-    parts = ("headline", "pace", "layout", "incidents", "jobs", "ledger", "lives")
+    parts = ("headline", "pace", "layout", "incidents", "jobs", "ledger", "lives", "checks")
     told = {name: getattr(now, name) for name in parts if getattr(now, name) != getattr(before, name)}
     if now.columns is not None and before.columns is not None and now.columns != before.columns:
         names = Columns.__struct_fields__
@@ -200,6 +205,23 @@ def _ledger(account: Account | None) -> live.Ledger | None:
         return {name: short for name, seconds in rows.items() if (short := round(seconds, 1)) > 0}
 
     return live.Ledger(round(account.wall_s, 1), told(account.rows), round(account.hour_s, 1), told(account.hour))
+
+
+def _checks(job: Job, check_of: Callable[[str], SelfCheckView]) -> tuple[live.CheckLine, ...]:
+    """Return the newest self-checks of a job's nodes, the worst first; of those that had none nothing is told."""
+    lines = []
+    for node in job.nodes:
+        view = check_of(node)
+        if view.state == "none":
+            continue
+        found = view.check
+        if found is None:
+            lines.append(live.CheckLine(node, "waiting", view.asked_wall_s, reason=view.reason))
+            continue
+        figures = tuple(one.text for one in found.figures[:MOST_FIGURES])
+        lines.append(live.CheckLine(node, found.status, view.asked_wall_s, found.worst, figures, view.reason))
+    order = {"bad": 0, "waiting": 1, "warn": 2, "unmeasured": 3, "good": 4}
+    return tuple(sorted(lines, key=lambda line: (order[line.status], line.node))[:MOST_CHECKS])
 
 
 def _age(until_s: float, since_s: float) -> float:

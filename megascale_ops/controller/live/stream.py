@@ -98,7 +98,8 @@ class _Channel:
                 return
             name = self.feed.job
             jobs = {name: loop.jobs[name]} if self._is_alone and name in loop.jobs else loop.jobs
-            sources = Sources(jobs, loop.registry, loop.incidents, loop.histories.by_job, loop.nodes.book)
+            histories, checks = loop.histories.by_job, loop.self_checks.view
+            sources = Sources(jobs, loop.registry, loop.incidents, histories, loop.nodes.book, checks)
             goodput = loop.goodput(name)
             try:
                 for headline in self.feed.gather(

@@ -10,8 +10,10 @@ from megascale_ops.controller.cluster.registry import NodeView, Share
 from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.record.state_machine import ACTIVE, State
+from megascale_ops.exposition import Sample
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.fault_classes import Hang, class_of
+from megascale_ops.schema.health import STATUSES, SelfCheckView
 
 CAUSES = ("compute", "input", "host", "starved", "gc", "launch", "gpu", "throttled")
 # Of stragglers, and of ranks that a verdict names: a broken switch may name hundreds.
@@ -158,3 +160,28 @@ class IncidentCount:
                 self.counts[incident.job, fault_of(incident), _OUTCOMES.get(incident.state, incident.state)] += 1
         if len(self._counted) > 2 * len(known) + 64:
             self._counted &= known.keys()
+
+
+def self_checks(views: Iterable[SelfCheckView]) -> dict[str, list[Sample]]:
+    """Return the newest self-check of each node that had one: when, how it ended, the worst finding, the figures."""
+    asked: list[Sample] = []
+    status: list[Sample] = []
+    worst: list[Sample] = []
+    medians: dict[tuple[str, str], float] = {}
+    for view in views:
+        found = view.check
+        if found is None:
+            continue
+        asked.append(((view.node,), view.asked_wall_s))
+        status.append(((view.node,), float(STATUSES.index(found.status))))
+        wrong = next((one for one in found.findings if one.severity != "note"), None)
+        if wrong is not None:
+            worst.append(((view.node, wrong.check, wrong.of), 1.0))
+        for figure in found.figures:
+            medians.setdefault((view.node, figure.name), figure.value)
+    return {
+        "megascale_node_check_timestamp_seconds": asked,
+        "megascale_node_check_status": status,
+        "megascale_node_check_worst_info": worst,
+        "megascale_node_check_median": list(medians.items()),
+    }

@@ -118,6 +118,8 @@ class Metrics:
             ((node,), ahead_s) for node, ahead_s in loop.node_clocks.ahead_s(now_s)
         ]
 
+        found.families.update(figures.self_checks(loop.self_checks.last.values()))
+
     async def _look(self, job: Job) -> figures.Ranks:
         """Look at all ranks, and let heartbeats in between."""
         registry, round_ = self._loop.registry, job.record.round

@@ -4,6 +4,7 @@
 A runner that waits for a round is told to check its node instead, and asks again with the result. What the result means
 is the node's life (``controller.nodes``). A round is not held up by a check while it is full without that node; else it
 waits, at most as long as a check may take. A runner that can't check (an older one, plain torchrun's) is not asked.
+Nor is one whose node the agent measures at that moment: two checks would measure each other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,13 @@ _IN = (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.BACK)
 
 def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: float) -> None:
     """Ask the runners of those nodes to measure them that must be measured before they take part."""
-    wanted = (node for node in joined if node not in job.checks.asked and _is_wanted(transitions, job, node))
+    wanted = (
+        node
+        for node in joined
+        if node not in job.checks.asked
+        and node not in transitions.nodes.by_agent
+        and _is_wanted(transitions, job, node)
+    )
     for node in list(islice(wanted, _MOST_AT_ONCE)):
         transitions.nodes.begin_check(node, _why(transitions, job, node), job.name)
         job.checks.asked[node] = now_s + CHECK_S
@@ -34,10 +41,19 @@ def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: floa
 
 def is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
     """Return whether a node in doubt would be measured before it takes part in a round."""
+    if node in job.checks.accused:
+        return False
     waiting = job.waiting.get(node)
     # A node that another job trains on is not measured: the two would disturb each other.
     can_check = waiting is not None and waiting.join.can_check and not transitions.nodes.runs_on(node)
     return can_check and job.record.policy.check_suspects and transitions.nodes.is_to_check(node)
+
+
+def measures_itself(transitions: Transitions, job: Job, node: str) -> bool:
+    """Return whether a node's runner measures it in this pause, or is about to: its agent need not."""
+    if transitions.nodes.book.life(node).state == NodeState.UNDER_CHECK or node in job.checks.asked:
+        return True
+    return _is_wanted(transitions, job, node)
 
 
 def _is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
@@ -65,6 +81,9 @@ def take_result(transitions: Transitions, job: Job, join: Join) -> None:
     transitions.nodes.end_check(join.node, join.check, job.name)
     if job.checks.asked.pop(join.node, None) is not None:
         job.checks.done.add(join.node)
+        for owed in job.owed_checks.values():
+            if owed.node == join.node and not owed.begun:
+                owed.instead = join.check
         if not job.checks.asked:
             transitions.mark(job, "checked")
 

@@ -11,6 +11,7 @@ import msgspec
 from megascale_ops.controller.job import diagnose, incidents, round_progress, terms
 from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.owed_checks import are_awaited
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.record.job_record import Member
@@ -50,6 +51,8 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
     if checks.are_awaited(job, now_s, is_full=len(formation.nodes) >= record.max_nodes):
         return False
     if formation.nodes:
+        if are_awaited(job.owed_checks.values(), joined, decide.evicted(job, transitions.wall()), now_s):
+            return False
         _form(transitions, job, formation.nodes, formation.reason)
         return True
     succeeded = [node for node, leave in job.round.left.items() if leave.outcome == "succeeded"]

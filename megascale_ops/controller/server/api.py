@@ -50,6 +50,7 @@ from megascale_ops.controller.server.rank_logs import RankLogs
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList, Health
+from megascale_ops.schema.health import CheckAsk
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
@@ -79,6 +80,7 @@ _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
 _stops = msgspec.json.Decoder(StopAsk)
+_checks = msgspec.json.Decoder(CheckAsk)
 # 2 s: a journal that cannot be written fails within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
 
@@ -159,6 +161,8 @@ class Api:
         add("GET", "/v1/status", self._guard(self._status, may=_may_read_asked))
         add("GET", "/v1/incidents", self._guard(self._incidents, may=_may_read_asked, for_page=True))
         add("GET", "/v1/incidents/{id}", self._guard(self._incident, may=_may_read_asked, for_page=True))
+        add("POST", "/v1/nodes/{node}/check", self._guard(self._check_node, may=_may_operate_all))
+        add("GET", "/v1/nodes/{node}/check", self._guard(self._checked_node, may=_may_read_all))
         add("GET", "/v1/hardware", self._guard(self._hardware, may=_may_read_all))
         add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend, may=_may_operate_all))
         add("GET", "/v1/nodes", self._guard(partial(node_lives.show_all, self._loop.nodes), may=_may_read_all))
@@ -313,6 +317,14 @@ class Api:
     async def _checkpoint(self, request: web.Request) -> web.Response:
         job = self._job(request)
         return answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
+
+    async def _check_node(self, request: web.Request) -> web.Response:
+        ask = decode(_checks, await body_of(request))
+        node = request.match_info["node"]
+        return answer(self._loop.self_checks.begin(node, ask, "asked for by hand"))
+
+    async def _checked_node(self, request: web.Request) -> web.Response:
+        return answer(self._loop.self_checks.view(request.match_info["node"]))
 
     async def _history(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from megascale_ops.controller.journal.paging import MOST_LISTED
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
-from megascale_ops.schema.health import NodeAsk, NodeMoves, NodesView
+from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import Frame
@@ -148,6 +148,13 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /v1/jobs/{job}/profile/{id}": Operation(
         "profiled", READ, "What is known of a profile.", ProfileView, refuses=(404,)
+    ),
+    "GET /v1/nodes/{node}/check": Operation(
+        "checked_node", READ, "The newest self-check of a node.", SelfCheckView
+    ),
+    "POST /v1/nodes/{node}/check": Operation(
+        "check_node", OPERATE, "Have a node's agent measure the node; the result is read by GET.",
+        SelfCheckView, takes=CheckAsk, refuses=(404, 409),
     ),
     "GET /v1/hardware": Operation("hardware", READ, "GPUs that are remembered as bad.", BadHardwareList),
     "GET /v1/nodes": Operation("nodes", READ, "Nodes that are not simply healthy, and the day's limit.", NodesView),

@@ -262,7 +262,7 @@ def _came(store: Store, place: Place) -> dict[int, _Come]:
     found = {rank: msgspec.json.decode(bytes(store.get(key)), type=_Come) for rank, key in keys.items()}
     names = [one.name for one in found.values()]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise MegascaleError(f"two nodes are called {twice}: give each a --node NAME of its own")
+        raise MegascaleError(f"two nodes are called {twice}: give each a --name NAME of its own")
     return found
 
 

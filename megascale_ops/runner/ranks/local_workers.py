@@ -218,7 +218,7 @@ class LocalWorkers:
         """Start one rank, from a warm spare when there is one; its LOCAL_RANK may be a virtual one."""
         rank = int(env.get("RANK", "0"))
         told = self.environment_of(env, paths[1])
-        proc = self._take_warm(arguments, told, paths) or self._start_cold(arguments, told, paths)
+        proc = self._take_warm(arguments, told, paths, local_rank) or self._start_cold(arguments, told, paths)
         grace_s = self.place.stop_grace_s
         worker = Worker(proc, local_rank, rank, paths, grace_s, is_ending=lambda: self.is_ending)
         self.workers.append(worker)
@@ -255,7 +255,9 @@ class LocalWorkers:
                 if file is not None:
                     file.close()
 
-    def _take_warm(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> RankPopen | None:
+    def _take_warm(
+        self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str], local_rank: int
+    ) -> RankPopen | None:
         if self._warm is None or arguments[0] != self._python:
             return None
         return self._warm.assign(
@@ -266,7 +268,8 @@ class LocalWorkers:
                 "stdout": paths[0],
                 "stderr": paths[1],
                 "bootstrap": str(BOOTSTRAP / "sitecustomize.py"),
-            }
+            },
+            local_rank,
         )
 
     def _announce(self) -> None:

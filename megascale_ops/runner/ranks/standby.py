@@ -11,8 +11,10 @@ environment and runs the script as ``__main__``. End of input before that line m
 Arguments: the descriptor to write that byte to, and the one that becomes the rank's standard input, which is the
 runner's own (none: it is empty).
 
-Nothing of CUDA is touched before the line arrives: the import alone neither creates a context nor reads
-CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is read at import, so the runner starts spares with the ranks' value.
+Nothing of CUDA is touched before the line arrives, unless MEGASCALE_GPU_OF_SPARE names a GPU: the import alone neither
+creates a context nor reads CUDA_VISIBLE_DEVICES. With it the spare makes a context there, and one product for cuBLAS;
+which GPU is the current one it leaves alone. OMP_NUM_THREADS is read at import, so the runner starts spares with the
+ranks' value.
 """
 
 import gc
@@ -61,6 +63,25 @@ def _run(argv: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def _make_context() -> None:
+    """Initialise CUDA and make the context of one GPU; where that fails the rank will do it, or say why it can't."""
+    number = os.environ.pop("MEGASCALE_GPU_OF_SPARE", "")
+    torch = sys.modules.get("torch")
+    if not number or torch is None:
+        return
+    try:
+        if not torch.cuda.is_available():
+            return
+        with torch.cuda.device(int(number) % torch.cuda.device_count()):
+            a = torch.ones(64, 64, device="cuda")
+            torch.mm(a, a)
+            torch.cuda.synchronize()
+            del a
+            torch.cuda.empty_cache()
+    except RuntimeError as error:  # the GPU is another process's alone, or has no room
+        sys.stderr.write(f"megascale-ops: a warm worker could not make a context on GPU {number}: {error}\n")
+
+
 def main() -> None:
     """Import, report, wait, become."""
     # As the recorder does where a script imports torch (``megascale_ops.garbage_kept``): nothing here is garbage, and
@@ -71,6 +92,7 @@ def main() -> None:
             importlib.import_module(name)
         except ImportError as error:  # the script may not need it, and fails by itself when it does
             sys.stderr.write(f"megascale-ops: a warm worker could not import {name}: {error}\n")
+    _make_context()
     gc.freeze()
     gc.enable()
 

@@ -13,7 +13,7 @@ from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.server.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
-from megascale_ops.schema.health import HardwareFinding, NodeAsk
+from megascale_ops.schema.health import CheckAsk, HardwareFinding, NodeAsk
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange, StopAsk
 from megascale_ops.schema.progress import RankReport
 from megascale_ops.schema.tokens import Grant, issue, new_token
@@ -74,6 +74,8 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/v1/status"): ("/v1/status", None, READ_ASKED),
     ("GET", "/v1/incidents"): ("/v1/incidents", None, READ_ASKED),
     ("GET", "/v1/incidents/{id}"): ("/v1/incidents/job-1", None, READ_ASKED),
+    ("POST", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", CheckAsk(), {"own"}),
+    ("GET", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", None, READ_ALL),
     ("GET", "/v1/hardware"): ("/v1/hardware", None, READ_ALL),
     ("GET", "/v1/nodes"): ("/v1/nodes", None, READ_ALL),
     ("GET", "/v1/nodes/{node}"): ("/v1/nodes/n", None, READ_ALL),

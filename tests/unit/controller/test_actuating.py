@@ -6,9 +6,11 @@ from collections.abc import Mapping
 import pytest
 
 from megascale_ops.controller.actuating import Actuating
+from megascale_ops.controller.nodes.life import NodeState
 from megascale_ops.controller.policy.decision import Eviction
 from megascale_ops.controller.recovery.decide import spares, unwelcome
 from megascale_ops.engines.actuator import EngineError, EngineNode, RightsError
+from megascale_ops.schema.health import NodeCheck
 from tests.fakes.controlled_job import World
 
 
@@ -17,6 +19,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.drained: list[tuple[str, str]] = []
+        self.resumed: list[str] = []
         self.wrong: EngineError | None = None
         self.nodes = {name: EngineNode(name, "mixed", is_usable=True) for name in "ab"}
 
@@ -28,8 +31,11 @@ class Cluster:
         return f"node {node} is drained"
 
     def resume(self, node: str) -> str:
-        """Nothing here resumes."""
-        raise AssertionError(node)
+        """Note it."""
+        if self.wrong is not None:
+            raise self.wrong
+        self.resumed.append(node)
+        return f"node {node} is back in service"
 
     def states(self) -> Mapping[str, EngineNode]:
         """As they were set."""
@@ -131,3 +137,75 @@ async def test_a_spare_that_is_out_is_no_spare() -> None:
 
     assert was == ["b"]
     assert spares(world.loop.transitions, job) == []
+
+
+async def test_what_is_out_for_all_jobs_is_drained_and_resumed_when_a_person_takes_it_back() -> None:
+    """Once each time, however often it is looked; what a job has evicted is not resumed by that."""
+    world, cluster, actuating = await _two_nodes()
+    _evict(world, "a")
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+    for _ in range(2):
+        await actuating.poll()
+    drained = list(cluster.drained)
+
+    world.loop.nodes.release("b", "ops", "fan replaced")
+    for _ in range(2):
+        await actuating.poll()
+    resumed = list(cluster.resumed)
+    world.loop.nodes.quarantine("b", "ops", "again", 0.0)
+    await actuating.poll()
+
+    assert drained == [("a", "job: killed twice"), ("b", "draining by ops: fan 3")]
+    assert resumed == ["b"]
+    assert cluster.drained[2:] == [("b", "draining by ops: again")]
+
+
+async def test_time_alone_puts_no_node_back_into_service() -> None:
+    """A quarantine that is over leaves the node drained; a check that finds nothing resumes it."""
+    world, cluster, actuating = await _two_nodes()
+    nodes = world.loop.nodes
+    nodes.quarantine("c", "ops", "fan 3", 60.0)
+    await actuating.poll()
+    world.now_s += 61.0
+    nodes.poll()
+    state = nodes.book.life("c").state
+    await actuating.poll()
+    before = list(cluster.resumed)
+
+    nodes.begin_check("c", "served", "job")
+    nodes.end_check("c", NodeCheck("good", "", 12.0))
+    await actuating.poll()
+
+    assert state == NodeState.SUSPECT
+    assert before == []
+    assert cluster.resumed == ["c"]
+
+
+async def test_a_controller_that_is_started_again_resumes_what_the_one_before_has_drained() -> None:
+    """And drains it no second time."""
+    world, cluster, actuating = await _two_nodes()
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+
+    actuating.begin()
+    await actuating.poll()
+    world.loop.nodes.undo("b", "ops", "the wrong one")
+    await actuating.poll()
+
+    assert cluster.drained == []
+    assert cluster.resumed == ["b"]
+
+
+async def test_a_node_that_can_not_be_drained_is_not_resumed(caplog: pytest.LogCaptureFixture) -> None:
+    """One sentence in the log; somebody else may have taken it out for reasons of theirs."""
+    world, cluster, actuating = await _two_nodes()
+    cluster.wrong = RightsError("scontrol: Invalid user id; it takes Slurm's level Operator")
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+    for _ in range(2):
+        await actuating.poll()
+    cluster.wrong = None
+
+    world.loop.nodes.release("b", "ops", "fan replaced")
+    await actuating.poll()
+
+    assert sum("is not drained" in one.message for one in caplog.records) == 1
+    assert cluster.resumed == []

@@ -17,7 +17,14 @@ from megascale_ops.controller.notifying import Notifying
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.notify.config import NotifyConfig, Target
-from megascale_ops.schema.health import HardwareFinding, Verdict
+from megascale_ops.schema.health import (
+    CheckedFigure,
+    CheckedFinding,
+    HardwareFinding,
+    SelfCheck,
+    SelfCheckView,
+    Verdict,
+)
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
 from megascale_ops.schema.progress import StepWork
@@ -83,6 +90,10 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     world.loop.hardware.book.ingest_findings("a", (xid,))
     world.loop.exported["sent"] += 1
     world.loop.nodes.accuse(Accusation("a", "xid_79", world.loop.wall(), "Xid 79"))
+    bad = CheckedFinding("bad", "GPU 1", "slow", check="gemm")
+    rate = CheckedFigure("gemm_bf16", "8 of them", 6e14, 3e14, 6.6e14)
+    check = SelfCheck("a", "quick", "bad", findings=(bad,), figures=(rate,))
+    world.loop.self_checks.last["a"] = SelfCheckView("a", "done", asked_wall_s=world.loop.wall(), check=check)
 
     config = ControllerConfig(notify=NotifyConfig(targets={"a": Target(kind="command", command=("true",))}))
     metrics = Metrics(world.loop, store, Notifying(config, world.loop))

@@ -8,6 +8,7 @@ import msgspec
 from megascale_ops.controller.live.feed import Feed, Sources
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
+from megascale_ops.schema.health import CheckedFigure, CheckedFinding, SelfCheck, SelfCheckView
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import UNKNOWN, Frame, merge, numbers
 from megascale_ops.schema.policy import JobPolicy
@@ -262,3 +263,28 @@ async def test_a_rank_that_waits_in_a_collective_is_told_as_it_is() -> None:
 
     assert frame.columns is not None
     assert list(numbers("behind", frame.columns.behind)) == [0, 5]
+
+
+async def test_the_newest_self_checks_of_the_jobs_nodes_are_told_the_worst_first() -> None:
+    """Age, worst finding, figures; nodes without one are left out, and another job's node is not this job's."""
+    world = World(nproc=1, min_nodes=3, max_nodes=3)
+    await world.up("a", "b", "c")
+    rate = CheckedFigure("gemm_bf16", "8 of them", 6e14, 3e14, 6.6e14, "bf16 matrix products, 8 of them: 600 TFLOP/s")
+    slow = CheckedFinding("bad", "GPU 1", "GPU 1 is slow", check="gemm")
+    last = world.loop.self_checks.last
+    last["a"] = SelfCheckView("a", "done", asked_wall_s=5.0, check=SelfCheck("a", "quick", "good", figures=(rate,)))
+    last["b"] = SelfCheckView("b", "done", asked_wall_s=6.0, check=SelfCheck("b", "quick", "bad", findings=(slow,)))
+    last["x"] = SelfCheckView("x", "done", asked_wall_s=7.0, check=SelfCheck("x", "quick", "bad"))
+    loop, feed = world.loop, Feed("job")
+    sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job, check_of=loop.self_checks.view)
+
+    for _ in feed.gather(sources, now_s=world.now_s, wall_s=loop.wall(), lag_s=0.0):
+        pass
+
+    assert feed.frame is not None
+    assert feed.frame.checks is not None
+    assert [(one.node, one.status, one.worst) for one in feed.frame.checks] == [
+        ("b", "bad", "GPU 1 is slow"),
+        ("a", "good", ""),
+    ]
+    assert feed.frame.checks[1].figures == ("bf16 matrix products, 8 of them: 600 TFLOP/s",)

@@ -236,7 +236,7 @@ def test_reports_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         (("--path", "/no/such"), "--path /no/such is not a folder"),
         (("a.json",), "a.json is no option"),
         (("--compare",), "needs the reports of two nodes"),
-        (("--compare", "--quick", "a.json"), "leave --quick or --full out"),
+        (("--compare", "--quick", "a.json"), "leave --quick/--full out"),
         (("--compare", "--check", "cpu", "a.json"), "leave --check out"),
         (("--compare", "/no/a.json", "/no/b.json"), "/no/a.json can't be read"),
         (("--out", "/no/such/x.json"), "there is no folder /no/such"),

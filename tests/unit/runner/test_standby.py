@@ -5,8 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from megascale_ops.runner.processes import RankPopen
 from megascale_ops.runner.ranks import warm
 
 # The start of CUDA is watched from the moment there is a torch: also without a GPU, where it would merely fail.
@@ -75,3 +79,120 @@ def test_a_spare_that_became_a_rank_reads_what_the_runner_reads(tmp_path: Path) 
     for end in (ready, told, terminal, keys):
         os.close(end)
     assert out == b"hello ada\n"
+
+
+_FAKE_TORCH = """
+import contextlib, os
+
+said = open(os.environ["SAID"], "a")
+
+
+class Tensor:
+    pass
+
+
+def ones(*_sizes, device):
+    said.write(f"ones on {device}\\n")
+    return Tensor()
+
+
+def mm(_a, _b):
+    said.write("mm\\n")
+    if os.environ.get("FULL"):
+        raise RuntimeError("CUDA out of memory")
+
+
+class cuda:
+    is_available = staticmethod(lambda: os.environ.get("NO_GPU") is None)
+    device_count = staticmethod(lambda: 4)
+    synchronize = staticmethod(lambda: None)
+    empty_cache = staticmethod(lambda: said.write("left\\n") and said.flush())
+
+    @staticmethod
+    @contextlib.contextmanager
+    def device(index):
+        said.write(f"on {index}\\n")
+        yield
+        said.write("off\\n")
+        said.flush()
+"""
+
+
+def stood_by(tmp_path: Path, **env: str) -> tuple[list[str], str, str]:
+    """Let a spare with a torch that only tells become a rank; return what was told, its output and its words."""
+    (tmp_path / "torch.py").write_text(_FAKE_TORCH)
+    (tmp_path / "rank.py").write_text("import os; print(os.environ.get('MEGASCALE_GPU_OF_SPARE', 'gone'))\n")
+    (tmp_path / "said").touch()
+    ready, told = os.pipe()
+    given = {**os.environ, "PYTHONPATH": str(tmp_path), "SAID": str(tmp_path / "said"), **env}
+    order = {
+        "argv": ["-u", str(tmp_path / "rank.py")], "env": dict(os.environ), "cwd": str(tmp_path), "stdout": "",
+        "stderr": "", "bootstrap": "",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(vars(warm)["_STANDBY"]), str(told)],
+        input=json.dumps(order) + "\n", env=given, pass_fds=(told,), capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    os.close(told)
+    assert os.read(ready, 1) == b"r"
+    os.close(ready)
+    return (tmp_path / "said").read_text().split("\n")[:-1], done.stdout.strip(), done.stderr
+
+
+def test_a_spare_of_a_gpu_makes_its_context_there_and_leaves_the_current_device_alone(tmp_path: Path) -> None:
+    """The rank knows nothing of it; a local rank beyond the GPUs takes one of them, as a script with fewer would."""
+    told, out, _ = stood_by(tmp_path, MEGASCALE_GPU_OF_SPARE="6")
+
+    assert told == ["on 2", "ones on cuda", "mm", "left", "off"]
+    assert out == "gone"
+
+
+def test_without_a_gpu_or_with_one_that_is_full_it_becomes_a_rank_all_the_same(tmp_path: Path) -> None:
+    """What failed is said once, on stderr; without the variable nothing is touched at all."""
+    nothing, out, _ = stood_by(tmp_path, MEGASCALE_GPU_OF_SPARE="0", NO_GPU="1")
+    untouched, _, _ = stood_by(tmp_path)
+    _, full, words = stood_by(tmp_path, MEGASCALE_GPU_OF_SPARE="1", FULL="1")
+
+    assert nothing == untouched == []
+    assert out == full == "gone"
+    assert "a warm worker could not make a context on GPU 1: CUDA out of memory" in words
+
+
+def test_what_cuda_was_initialised_with_must_be_the_ranks() -> None:
+    """Other GPUs, another order or another allocator: that spare is not used; other variables do not count."""
+    mine = {"CUDA_VISIBLE_DEVICES": "0,1", "RANK": "0", "NCCL_DEBUG": "INFO"}
+
+    assert warm.same_cuda(mine, {**mine, "RANK": "1", "NCCL_DEBUG": "WARN"})
+    assert not warm.same_cuda(mine, {**mine, "CUDA_VISIBLE_DEVICES": "1"})
+    assert not warm.same_cuda(mine, {**mine, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert not warm.same_cuda({}, mine)
+
+
+def test_a_rank_gets_the_spare_of_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two spares that wait, each becomes the local rank whose context it has made, and none another's."""
+    waits = tmp_path / "waits.py"
+    waits.write_text("import os, sys; os.write(int(sys.argv[1]), b'r'); sys.stdin.readline()\n")
+    monkeypatch.setattr(warm, "_STANDBY", waits)
+    env = dict(os.environ)
+    pool = warm.WarmPool(2, env, 0.0, on_gpu=True)
+    try:
+        pool.settle()
+        end_s = time.monotonic() + 60.0
+        while len(ready := _ready(pool)) < 2 and time.monotonic() < end_s:
+            time.sleep(0.01)
+
+        other_gpus = pool.assign({"env": {**env, "CUDA_VISIBLE_DEVICES": "1"}}, 1)
+        became = pool.assign({"env": env}, 1)
+    finally:
+        pool.stop()
+
+    assert sorted(ready) == [0, 1]
+    assert other_gpus is None
+    assert became is ready[1]
+    assert became.wait(30) == 0
+
+
+def _ready(pool: warm.WarmPool) -> dict[int, RankPopen]:
+    """Return the processes of the spares that wait, by their local rank."""
+    return {one.local_rank: one.proc for one in list(vars(pool)["_spares"]) if one.is_ready()}

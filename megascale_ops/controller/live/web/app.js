@@ -3,6 +3,7 @@
 // #job=NAME for a job, #incident=ID for an incident, #log=RANK (with job, incident or round) for what a rank printed,
 // #view=jobs for the list of all jobs, nothing for the job that needs a look most. A token may come along as #token=TOKEN: what stands behind the # is sent to nobody.
 
+import { ChecksView } from "./checks.js";
 import { Known, OVER } from "./frames.js";
 import { IncidentList, IncidentPage } from "./incidents.js";
 import { JobsView } from "./jobs.js";
@@ -29,6 +30,7 @@ const map = new MapView();
 const times = new TimesView();
 const ledger = new LedgerView();
 const nodes = new NodesView(hasToken);
+const checks = new ChecksView();
 const jobs = new JobsView();
 const list = new IncidentList();
 const page = new IncidentPage(hasToken);
@@ -68,7 +70,7 @@ function draw() {
   waiting = new Set();
   if (known.changed.has("headline")) views.push(verdict);
   if (known.changed.has("pace")) views.push(pace);
-  if (known.changed.size) views.push(map, times, ledger, nodes, list, page, jobs);
+  if (known.changed.size) views.push(map, times, ledger, nodes, checks, list, page, jobs);
   part("page").hidden = Boolean(page.id) || jobs.isOpen || log.isOpen;
   part("door").hidden = true;
   for (const view of views) {

@@ -10,7 +10,7 @@ export const JUDGED = ["ok", "slow", "suspect", "lost", "gone", "unheard", "star
 // States of a job that is over.
 export const OVER = ["failed", "finished", "stopped"];
 export const UNKNOWN = 65535;
-const PARTS = ["headline", "pace", "incidents", "jobs", "ledger", "lives"];
+const PARTS = ["headline", "pace", "incidents", "jobs", "ledger", "lives", "checks"];
 
 /** Numbers of a base64 column. */
 export function numbers(name, text) {
@@ -39,6 +39,7 @@ export class Known {
     this.headline = null;
     this.pace = null;
     this.ledger = null;
+    this.checks = [];
     this.incidents = [];
     this.jobs = [];
     this.lives = [];

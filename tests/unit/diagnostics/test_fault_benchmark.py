@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark that draws faults, in small: all of a few are named, and it fails where the judgement does."""
+
+import random
+
+import pytest
+
+from benchmarks import diagnose_faults
+from benchmarks.diagnose_faults import DRAWN, Trial, judged, main
+from megascale_ops.diagnostics import judgement
+
+
+def test_drawn_faults_are_named_and_clean_fleets_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of each kind, five clean fleets, another seed than the table's."""
+    code = main(["--kinds", "drawn", "--trials", "2", "--clean", "5", "--seed", "11"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert out.count("| reading | 2 | 2 |") == len(DRAWN)
+    assert "| fleets of 2 to 32 nodes with 8 GPUs | 5 | 0 |" in out
+
+
+def test_a_judgement_that_names_nobody_fails_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the comparison of equals slow GPUs are missed, and the table says which."""
+    monkeypatch.setattr(judgement.equals, "compare", lambda _figures: [])
+
+    code = main(["--kinds", "drawn", "--trials", "2", "--clean", "2", "--seed", "11"])
+
+    assert code == 1
+    assert "wrong: all GPUs of a node 6 to 30 % slow" in capsys.readouterr().out
+
+
+def test_a_judgement_that_names_too_many_fails_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A healthy clock that is called far off is something named in a clean run."""
+    draw = random.Random(11)  # noqa: S311  no secret
+    fleet = diagnose_faults.fleet
+    monkeypatch.setattr(diagnose_faults, "fleet", lambda _draw: _with_a_bad_clock(fleet(draw)))
+
+    assert judged(diagnose_faults.fleet(draw), "").named
+    assert main(["--kinds", "drawn", "--trials", "1", "--clean", "1"]) == 1
+    assert "named in a clean run" in capsys.readouterr().out
+    assert not Trial("n00/GPU 1", ("n00/GPU 1", "n01/GPU 2")).is_right
+    assert not Trial("n00/GPU 1", ()).is_right
+
+
+def _with_a_bad_clock(
+    readings: "dict[str, dict[str, diagnose_faults.Reading]]",
+) -> "dict[str, dict[str, diagnose_faults.Reading]]":
+    clock = readings["n00"]["clock"]
+    figures = tuple(
+        diagnose_faults.Figure(one.name, one.of, 9.0) if one.name == "clock_offset" else one for one in clock.figures
+    )
+    readings["n00"]["clock"] = diagnose_faults.Reading(figures, clock.facts)
+    return readings
