@@ -84,7 +84,13 @@ def test_faults_settings_and_examples_are_offered() -> None:
     assert offered("chaos run sigkill sigs") == ["sigstop"]
     assert "silence_floor_s=" in offered("policy set gpt silence")
     assert "frozen=warn" in offered("run --policy frozen")
-    assert offered("examples copy ") == ["train_gpt.py", "train_gpt_plain.py", "train_moe_gpt.py", "deploy"]
+    assert offered("examples copy ") == [
+        "bench_moe_gpt.py",
+        "train_gpt.py",
+        "train_gpt_plain.py",
+        "train_moe_gpt.py",
+        "deploy",
+    ]
 
 
 @pytest.mark.parametrize("line", ["why ", "logs ", "status --controller http://127.0.0.1:9 --job "])
