@@ -10,6 +10,7 @@ import pytest
 from megascale_ops.controller.live.node_lines import node_lines
 from megascale_ops.controller.nodes.evidence import Accusation, accusations_of
 from megascale_ops.controller.nodes.life import ILLEGAL, TABLE, NodeEvent, NodeState, diagram
+from megascale_ops.controller.policy.decision import Eviction
 from megascale_ops.errors import RefusedError
 from megascale_ops.ledger import ROWS
 from megascale_ops.schema.health import NODE_STATES, Finding, HardwareFinding, NodeCheck, Verdict
@@ -170,6 +171,20 @@ async def test_a_check_without_an_answer_holds_nobody_up_for_ever() -> None:
     assert [member.node for member in world.loop.jobs["job"].record.members] == ["b"]
     assert world.loop.nodes.book.life("a").state == "suspect"
     assert not world.loop.nodes.is_to_check("a")
+
+
+@pytest.mark.parametrize(("spare", "told"), [(True, {"a": "wait", "b": "go"}), (False, {"a": "check"})])
+async def test_a_node_that_its_job_has_evicted_is_measured_only_where_it_is_needed(
+    spare: bool, told: dict[str, str]
+) -> None:
+    """Its runner would measure for a round that does not take it, and miss the end of the job."""
+    world, asked = await _broken(spare=spare)
+    job, wall_s = world.loop.jobs["job"], world.loop.wall()
+    job.record = msgspec.structs.replace(job.record, evictions=(Eviction("a", wall_s, wall_s + 600.0),))
+
+    answers = await _answers(world, asked)
+
+    assert {node: reply.status for node, reply in answers.items()} == told
 
 
 async def test_all_nodes_are_measured_side_by_side_where_the_policy_says_so() -> None:
