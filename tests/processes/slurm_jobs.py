@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from tests.fakes import servers
 from tests.fakes.slurm import OneNode
 from tests.processes.launch import Launch, until
 
@@ -71,4 +72,9 @@ class Job:
         """Let the script end."""
         folder = self.launch.run_dir(f"trains-{self.id}") / "checkpoints"
         (folder / "enough").touch()
-        self.slurm.until_state(self.id, "COMPLETED", "FAILED")
+        ended = ("COMPLETED", "FAILED")
+        servers.until(
+            lambda: self.slurm.job(self.id)["JobState"] in ended,
+            f"the job is {ended}",
+            why=lambda: f"{self.printed}\n{self.log()}",
+        )

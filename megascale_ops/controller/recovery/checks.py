@@ -15,6 +15,7 @@ from megascale_ops.controller.job.node_checks import NodeChecks
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import CHECK_S, NodeState
 from megascale_ops.controller.policy.eviction import is_evicted
+from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.schema.messages import Join
 
 # 200 nodes at once, ten times a second: each is a move that is journaled, 0.3 ms of the loop.
@@ -25,12 +26,12 @@ _IN = (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.BACK)
 def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: float) -> None:
     """Ask the runners of those nodes to measure them that must be measured before they take part.
 
-    A node that the job has evicted is not asked while the others suffice without it: it would measure itself for a
-    round that does not take it, and hear of the job's end when its controller may be gone.
+    A node that the job has evicted is not asked while a round is on, nor while the others suffice for the next one: it
+    would measure itself for a round that does not take it, and hear of the job's end when its controller may be gone.
     """
     joined, wall_s = list(joined), transitions.wall()
     others = [node for node in joined if is_evicted(job.record.evictions, node, wall_s) is None]
-    asked = others if len(others) >= job.record.min_nodes else joined
+    asked = others if job.state in ACTIVE or len(others) >= job.record.min_nodes else joined
     wanted = (
         node
         for node in asked

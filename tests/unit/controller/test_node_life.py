@@ -183,8 +183,12 @@ async def test_a_node_that_its_job_has_evicted_is_measured_only_where_it_is_need
     job.record = msgspec.structs.replace(job.record, evictions=(Eviction("a", wall_s, wall_s + 600.0),))
 
     answers = await _answers(world, asked)
+    if spare:
+        await world.up("b", "c")  # and while the next round is on it is not measured, either
+        await world.wait(2.0)
 
     assert {node: reply.status for node, reply in answers.items()} == told
+    assert world.loop.nodes.book.life("a").state == ("suspect" if spare else "under check")
 
 
 async def test_all_nodes_are_measured_side_by_side_where_the_policy_says_so() -> None:
