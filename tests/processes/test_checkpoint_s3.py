@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in S3 as s3fs speaks it, against a server of moto's: real requests, real conditional writes."""
 
+import io
 import json
 import logging
 import os
@@ -125,6 +126,24 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
         manager.save(1, states(1))
 
 
+def restored_while_written(url: str, writer: int) -> dict[str, Any]:
+    """What a restart finds whose predecessor's writer process, stopped till now, goes on."""
+    s3fs.S3FileSystem.clear_instance_cache()
+    sealed = s3fs.S3FileSystem(use_listings_cache=False).glob(f"{url}/step-00000002/*/manifest.json")
+    state = {"large": torch.zeros(30_000_000), "small": torch.zeros(3), "step": 0}
+    manager, said = CheckpointManager(url), io.StringIO()
+    handler, log = logging.StreamHandler(said), logging.getLogger("megascale_ops.checkpoint")
+    log.addHandler(handler)
+    os.kill(writer, signal.SIGCONT)
+    try:
+        step = manager.restore(state)
+    finally:
+        log.removeHandler(handler)
+    return {
+        "sealed before": sealed, "restored": [step, bool((state["large"] == 2).all())], "said": said.getvalue(),
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def behind(endpoint: str) -> Iterator[dict[str, Any]]:
     """What a training process reports of its saves in the background; it was killed with one in flight."""
@@ -149,9 +168,16 @@ def behind(endpoint: str) -> Iterator[dict[str, Any]]:
             training.kill()
             assert last, training.stderr.read()
             writer = int(last.rpartition(" ")[2])
-            yield {**json.loads(line), "url": url, "writer": writer}
-            with suppress(OSError):
-                os.kill(writer, signal.SIGKILL)
+            try:
+                # At once: a request that is stopped for a minute is given up by the client.
+                with pytest.MonkeyPatch.context() as patched:
+                    for name, value in environment.items():
+                        patched.setenv(name, value)
+                    orphan = restored_while_written(f"{url}/orphan", writer)
+            finally:
+                with suppress(OSError):
+                    os.kill(writer, signal.SIGKILL)
+            yield {**json.loads(line), "orphan": orphan}
         finally:
             ending.cancel()
             training.kill()
@@ -190,24 +216,13 @@ def test_a_bucket_that_goes_away_is_one_sentence(behind: dict[str, Any]) -> None
     assert "\n" not in behind["gone"]["error"]
 
 
-def test_a_restart_waits_for_what_an_orphan_still_writes(
-    behind: dict[str, Any], endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_restart_waits_for_what_an_orphan_still_writes(behind: dict[str, Any]) -> None:
     """The training process was killed when its copy was complete: its writer process seals, and that is restored."""
-    for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3fs.S3FileSystem.clear_instance_cache()
-    state = {"large": torch.zeros(30_000_000), "small": torch.zeros(3), "step": 0}
-    manager = CheckpointManager(f"{behind['url']}/orphan")
-    assert not s3fs.S3FileSystem().glob(f"{behind['url']}/orphan/step-00000002/*/manifest.json")
-    os.kill(behind["writer"], signal.SIGCONT)
+    orphan = behind["orphan"]
 
-    with caplog.at_level(logging.WARNING, "megascale_ops.checkpoint"):
-        assert manager.restore(state) == 2
-
-    assert bool((state["large"] == 2).all())
-    assert "waiting for the checkpoint that is still written to s3://" in caplog.text
+    assert orphan["sealed before"] == []
+    assert orphan["restored"] == [2, True]
+    assert "waiting for the checkpoint that is still written to s3://" in orphan["said"]
 
 
 def test_a_job_whose_rank_is_killed_goes_on_from_the_bucket(launch: Launch, tmp_path: Path, endpoint: str) -> None:
