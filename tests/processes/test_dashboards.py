@@ -46,8 +46,11 @@ MADE = tuple(name for name in METRICS if name.startswith(GPU_ONLY))
 EMPTY = {
     "megascale-self / What agents could not see / A": "a collector fails by a mistake of ours, not by what it looks at"
 }
-# Queries whose data one scrape a second may miss, and why.
-BRIEF = {"megascale-oncall / Processes that do not run / A": "a frozen rank is stopped for good after a second or two"}
+# Queries whose data one scrape a second may miss, or this machine may not have, and why.
+BRIEF = {
+    "megascale-oncall / Processes that do not run / A": "a frozen rank is stopped for good after a second or two",
+    "megascale-gpu-health / What they found worst / A": "most machines have no core that is bad",
+}
 ALL = {
     "job": "toy",
     "rank": "[0-9]+",
@@ -105,6 +108,9 @@ def play(launch: Launch, prometheus: RealPrometheus, machine: FakeMachine) -> No
     until(lambda: restarted(launch, 2), "the restart after a rank was frozen")
     prometheus.wait_for(slow)
     last_words(launch)
+    checked = launch.command("diagnose", "--node", "node-a", "--preempt", "--check", "cpu")
+    assert checked.returncode in (0, 1), checked.stderr
+    prometheus.wait_for("megascale_node_check_median")
     # The agent looks at adapters every ten seconds and at GPUs every five.
     prometheus.wait_for("increase(megascale_ib_link_flaps_total[5m]) > 0")
     prometheus.wait_for('megascale_gpu_recovery_action_info{action="reset"}')
