@@ -138,7 +138,7 @@ class OneNode:
         self.close()
 
     def close(self) -> None:
-        """End all three, the last first, and remove the folder."""
+        """End all three, the last first, with whatever a job that did not end has left, and remove the folder."""
         for program in reversed(self._running):
             program.terminate()
             try:
@@ -147,6 +147,10 @@ class OneNode:
                 program.kill()
                 program.wait(10.0)
         self._running.clear()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # slurmstepd and what it runs have the configuration from slurmd
+                if process.environ().get("SLURM_CONF") == str(self._configuration):
+                    process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_slurmd(self, name: str, *options: str) -> None:
