@@ -11,7 +11,6 @@ Orders to read stand beside all others: they are tied to no round, and an incide
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -19,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from megascale_agents import threads
+from megascale_agents.orders.background import Background
 from megascale_agents.ownership import files
 from megascale_agents.ranks.log_folders import LogFolder, folder_of
 from megascale_agents.ranks.rounds import Rounds
@@ -60,28 +60,17 @@ class LogReading:
         self._rounds = rounds
         self._speaker = speaker
         self._count = count
-        self._known: OrderedDict[str, None] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(_REMEMBERED)
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     def ingest_order(self, order: Order) -> None:
         """Take an order; one that is known already is not executed again."""
-        if order.id in self._known:
-            return
-        self._known[order.id] = None
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-        log.debug("order %s: %s of ranks %s", order.id, order.kind, order.ranks, extra={"job": order.job})
-        task = asyncio.create_task(self._obey(order), name=f"order {order.id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._background.begin(order, self._obey):
+            log.debug("order %s: %s of ranks %s", order.id, order.kind, order.ranks, extra={"job": order.job})
 
     async def close(self) -> None:
         """Leave what is not read; the controller says that no answer came."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.close()
 
     async def _obey(self, order: Order) -> None:
         """Read, and answer in any case."""

@@ -13,12 +13,12 @@ import logging
 import os
 import signal
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from megascale_agents.orders.background import Background
 from megascale_ops.schema.health import DEADLINES_S, CheckAsk, SelfCheck
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, Evidence, EvidenceItem, Order
 
@@ -60,28 +60,17 @@ class SelfChecks:
         self._speaker = speaker
         self._count = count
         self._program = program
-        self._known: OrderedDict[str, None] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(_REMEMBERED)
         self._turn = asyncio.Lock()
 
     def ingest_order(self, order: Order) -> None:
         """Take an order; one that is known already is not executed again."""
-        if order.id in self._known:
-            return
-        self._known[order.id] = None
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-        log.info("order %s: %s (%s)", order.id, order.kind, order.reason, extra={"node": self._node})
-        task = asyncio.create_task(self._obey(order), name=f"order {order.id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._background.begin(order, self._obey):
+            log.info("order %s: %s (%s)", order.id, order.kind, order.reason, extra={"node": self._node})
 
     async def close(self) -> None:
         """Kill what runs; the controller says that no answer came."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.close()
 
     async def _obey(self, order: Order) -> None:
         """Check, and answer in any case."""
