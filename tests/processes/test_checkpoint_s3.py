@@ -126,11 +126,11 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
         manager.save(1, states(1))
 
 
-def restored_while_written(url: str, writer: int) -> dict[str, Any]:
+def restored_while_written(url: str, step_in_flight: int, writer: int) -> dict[str, Any]:
     """What a restart finds whose predecessor's writer process, stopped till now, goes on."""
     s3fs.S3FileSystem.clear_instance_cache()
-    sealed = s3fs.S3FileSystem(use_listings_cache=False).glob(f"{url}/step-00000002/*/manifest.json")
-    state = {"large": torch.zeros(30_000_000), "small": torch.zeros(3), "step": 0}
+    sealed = s3fs.S3FileSystem(use_listings_cache=False).glob(f"{url}/step-{step_in_flight:08d}/*/manifest.json")
+    state = {"large": torch.zeros(3_000_000), "small": torch.zeros(3), "step": 0}
     manager, said = CheckpointManager(url), io.StringIO()
     handler, log = logging.StreamHandler(said), logging.getLogger("megascale_ops.checkpoint")
     log.addHandler(handler)
@@ -140,8 +140,12 @@ def restored_while_written(url: str, writer: int) -> dict[str, Any]:
     finally:
         log.removeHandler(handler)
     return {
-        "sealed before": sealed, "restored": [step, bool((state["large"] == 2).all())], "said": said.getvalue(),
-    }  # fmt: skip
+        "in flight": step_in_flight,
+        "sealed before": sealed,
+        "restored": step,
+        "whole": bool((state["large"] == step).all()),
+        "said": said.getvalue(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +163,7 @@ def behind(endpoint: str) -> Iterator[dict[str, Any]]:
     with subprocess.Popen(
         [sys.executable, str(BEHIND), url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     ) as training:
-        ending = threading.Timer(240.0, training.kill)
+        ending = threading.Timer(600.0, training.kill)  # beside ten busy processes it took 200 s
         ending.start()
         assert training.stdout is not None
         assert training.stderr is not None
@@ -167,13 +171,13 @@ def behind(endpoint: str) -> Iterator[dict[str, Any]]:
             line, last = training.stdout.readline(), training.stdout.readline()
             training.kill()
             assert last, training.stderr.read()
-            writer = int(last.rpartition(" ")[2])
+            step, writer = map(int, re.findall(r"\d+", last))
             try:
                 # At once: a request that is stopped for a minute is given up by the client.
                 with pytest.MonkeyPatch.context() as patched:
                     for name, value in environment.items():
                         patched.setenv(name, value)
-                    orphan = restored_while_written(f"{url}/orphan", writer)
+                    orphan = restored_while_written(f"{url}/orphan", step, writer)
             finally:
                 with suppress(OSError):
                     os.kill(writer, signal.SIGKILL)
@@ -221,7 +225,8 @@ def test_a_restart_waits_for_what_an_orphan_still_writes(behind: dict[str, Any])
     orphan = behind["orphan"]
 
     assert orphan["sealed before"] == []
-    assert orphan["restored"] == [2, True]
+    assert orphan["restored"] == orphan["in flight"], orphan
+    assert orphan["whole"]
     assert "waiting for the checkpoint that is still written to s3://" in orphan["said"]
 
 

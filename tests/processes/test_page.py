@@ -28,10 +28,10 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """Four ranks, the third of which works half a step longer than the others."""
+    """Four ranks, the third of which works twice as long as the others: half as long again drowns on a busy machine."""
     launched = Launch(tmp_path_factory.mktemp("page"))
     launched.spawn(
-        "run", "--nproc-per-node=4", "--job=toy", "--", str(PACED), "--slow=forward", "--share=0.5", "--at=20",
+        "run", "--nproc-per-node=4", "--job=toy", "--", str(PACED), "--slow=forward", "--share=1.0", "--at=20",
         "--steps=1000000",
     )  # fmt: skip
     launched.until_step(10, deadline_s=120.0)
