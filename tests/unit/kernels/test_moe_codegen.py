@@ -21,6 +21,7 @@ from megascale_kernels.moe import (  # noqa: E402
 )
 from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
 from megascale_kernels.planning.tiling import SHARED_MEMORY_LIMIT, swizzled  # noqa: E402
+from megascale_kernels.progress.board_format import NOTIFY, WAIT_BEGIN, WAIT_END  # noqa: E402
 
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from tests.fixtures.made_once import Shelf, shared_folder  # noqa: E402
@@ -119,7 +120,7 @@ def specialised_dispatch(*, saves: bool = False, backward: bool = False, selecti
     ))  # fmt: skip
 
 
-def specialised_combine(*, backward: bool = False) -> Machine:
+def specialised_combine(*, backward: bool = False, trace: bool = False) -> Machine:
     """Layer 1, warp-specialised."""
     tiling = COMBINE_BACKWARD if backward else COMBINE
     constants: dict[str, object] = {
@@ -128,7 +129,7 @@ def specialised_combine(*, backward: bool = False) -> Machine:
         "MOST_HERE": 8,
         "OPERATOR": 8,
         "PROGRESS": True,
-        "TRACE": False,
+        "TRACE": trace,
     }
     kernel = hopper_combine.hopper_combine_kernel
     boxes = {
@@ -137,7 +138,7 @@ def specialised_combine(*, backward: bool = False) -> Machine:
     }  # fmt: skip
     if backward:
         boxes["w_desc"] = swizzled_box(1, tiling.block_k, tiling.columns)
-    return COMPILED.get(f"hopper combine {backward}", lambda: compile_gluon(
+    return COMPILED.get(f"hopper combine {backward} {trace}", lambda: compile_gluon(
         kernel, types_of(kernel, boxes, constants), constants, registers=ROOM_FOR_ANNOUNCEMENTS, sixteens=("hidden",)
     ))  # fmt: skip
 
@@ -236,6 +237,15 @@ def test_results_are_added_up_by_wide_loads() -> None:
     products = [number for number, line in enumerate(lines) if "HGMMA" in line]
     for first, last in ((products[0], products[3]), (products[4], products[7])):
         assert not any(re.search(r"\b(LDL|STL)", line) for line in lines[first:last])
+
+
+def test_a_layer_s_sends_and_waits_are_recorded_by_who_multiplies_and_by_who_only_adds_up() -> None:
+    """Layer 1: the reducers and the first consumer, which tells of both consumers; without a trace nobody."""
+    recorded, silent = specialised_combine(trace=True).ptx, specialised_combine().ptx
+
+    for kind in (NOTIFY, WAIT_BEGIN, WAIT_END):  # a mark's third word is its kind and the peer: one place for each role
+        found = [len(re.findall(rf"\bor\.b32 .*, {kind << 16};", ptx)) for ptx in (recorded, silent)]
+        assert found == [2, 0], kind
 
 
 @pytest.mark.parametrize("name", list(ALL))
