@@ -269,7 +269,7 @@ def test_a_wrong_tuning_request_gets_one_sentence() -> None:
 
 
 def test_a_layer_whose_experts_are_cut_is_tuned_as_calls_have_it() -> None:
-    """The sizes of a request are those that `moe_experts` looks up: its tuning is found; whole experts' is another's."""
+    """The sizes of a request are those that `moe_experts` looks up, so its tuning is found; whole ones are others."""
     asked = ["--tokens", "64", "--experts", "6", "--top-k", "3", "--hidden", "48", "--inner", "96"]
     workspace = SimpleNamespace(world_size=4, max_rows=64)
     ids = torch.zeros(16, 3, dtype=torch.int32)
