@@ -102,7 +102,8 @@ def test_a_job_that_is_sent_beside_products_has_its_arrow(dumps: dict[int, Trace
         for rank, found in slices.items()
     }
     apart, together = (
-        {(arrow.source, arrow.notice.tile, arrow.wait.tile) for arrow in arrows(dumps, each)} for each in (slices, beside)
+        {(arrow.source, arrow.notice.tile, arrow.wait.tile) for arrow in arrows(dumps, each)}
+        for each in (slices, beside)
     )
 
     assert any(one.kind == "notify" and one.operator == "moe_combine" for found in beside.values() for one in found)
