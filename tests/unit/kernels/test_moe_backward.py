@@ -132,10 +132,10 @@ def kinds(done: RanBackward) -> set[str]:
 @pytest.mark.parametrize(
     ("place", "name", "broken", "kind"),
     [
-        ("moe.gradient_kernels", "await_units", await_nothing, RACE),
-        ("moe.gradient_kernels", "consumer_tile_wait", take_it_as_come, RACE),
+        ("moe.kernels.gradient_kernels", "await_units", await_nothing, RACE),
+        ("moe.kernels.gradient_kernels", "consumer_tile_wait", take_it_as_come, RACE),
         ("device.primitives", "publish", publish_relaxed, RACE),
-        ("moe.combine_kernel", "drain_tma_stores", do_not_drain, UNDRAINED),
+        ("moe.kernels.combine_kernel", "drain_tma_stores", do_not_drain, UNDRAINED),
     ],
 )  # fmt: skip
 def test_broken_synchronisation_is_found(place, name, broken, kind, monkeypatch: pytest.MonkeyPatch) -> None:

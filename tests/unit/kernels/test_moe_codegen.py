@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
-from megascale_kernels.moe import (  # noqa: E402
+from megascale_kernels.moe.kernels import (  # noqa: E402
     combine_kernel,
     dispatch_kernel,
     gradient_kernels,
@@ -19,7 +19,7 @@ from megascale_kernels.moe import (  # noqa: E402
     hopper_dispatch,
     routing,
 )
-from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
+from megascale_kernels.moe.kernels.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
 from megascale_kernels.planning.tiling import SHARED_MEMORY_LIMIT, swizzled  # noqa: E402
 from megascale_kernels.progress.board_format import NOTIFY, WAIT_BEGIN, WAIT_END  # noqa: E402
 

@@ -42,7 +42,7 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
-from megascale_kernels.moe.combine_kernel import (
+from megascale_kernels.moe.kernels.combine_kernel import (
     LEAD_TILES,
     ROW_TILES,
     SENT,
@@ -55,9 +55,9 @@ from megascale_kernels.moe.combine_kernel import (
     next_job,
     staging_of,
 )
-from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.hopper_dispatch import boxes_of_weight, pass_slots
-from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
+from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.kernels.hopper_dispatch import boxes_of_weight, pass_slots
+from megascale_kernels.moe.kernels.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
