@@ -233,7 +233,7 @@ class _TimedCopies:
 
     def chunks(self, launch: int) -> list[Any]:
         """The copies of a launch; one begins where the one before it ended."""
-        from megascale_kernels.moe.walk import UNITS
+        from megascale_kernels.moe.kernels.walk import UNITS
         from megascale_kernels.tracing import chunk_of
 
         found, before_ms = [], self.anchor.elapsed_time(self.began)

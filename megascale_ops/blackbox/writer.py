@@ -70,11 +70,13 @@ _BODY = 8  # every slot begins with its sequence
 
 # Plain names: an attribute of a ring costs 30 ns at every event. In the long rings a slot's place is computed each
 # time: a table of 1,024 is 130 KB of small objects, and in a training loop those are not in the caches any more.
-_NOW_AT = tuple((start >> 3, start + _BODY) for start in range(NOW.offset, NOW.offset + NOW.size, NOW.stride))
-_NOW_SLOTS = NOW.slots
+# Of "now" by the sequence of the record before, modulo twice the slots: its word, and where its body begins.
+_NOW_SPAN = 2 * NOW.slots
+_NOW_STARTS = tuple(NOW.offset + whole // 2 * NOW.stride for whole in range(_NOW_SPAN))
+_NOW_AT = tuple((start >> 3, start + _BODY) for start in _NOW_STARTS)
 _STEPS_OFFSET, _STEPS_SLOTS, _STEPS_STRIDE = STEPS.offset, STEPS.slots, STEPS.stride
 _EFFORTS_OFFSET, _EFFORTS_STRIDE = EFFORTS.offset, EFFORTS.stride  # as many slots as steps have
-_RING_OFFSET, _RING_SLOTS, _RING_STRIDE = COLLECTIVES.offset, COLLECTIVES.slots, COLLECTIVES.stride
+_RING_WORD, _RING_SLOTS, _RING_WORDS = COLLECTIVES.offset >> 3, COLLECTIVES.slots, COLLECTIVES.stride >> 3
 _ENDED_WORD = COLLECTIVES.field("ended_mono_ns").offset // 8
 _PASSAGES_WORD, _PASSAGES_SLOTS = PASSAGES.offset // 8, PASSAGES.slots
 _PASSAGE, _PASSAGE_STEP = (1 << PASSAGE_BITS) - 1, (1 << PASSAGE_STEP_BITS) - 1
@@ -93,7 +95,7 @@ class BoxWriter:
         self._pack_step = STEPS.body.pack_into
         self._pack_effort = EFFORTS.body.pack_into
         self._pack_collective = COLLECTIVES.body.pack_into
-        self._now_count = 0
+        self._now_whole = 0  # the sequence of its newest record
         self._beat_count = 0
         self._steps_count = 0
         self._collective_numbers = itertools.count()
@@ -110,7 +112,7 @@ class BoxWriter:
         self._phase = "startup"
         self._phase_bytes = b"startup"
         self._phase_bits = 0  # as a passage holds them
-        self._step_bits = _PASSAGE_STEP << PASSAGE_BITS
+        self._passage = _PASSAGE_STEP << PASSAGE_BITS  # the newest's word without its phase: one addition a passage
         self._phases: dict[str, tuple[bytes, int]] = {}  # as the box and as a passage hold them
         self._places: dict[str, int] = {}
         self._since_mono_s = time.monotonic()
@@ -179,9 +181,12 @@ class BoxWriter:
         now = time.monotonic() if now_mono_s is None else now_mono_s
         words = self._words
         if phase != self._phase or step != self._step:
+            self.passages = passage = self.passages + 1
             if step != self._step:
                 self._step = step
-                self._step_bits = (step & _PASSAGE_STEP) << PASSAGE_BITS
+                self._passage = (step & _PASSAGE_STEP) << PASSAGE_BITS | passage & _PASSAGE
+            else:
+                self._passage += 1
             if phase != self._phase:
                 self._phase = phase
                 try:
@@ -189,17 +194,15 @@ class BoxWriter:
                 except KeyError:
                     self._phase_bytes, self._phase_bits = self._learn(phase)
             self._since_mono_s = now
-            self.passages = passage = self.passages + 1
-            words[_PASSAGES_WORD + passage % _PASSAGES_SLOTS] = self._phase_bits | self._step_bits | passage & _PASSAGE
-        number = self._now_count
-        self._now_count = number + 1
-        word, at = _NOW_AT[number % _NOW_SLOTS]
-        words[word] = 2 * number + 1
+            words[_PASSAGES_WORD + passage % _PASSAGES_SLOTS] = self._phase_bits + self._passage
+        whole = self._now_whole
+        word, at = _NOW_AT[whole % _NOW_SPAN]
+        words[word] = whole + 1
         self._pack_now(
             self._map, at, step, self._steps_count, FLAG_ABSOLUTE if absolute else 0, self._since_mono_s,
             self._phase_bytes,
         )  # fmt: skip
-        words[word] = 2 * number + 2
+        self._now_whole = words[word] = whole + 2
         self._reals[_MOVED_WORD] = now
 
     def _learn(self, phase: str) -> tuple[bytes, int]:
@@ -276,21 +279,20 @@ class BoxWriter:
         Names are encoded once for a thousand calls, and one call does the work of two: 0.4 us of an event's two.
         """
         number = next(self._collective_numbers)
-        at = _RING_OFFSET + number % _RING_SLOTS * _RING_STRIDE
-        word = at >> 3
-        words = self._words
-        words[word] = 2 * number + 1
+        word = _RING_WORD + number % _RING_SLOTS * _RING_WORDS
+        whole, words = 2 * number + 2, self._words
+        words[word] = whole - 1
         self._pack_collective(
-            self._map, at + _BODY, seq, bytes_moved, enqueued_mono_ns, started_mono_ns, ended_mono_ns, communicator,
-            function, passage,
+            self._map, (word << 3) + _BODY, seq, bytes_moved, enqueued_mono_ns, started_mono_ns, ended_mono_ns,
+            communicator, function, passage,
         )  # fmt: skip
-        words[word] = 2 * number + 2
+        words[word] = whole
         self._reals[_MOVED_WORD] = enqueued_mono_ns * 1e-9
         return number
 
     def end_collective(self, number: int, ended_mono_ns: int) -> None:
         """Write the end of the collective ``number``: one word, never torn; this counts as moving."""
-        word = (_RING_OFFSET + number % _RING_SLOTS * _RING_STRIDE) >> 3
+        word = _RING_WORD + number % _RING_SLOTS * _RING_WORDS
         words = self._words
         if words[word] == 2 * number + 2:  # else 1,024 others came between, and the slot holds another record
             words[word + _ENDED_WORD] = ended_mono_ns

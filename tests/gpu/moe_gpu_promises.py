@@ -15,6 +15,8 @@ import torch.distributed as dist
 from megascale_kernels import MoeConfig, MoELayer, RankMismatch, TileTimeout, Workspace, moe_experts
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.expert_shards import choose_shards
+from megascale_kernels.moe.gradient_launch import BackwardBuffers
+from megascale_kernels.moe.launch import Buffers
 from torch import Tensor
 
 from tests.fakes.moe_cases import Layer, chosen
@@ -250,6 +252,32 @@ def only_what_is_wanted_is_enough(place: Place) -> None:
         workspace.check()
 
 
+def factors_of_w_in(workspace: Workspace) -> tuple[Tensor, ...]:
+    """What the last backward left of w_in's gradient: [rows, 2 I], [rows, H], and where each expert's rows end."""
+    plans = workspace.planned.plans.values()
+    extra = next(plan for plan in plans if isinstance(plan, BackwardBuffers))
+    y = next(plan for plan in plans if isinstance(plan, Buffers)).y
+    end = int(extra.ends[-1])
+    return extra.dpre[:end].clone(), y[:end].clone(), extra.ends.clone()
+
+
+def where_w_in_parts(
+    workspace: Workspace, eager: tuple[Tensor, ...], first: Tensor, replayed: Tensor
+) -> tuple[str, ...]:  # fmt: skip
+    """Which of an eager backward's and a replayed one's factors are equal, and whose product the gradient is."""
+    now = factors_of_w_in(workspace)
+    names = ("gradients of gate and up", "tokens in the order of experts", "ends")
+    told = [f"{name} equal: {torch.equal(one, other)}" for name, one, other in zip(names, eager, now, strict=True)]
+    again = torch._grouped_mm(now[0].t(), now[1], offs=now[2]).view_as(first)
+    told.append(
+        f"their product is the replayed: {torch.equal(again, replayed)}, the eager: {torch.equal(again, first)}"
+    )
+    if now[1].shape == eager[1].shape:
+        rows = (now[1] != eager[1]).any(dim=1).nonzero().flatten().tolist()
+        told.append(f"rows of tokens that differ: {len(rows)}, {rows[:8]}")
+    return tuple(told)
+
+
 def gradients_repeat_bit_by_bit(place: Place) -> None:
     """Whoever is late, the same operands give the same bits, kept or not, and in a captured graph; a layer trains."""
     layer = Layer(uneven(place, 900), 4, 8, 512, 384, dtype=torch.bfloat16)
@@ -263,6 +291,7 @@ def gradients_repeat_bit_by_bit(place: Place) -> None:
         for name, one, again in zip(NAMES, first, gradients(given, grad, workspace, fused=True), strict=True):
             assert torch.equal(one, again), (turn, name)
     workspace.check()
+    eager = factors_of_w_in(workspace)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         replayed = gradients(given, grad, workspace, fused=True)
@@ -271,9 +300,11 @@ def gradients_repeat_bit_by_bit(place: Place) -> None:
             torch.cuda._sleep(SLEEP_CYCLES)
         graph.replay()
         torch.cuda.synchronize()
+        workspace.check()
         for name, one, again in zip(NAMES, first, replayed, strict=True):
-            assert torch.equal(one, again), ("graph", turn, name, distance(one, again), int(again.isnan().sum()))
-    workspace.check()
+            if not torch.equal(one, again):
+                told = ("graph", turn, name, distance(one, again), int(again.isnan().sum()))
+                raise AssertionError((*told, *where_w_in_parts(workspace, eager, first[2], replayed[2])))
     model = MoELayer(272, 176, 3 * place.world_size, 2, workspace, shared_inner=64)
     tokens = torch.randn(100, 272, device="cuda", dtype=torch.bfloat16)
     model(tokens).square().mean().backward()

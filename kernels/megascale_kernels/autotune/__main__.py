@@ -2,7 +2,8 @@
 """Tune one shape on the GPUs of this host and remember the result.
 
 `torchrun --nproc-per-node 4 -m megascale_kernels.autotune ag_gemm --m 8192 --n 7168 --k 8192`, or a MoE layer:
-`... autotune moe --tokens 8192 --experts 64 --top-k 6 --hidden 2048 --inner 1408` (`moe_tuning.py`).
+`... autotune moe --tokens 8192 --experts 64 --top-k 6 --hidden 2048 --inner 1408` (`moe_tuning.py`;
+`--tensor-parallel` where experts are cut).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 """Measure the ways to run one MoE layer under three skews, in turn with the serial path, and remember the best.
 
 `torchrun --nproc-per-node 2 -m megascale_kernels.autotune moe --tokens 8192 --experts 64 --top-k 6 --hidden 2048
---inner 1408`
+--inner 1408`, with `--tensor-parallel 2` where each expert is cut between two ranks.
 
 A way that is fastest when the load is even may be slow when it is not: the one is kept whose worst ratio to the fastest
 of its skew is least (COMET's standard deviations: 0, 0.032 and 0.05). Rank 0 decides, writes it down and hands it out.
@@ -29,7 +29,7 @@ from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.assignment import flags_of, likely_ways
 from megascale_kernels.moe.expert_shards import choose_shards
-from megascale_kernels.moe.experts import moe_experts
+from megascale_kernels.moe.experts import moe_experts, why_sizes_cannot
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.skewed import SKEWS, drawn_routing
 from megascale_kernels.moe.tables import Sizes
@@ -176,18 +176,22 @@ def parser() -> argparse.ArgumentParser:
         description="Measure the ways to run a MoE layer and remember the steadiest. Run it under torchrun.",
     )
     for name, told in (
-        ("--tokens", "of all ranks"), ("--experts", "of all ranks"), ("--top-k", "experts of a token"),
-        ("--hidden", "H"), ("--inner", "I"),
+        ("--tokens", "of all ranks"), ("--experts", "whole ones, of all ranks"), ("--top-k", "experts of a token"),
+        ("--hidden", "H"), ("--inner", "I of a whole expert"),
     ):  # fmt: skip
         made.add_argument(name, type=int, required=True, help=told)
+    made.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="S", help="ranks among which each expert is cut along I (1)"
+    )
     made.add_argument("--budget-s", type=float, default=30.0, help="begin no further skew after this")
     return made
 
 
 def complaint(options: argparse.Namespace, environment: dict[str, str], gpus: int) -> str | None:
     """What is wrong with the request, in one sentence; None when nothing is."""
-    if min(options.tokens, options.experts, options.top_k, options.hidden, options.inner) < 1:
-        return "--tokens, --experts, --top-k, --hidden and --inner are positive numbers"
+    given = (options.tokens, options.experts, options.top_k, options.hidden, options.inner, options.tensor_parallel)
+    if min(given) < 1:
+        return "--tokens, --experts, --top-k, --hidden, --inner and --tensor-parallel are positive numbers"
     if options.top_k > options.experts or not 0 < options.budget_s < math.inf:
         return (
             f"--top-k {options.top_k} of {options.experts} experts, --budget-s {options.budget_s}: at most all "
@@ -198,9 +202,37 @@ def complaint(options: argparse.Namespace, environment: dict[str, str], gpus: in
     world_size = int(environment["WORLD_SIZE"])
     if gpus < world_size:
         return f"{world_size} ranks want a GPU each, but torch sees {gpus} on this machine"
-    if options.tokens % world_size or options.experts % world_size:
-        return f"--tokens {options.tokens} or --experts {options.experts} does not divide among {world_size} ranks"
+    return _does_not_divide(options, world_size) or _kernels_cannot(options, world_size)
+
+
+def _does_not_divide(options: argparse.Namespace, world_size: int) -> str | None:
+    shards = options.tensor_parallel
+    if world_size % shards:
+        return f"--tensor-parallel {shards}: {world_size} ranks cannot be divided into groups of {shards}"
+    groups = world_size // shards
+    if options.tokens % world_size:
+        return f"--tokens {options.tokens} does not divide among {world_size} ranks"
+    if options.experts % groups:
+        among = f"{world_size} ranks" if shards == 1 else f"{groups} groups of {shards} ranks"
+        return f"--experts {options.experts} does not divide among {among}"
+    if options.inner % shards:
+        return f"--inner {options.inner} cannot be cut into {shards} shards (--tensor-parallel)"
     return None
+
+
+def _kernels_cannot(options: argparse.Namespace, world_size: int) -> str | None:
+    sizes = sizes_of(options, world_size)
+    why = why_sizes_cannot(sizes.top_k, sizes.experts, sizes.hidden, sizes.inner, sizes.shards)
+    return f"there is nothing to tune: {why}, so this layer takes the serial path" if why else None
+
+
+def sizes_of(options: argparse.Namespace, world_size: int) -> Sizes:
+    """The layer that is asked for, as one of so many ranks has it: a shard is an expert (`expert_shards`)."""
+    shards = options.tensor_parallel
+    return Sizes(
+        world_size, options.tokens // world_size, options.top_k * shards, options.experts * shards // world_size,
+        options.hidden, options.inner // shards, shards=shards,
+    )  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -217,12 +249,8 @@ def main(arguments: list[str]) -> int:
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=timedelta(seconds=300))
     try:
-        ranks = dist.get_world_size()
         workspace = Workspace(max_rows=options.tokens, max_gather_cols=options.hidden)
-        sizes = Sizes(
-            ranks, options.tokens // ranks, options.top_k, options.experts // ranks, options.hidden, options.inner
-        )
-        tuned = tune_moe(sizes, workspace, budget_s=options.budget_s)
+        tuned = tune_moe(sizes_of(options, dist.get_world_size()), workspace, budget_s=options.budget_s)
         if dist.get_rank() == 0:
             for way, times in sorted(tuned.seconds.items(), key=lambda pair: max(pair[1])):
                 told = "serial path" if way is None else str(way)

@@ -250,11 +250,22 @@ def _why_serial(x: Tensor, top_k: int, w_in: Tensor, workspace: Workspace, shard
     major, minor = torch.cuda.get_device_capability(x.device)
     if major != HOPPER:
         return f"the device has compute capability {major}.{minor} and the kernels need {HOPPER}.0"
-    return _why_sizes_cannot(top_k, w_in, workspace, shards)
-
-
-def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace, shards: int) -> str:
     experts, _, inner, hidden = w_in.shape
+    if hidden > max(workspace.max_gather_cols, workspace.max_scatter_cols):
+        return f"the workspace was made for rows of at most {workspace.max_gather_cols} elements, H is {hidden}"
+    return why_sizes_cannot(top_k, experts, hidden, inner, shards)
+
+
+def why_sizes_cannot(top_k: int, experts: int, hidden: int, inner: int, shards: int) -> str:
+    """Why our kernels cannot run a layer of these sizes, "" when they can.
+
+    Args:
+        top_k: shards that a token chooses.
+        experts: of one rank, each a shard.
+        hidden: elements of a token, H.
+        inner: elements between the products of a shard, I / S.
+        shards: of each expert, S.
+    """
     if hidden % ALIGNED or inner % ALIGNED or min(hidden, inner) < 1:
         return f"H {hidden} or I {inner} is no multiple of {ALIGNED}"
     if not 1 <= experts <= MOST_EXPERTS:
@@ -263,8 +274,6 @@ def _why_sizes_cannot(top_k: int, w_in: Tensor, workspace: Workspace, shards: in
         return f"a token has {top_k // shards} experts, at most {MOST_TOP_K} are added up at once"
     if top_k > MOST_CHOSEN:
         return f"a token has {top_k // shards} experts of {shards} shards each, at most {MOST_CHOSEN} are looked at"
-    if hidden > max(workspace.max_gather_cols, workspace.max_scatter_cols):
-        return f"the workspace was made for rows of at most {workspace.max_gather_cols} elements, H is {hidden}"
     return ""
 
 

@@ -25,9 +25,9 @@ from megascale_kernels.device.layout import MAX_CTAS
 from megascale_kernels.launching.ready import OUT, W, X
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE_BACKWARD
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH_BACKWARD
-from megascale_kernels.moe.gradient_kernels import (
+from megascale_kernels.moe.kernels.combine_kernel import MOE_COMBINE_BACKWARD
+from megascale_kernels.moe.kernels.dispatch_kernel import MOE_DISPATCH_BACKWARD
+from megascale_kernels.moe.kernels.gradient_kernels import (
     MOE_GATES,
     MOE_GATHER,
     clear_empty_kernel,

@@ -9,11 +9,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD
-from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD
-from megascale_kernels.moe.hopper_combine import hopper_combine_kernel
-from megascale_kernels.moe.hopper_dispatch import hopper_dispatch_kernel
+from megascale_kernels.moe.kernels.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD
+from megascale_kernels.moe.kernels.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD
+from megascale_kernels.moe.kernels.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD
+from megascale_kernels.moe.kernels.hopper_combine import hopper_combine_kernel
+from megascale_kernels.moe.kernels.hopper_dispatch import hopper_dispatch_kernel
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Routing, Sizes
 from megascale_kernels.planning.tiling import swizzled

@@ -15,11 +15,11 @@ from megascale_kernels.launching.ready import BIAS, OUT, W, X
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import plain_launch
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH
+from megascale_kernels.moe.kernels.combine_kernel import MOE_COMBINE
+from megascale_kernels.moe.kernels.dispatch_kernel import MOE_DISPATCH
+from megascale_kernels.moe.kernels.routing import MOE_ROUTE, route_kernel
 from megascale_kernels.moe.layer_steps import Step, Steps
 from megascale_kernels.moe.moe_config import MoeConfig
-from megascale_kernels.moe.routing import MOE_ROUTE, route_kernel
 from megascale_kernels.moe.tables import HEADER_WORDS, Routing, Sizes, make_routing
 
 # Pairs that a routing program looks at together, times experts; and it compares each with each.

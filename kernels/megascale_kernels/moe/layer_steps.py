@@ -17,9 +17,9 @@ from megascale_kernels.device.primitives import rank_copy_data
 from megascale_kernels.launching.ready import Copy, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.moe.kernels.walk import UNITS
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
-from megascale_kernels.moe.walk import UNITS
 
 IDS = 4  # which of a call's tensors the experts of tokens are, behind those that `ready` names
 

@@ -9,8 +9,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD, combine_kernel
-from megascale_kernels.moe.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD, dispatch_kernel
+from megascale_kernels.moe.kernels.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD, combine_kernel
+from megascale_kernels.moe.kernels.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD, dispatch_kernel
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Routing, Sizes
 

@@ -248,10 +248,11 @@ def _role(words: list[int], cta: int, number: int, launch: int) -> RoleView | No
     wait = _wait(field) if field["needed"] >> SIGNATURE_BITS == launch else None
     if field["state"] == GAVE_UP and wait is not None:
         return RoleView(cta, ROLES[number], "gave up", tile, wait, sm)
-    if finished:
-        return RoleView(cta, ROLES[number], "done", None, None, sm)
+    # Before whether it has ended: two warpgroups may share a role, and one has ended while the other still waits.
     if field["state"] == WAITING and wait is not None and field["seen"] != field["needed"]:
         return RoleView(cta, ROLES[number], "waiting", tile, wait, sm)
+    if finished:
+        return RoleView(cta, ROLES[number], "done", None, None, sm)
     return RoleView(cta, ROLES[number], "running", tile, None, sm)
 
 

@@ -99,6 +99,8 @@ class MoELayer(layer.MoELayer):
     def bound_capacity(self, x: Tensor) -> int:
         """Set the capacity to LocMoE's lower bound for tokens [..., H] (2401.13920). Collective; waits for the device.
 
+        Never below the even share of pairs, with which an even load drops none (2406.00023).
+
         Returns:
             pairs of one rank's tokens that an expert takes from now on; the same on ranks with as many tokens.
 
@@ -107,10 +109,11 @@ class MoELayer(layer.MoELayer):
         """
         tokens = x.reshape(-1, x.shape[-1])
         ids = (tokens @ self.router.T).topk(self.top_k, dim=1).indices
-        largest = locality.largest_cosine(tokens, self.router, ids).to(torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.workspace.group)
+        widest = locality.least_cosine(tokens, self.router, ids).to(torch.float64)
+        dist.all_reduce(widest, op=dist.ReduceOp.MIN, group=self.workspace.group)
         experts, count = self.router.shape[0], tokens.shape[0]
-        bound = locality.capacity_bound(float(largest), tokens.shape[1], experts, count)
+        bound = locality.capacity_bound(float(widest), tokens.shape[1], experts, count)
+        bound = max(bound, -(-count * self.top_k // experts))
         self.capacity_factor = locality.bounded_factor(bound, count, self.top_k, experts)
         return bound
 

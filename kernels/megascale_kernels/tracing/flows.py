@@ -86,7 +86,7 @@ def _raised(rank: int, notice: Slice, dump: TraceDump) -> Iterator[Flag]:
             yield Flag(notice.operator, notice.launch, notice.role, rank, target, notice.tile)
     elif (notice.kind, notice.operator) == ("copy", "moe_dispatch"):
         yield Flag(notice.operator, notice.launch, "", rank, notice.peer, notice.tile)
-    elif (notice.kind, notice.operator) == ("push", "moe_combine"):
+    elif notice.operator == "moe_combine" and notice.kind in ("push", "notify"):  # the latter beside its products
         for owner, flag in _of_layer(notice, dump):
             yield Flag(notice.operator, notice.launch, "", rank, owner, flag)
 

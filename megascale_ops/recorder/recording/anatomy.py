@@ -157,8 +157,10 @@ class Anatomy:
 
     def waited(self, seconds: float, now_s: float) -> None:
         """Add time spent waiting for other ranks, until now; where one wait lies inside another it counts once."""
-        fresh_s = min(seconds, now_s - self._waited_until_s)
+        fresh_s = now_s - self._waited_until_s
         self._waited_until_s = now_s
+        if seconds < fresh_s:  # noqa: PLR1730  as in ``finish``: once a collective
+            fresh_s = seconds
         if fresh_s > 0:
             self._span_waiting_s += fresh_s
 

@@ -57,8 +57,8 @@ def test_gradients_of_any_routing_are_right_and_ordered(name: str, seed: int) ->
 
 
 def test_a_straggler_changes_nothing() -> None:
-    """A rank that is a hundred times slower is waited for, and gradients stay right."""
-    done = ran_backward(CASES["two ranks"], stragglers={1: 100.0}, schedule="round_robin", launches=1)
+    """A rank that is a hundred times slower is waited for, and gradients stay right, also as captured graphs do it."""
+    done = ran_backward(CASES["two ranks"], stragglers={1: 100.0}, schedule="round_robin", launches=1, counted=True)
 
     assert max(done.worst.values()) <= 1
     assert done.ranks.world.findings == ()
@@ -66,13 +66,15 @@ def test_a_straggler_changes_nothing() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_bits_do_not_depend_on_the_schedule(keep: bool) -> None:
-    """Gradients are the same, bit for bit, whoever was fast, however many programs there were."""
+    """Gradients are the same, bit for bit, whoever was fast, however many programs there were.
+
+    The second run's copies are announced by kernels, and the device counts the launches, as in a captured graph.
+    """
     layer = CASES["pairs dropped"]._replace(config=SMALL._replace(keep=keep))
 
     first = ran_backward(layer, seed=3, launches=1)
-    second = ran_backward(
-        layer._replace(config=layer.config._replace(route_programs=3, reducers=0)), seed=8, launches=1, ctas=5
-    )
+    other = layer._replace(config=layer.config._replace(route_programs=3, reducers=0))
+    second = ran_backward(other, seed=8, launches=1, ctas=5, counted=True)
 
     for one, other in zip(first.found[0], second.found[0], strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -132,10 +134,10 @@ def kinds(done: RanBackward) -> set[str]:
 @pytest.mark.parametrize(
     ("place", "name", "broken", "kind"),
     [
-        ("moe.gradient_kernels", "await_units", await_nothing, RACE),
-        ("moe.gradient_kernels", "consumer_tile_wait", take_it_as_come, RACE),
+        ("moe.kernels.gradient_kernels", "await_units", await_nothing, RACE),
+        ("moe.kernels.gradient_kernels", "consumer_tile_wait", take_it_as_come, RACE),
         ("device.primitives", "publish", publish_relaxed, RACE),
-        ("moe.combine_kernel", "drain_tma_stores", do_not_drain, UNDRAINED),
+        ("moe.kernels.combine_kernel", "drain_tma_stores", do_not_drain, UNDRAINED),
     ],
 )  # fmt: skip
 def test_broken_synchronisation_is_found(place, name, broken, kind, monkeypatch: pytest.MonkeyPatch) -> None:

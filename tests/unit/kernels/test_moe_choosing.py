@@ -22,11 +22,12 @@ from megascale_kernels.autotune.moe_choosing import (  # noqa: E402
     open_moe_table,
     read_moe_config,
 )
-from megascale_kernels.autotune.moe_tuning import complaint, parser, steadiest, tune_moe  # noqa: E402
+from megascale_kernels.autotune.moe_tuning import complaint, parser, sizes_of, steadiest, tune_moe  # noqa: E402
 from megascale_kernels.autotune.store import Entry  # noqa: E402
 from megascale_kernels.autotune.timing import Measured  # noqa: E402
 from megascale_kernels.dispatch import moe_path  # noqa: E402
 from megascale_kernels.memory.planned import Planned  # noqa: E402
+from megascale_kernels.moe import experts  # noqa: E402
 from megascale_kernels.moe.assignment import (  # noqa: E402
     MOST_WAYS,
     busiest_rows,
@@ -251,10 +252,35 @@ def test_a_wrong_tuning_request_gets_one_sentence() -> None:
     for told, words in (
         (said("--tokens", "0"), "positive"), (said("--top-k", "5"), "at most all experts"),
         (said(environment={}), "no ranks"), (said(gpus=1), "want a GPU each"),
-        (said("--experts", "3"), "does not divide"),
+        (said("--experts", "3"), "--experts 3 does not divide among 2 ranks"),
+        (said("--tokens", "7"), "--tokens 7 does not divide"),
+        (said("--inner", "24"), "nothing to tune: H 16 or I 24 is no multiple of 16"),
+        (said("--tensor-parallel", "0"), "positive"),
+        (said("--tensor-parallel", "3"), "2 ranks cannot be divided into groups of 3"),
+        (said("--tensor-parallel", "2", "--inner", "17"), "--inner 17 cannot be cut into 2 shards"),
+        # Sixteen elements of I in all are eight on each of two ranks.
+        (said("--tensor-parallel", "2"), "nothing to tune: H 16 or I 8 is no multiple of 16"),
     ):  # fmt: skip
         assert told is not None
         assert words in told
+    four = {"RANK": "0", "WORLD_SIZE": "4"}
+    told = said("--tensor-parallel", "2", "--experts", "3", "--inner", "32", environment=four, gpus=4)
+    assert told == "--experts 3 does not divide among 2 groups of 2 ranks"
+
+
+def test_a_layer_whose_experts_are_cut_is_tuned_as_calls_have_it() -> None:
+    """The sizes of a request are those that `moe_experts` looks up, so its tuning is found; whole ones are others."""
+    asked = ["--tokens", "64", "--experts", "6", "--top-k", "3", "--hidden", "48", "--inner", "96"]
+    workspace = SimpleNamespace(world_size=4, max_rows=64)
+    ids = torch.zeros(16, 3, dtype=torch.int32)
+
+    cut = sizes_of(parser().parse_args([*asked, "--tensor-parallel", "2"]), 4)
+    assert cut == experts.sizes_of(ids, torch.zeros(3, 2, 48, 48), workspace, 2)  # 6 experts in 2 groups, I / 2
+
+    half = [*asked[:3], "4", *asked[4:]]
+    whole = sizes_of(parser().parse_args(half), 4)
+    assert whole == experts.sizes_of(ids, torch.zeros(1, 2, 96, 48), workspace)
+    assert moe_key(cut) != moe_key(whole)
 
 
 class Calls:

@@ -11,7 +11,8 @@ triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
-from megascale_kernels.moe import (  # noqa: E402
+from megascale_kernels.moe.gradient_launch import GATHERING_EACH  # noqa: E402
+from megascale_kernels.moe.kernels import (  # noqa: E402
     combine_kernel,
     dispatch_kernel,
     gradient_kernels,
@@ -19,8 +20,9 @@ from megascale_kernels.moe import (  # noqa: E402
     hopper_dispatch,
     routing,
 )
-from megascale_kernels.moe.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
+from megascale_kernels.moe.kernels.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
 from megascale_kernels.planning.tiling import SHARED_MEMORY_LIMIT, swizzled  # noqa: E402
+from megascale_kernels.progress.board_format import NOTIFY, WAIT_BEGIN, WAIT_END  # noqa: E402
 
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from tests.fixtures.made_once import Shelf, shared_folder  # noqa: E402
@@ -41,6 +43,9 @@ OF_BACKWARD = {
     **dict.fromkeys(("ends_ptr",), "*i32"), "dgates_ptr": "*fp32",
 }  # fmt: skip
 SIXTEENS = ("columns", "inner", "a_columns", "b_columns")
+REGISTERS_OF_A_QUARTER = 16384  # a multiprocessor has four quarters, warps are dealt out in turn
+LANES = 32
+ANNOUNCEMENT = 1024  # registers of a quarter that a kernel of one warp needs beside (`test_hopper_codegen.py`)
 # Words that the jobs' roles keep out of registers; the loops of the products are looked at themselves.
 MOST_SPILLED = 512
 
@@ -119,7 +124,7 @@ def specialised_dispatch(*, saves: bool = False, backward: bool = False, selecti
     ))  # fmt: skip
 
 
-def specialised_combine(*, backward: bool = False) -> Machine:
+def specialised_combine(*, backward: bool = False, trace: bool = False) -> Machine:
     """Layer 1, warp-specialised."""
     tiling = COMBINE_BACKWARD if backward else COMBINE
     constants: dict[str, object] = {
@@ -128,7 +133,7 @@ def specialised_combine(*, backward: bool = False) -> Machine:
         "MOST_HERE": 8,
         "OPERATOR": 8,
         "PROGRESS": True,
-        "TRACE": False,
+        "TRACE": trace,
     }
     kernel = hopper_combine.hopper_combine_kernel
     boxes = {
@@ -137,7 +142,7 @@ def specialised_combine(*, backward: bool = False) -> Machine:
     }  # fmt: skip
     if backward:
         boxes["w_desc"] = swizzled_box(1, tiling.block_k, tiling.columns)
-    return COMPILED.get(f"hopper combine {backward}", lambda: compile_gluon(
+    return COMPILED.get(f"hopper combine {backward} {trace}", lambda: compile_gluon(
         kernel, types_of(kernel, boxes, constants), constants, registers=ROOM_FOR_ANNOUNCEMENTS, sixteens=("hidden",)
     ))  # fmt: skip
 
@@ -223,6 +228,14 @@ def test_a_backward_multiplies_and_moves_as_the_forward_does() -> None:
     assert weight.spilled_bytes == 0
 
 
+def test_tokens_that_are_gathered_again_leave_room_for_announcements() -> None:
+    """Two programs a multiprocessor, four warps in each quarter of the registers, and one that announces copies."""
+    machine = of_backward("gather_kernel")
+    warps_each = 8 // 4
+
+    assert GATHERING_EACH * warps_each * LANES * machine.registers + ANNOUNCEMENT <= REGISTERS_OF_A_QUARTER
+
+
 def test_results_are_added_up_by_wide_loads() -> None:
     """Layer 1: rows of y come 16 bytes a thread, all of a token's experts before any is added; loops spill nothing."""
     plain, special = plain_combine(), specialised_combine()
@@ -236,6 +249,15 @@ def test_results_are_added_up_by_wide_loads() -> None:
     products = [number for number, line in enumerate(lines) if "HGMMA" in line]
     for first, last in ((products[0], products[3]), (products[4], products[7])):
         assert not any(re.search(r"\b(LDL|STL)", line) for line in lines[first:last])
+
+
+def test_a_layer_s_sends_and_waits_are_recorded_by_who_multiplies_and_by_who_only_adds_up() -> None:
+    """Layer 1: the reducers and the first consumer, which tells of both consumers; without a trace nobody."""
+    recorded, silent = specialised_combine(trace=True).ptx, specialised_combine().ptx
+
+    for kind in (NOTIFY, WAIT_BEGIN, WAIT_END):  # a mark's third word is its kind and the peer: one place for each role
+        found = [len(re.findall(rf"\bor\.b32 .*, {kind << 16};", ptx)) for ptx in (recorded, silent)]
+        assert found == [2, 0], kind
 
 
 @pytest.mark.parametrize("name", list(ALL))

@@ -204,7 +204,7 @@ def test_a_missing_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_drain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: and tiles that are counted before TMA has written them."""
-    from megascale_kernels.moe import combine_kernel
+    from megascale_kernels.moe.kernels import combine_kernel
 
     monkeypatch.setattr(combine_kernel, "drain_tma_stores", do_not_drain)
 
@@ -248,7 +248,7 @@ def test_the_lead_covers_the_transfer() -> None:
 def test_signals_are_what_is_mutated() -> None:
     """The controls above replace names that the kernels really call."""
     from megascale_kernels.device import primitives
-    from megascale_kernels.moe import combine_kernel
+    from megascale_kernels.moe.kernels import combine_kernel
 
     assert primitives.wait_for is signals.wait_for
     assert primitives.publish is signals.publish

@@ -16,7 +16,7 @@ from megascale_kernels.moe.router import capacity, route  # noqa: E402
 from megascale_kernels.moe.schedules.locality import (  # noqa: E402
     bounded_factor,
     capacity_bound,
-    largest_cosine,
+    least_cosine,
     local_experts,
     locality_loss,
 )
@@ -137,13 +137,17 @@ def test_a_capacity_is_between_one_pair_and_all(cosine: float, hidden: int, expe
         assert capacity(tokens, 2, experts, bounded_factor(bound, tokens, 2, experts)) == bound
 
 
-def test_the_bound_is_below_the_cap_of_a_sphere() -> None:
-    """What the docstring derives: exp(d t / (2 - t)) <= (1 - t)^(-d / 2), t = delta^2; and a number by hand."""
-    for dimensions in (8, 64, 512):
-        for cosine in (0.05, 0.2, 0.6):
-            t = cosine**2
-            assert math.exp(dimensions * t / (2 - t)) <= (1 - t) ** (-dimensions / 2) * (1 + 1e-12)
-    assert capacity_bound(0.1, 1000, 4, 10_000) == math.ceil(math.exp(1000 * 0.01 / 1.99) / 4) == 39
+def test_the_bound_is_of_the_caps_of_a_sphere() -> None:
+    """The share of directions beyond a cosine, drawn; the next paper's form is below; a number by hand, and errors."""
+    generator = torch.Generator().manual_seed(5)
+    for dimensions, cosine in ((64, 0.2), (256, 0.1), (1024, 0.03)):
+        drawn = torch.nn.functional.normalize(torch.randn(40_000, dimensions, generator=generator), dim=1)[:, 0]
+        share = float((drawn.abs() > cosine).double().mean())
+        assert 1 / capacity_bound(cosine, dimensions, 1, 1 << 40) == pytest.approx(share, rel=0.35)  # whole pairs
+        z = dimensions * cosine**2 / (2 - cosine**2)
+        assert math.erfc(math.sqrt(z)) == pytest.approx(share, rel=0.05)
+        assert capacity_bound(cosine, dimensions, 1, 1 << 40) >= math.exp(z)
+    assert capacity_bound(0.1, 1000, 4, 10_000) == math.ceil(1 / (4 * math.erfc(math.sqrt(10 / 1.99)))) == 165
     assert capacity_bound(1.0, 4096, 4, 10_000) == 10_000
     with pytest.raises(Unsupported, match="a cosine is 0 to 1"):
         capacity_bound(1.2, 8, 2, 4)
@@ -151,14 +155,16 @@ def test_the_bound_is_below_the_cap_of_a_sphere() -> None:
         bounded_factor(0, 8, 2, 4)
 
 
-def test_the_largest_cosine_is_of_pairs_that_are_kept() -> None:
-    """Only a token's own experts count, and none that was dropped."""
+def test_the_widest_angle_is_of_pairs_that_are_kept() -> None:
+    """Only a token's own experts count, and none that was dropped; one that points away is as wide as can be."""
     tokens = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     router = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
 
-    assert float(largest_cosine(tokens, router, torch.tensor([[1], [1]]))) == pytest.approx(math.sqrt(0.5))
-    assert float(largest_cosine(tokens, router, torch.tensor([[0], [-1]]))) == pytest.approx(1)
-    assert float(largest_cosine(tokens, router, torch.tensor([[-1], [-1]]))) == 0
-    assert float(largest_cosine(tokens[:0], router, torch.zeros(0, 1, dtype=torch.int32))) == 0
+    assert float(least_cosine(tokens, router, torch.tensor([[0], [1]]))) == pytest.approx(math.sqrt(0.5))
+    assert float(least_cosine(tokens, router, torch.tensor([[0], [-1]]))) == pytest.approx(1)
+    assert float(least_cosine(tokens, router, torch.tensor([[1], [1]]))) == 0
+    assert float(least_cosine(-tokens, router, torch.tensor([[0], [0]]))) == 0
+    assert float(least_cosine(tokens, router, torch.tensor([[-1], [-1]]))) == 1
+    assert float(least_cosine(tokens[:0], router, torch.zeros(0, 1, dtype=torch.int32))) == 1
     routed = route(tokens @ router.T, 1)
-    assert float(largest_cosine(tokens, router, routed.ids)) == pytest.approx(1)
+    assert float(least_cosine(tokens, router, routed.ids)) == pytest.approx(math.sqrt(0.5))

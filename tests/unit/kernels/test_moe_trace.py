@@ -94,6 +94,22 @@ def test_arrows_lead_from_copies_to_tiles_and_from_jobs_to_the_owner_s(dumps: di
             assert arrow.notice.begin_ns <= arrow.wait.end_ns + 1000
 
 
+def test_a_job_that_is_sent_beside_products_has_its_arrow(dumps: dict[int, TraceDump]) -> None:
+    """The warp-specialised layer's multiplying warps note a send in the ring of their tiles, where it takes no time."""
+    slices = {rank: slices_of_rank(dump) for rank, dump in dumps.items()}
+    beside = {
+        rank: [one._replace(kind="notify", role="compute") if one.kind == "push" else one for one in found]
+        for rank, found in slices.items()
+    }
+    apart, together = (
+        {(arrow.source, arrow.notice.tile, arrow.wait.tile) for arrow in arrows(dumps, each)}
+        for each in (slices, beside)
+    )
+
+    assert any(one.kind == "notify" and one.operator == "moe_combine" for found in beside.values() for one in found)
+    assert together == apart
+
+
 def test_a_launch_whose_tables_are_gone_gets_no_arrow(dumps: dict[int, TraceDump]) -> None:
     """The control: without shapes nothing is claimed, and the trace says how many arrows it has."""
     bare = {rank: dump._replace(shapes={}) for rank, dump in dumps.items()}

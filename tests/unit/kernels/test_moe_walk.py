@@ -13,14 +13,14 @@ triton = pytest.importorskip("triton", minversion="3.6")
 import triton.language as tl  # noqa: E402
 from megascale_kernels.device.layout import layout  # noqa: E402
 from megascale_kernels.emulate import Launch, World  # noqa: E402
-from megascale_kernels.moe.tables import TILE_WORDS  # noqa: E402
-from megascale_kernels.moe.walk import (  # noqa: E402
+from megascale_kernels.moe.kernels.walk import (  # noqa: E402
     combine_place,
     combine_slot,
     dispatch_place,
     look_up,
     tiles_of_stage,
 )
+from megascale_kernels.moe.tables import TILE_WORDS  # noqa: E402
 
 ROWS = 16
 GROUP_M = 3

@@ -87,6 +87,21 @@ def test_who_gave_up_stays_known_after_the_end() -> None:
     assert (wait.tile, wait.peer) == (4, 2)
 
 
+def test_a_role_that_has_ended_and_waits_is_told_as_waiting() -> None:
+    """Two warpgroups share a role: one has no work left while the other still waits for a peer."""
+    board = FakeBoard()
+    board.wait(0, 4, 2, 1)
+    board.done(0)
+
+    state, tile, wait = role_of(board)
+
+    assert (state, tile) == ("waiting", None)
+    assert wait is not None
+    assert (wait.tile, wait.peer) == (4, 2)
+    board.wait(0, 4, 2, 1, state=ARRIVED)
+    assert role_of(board)[0] == "done"
+
+
 def test_a_flag_that_just_arrived_is_no_wait() -> None:
     """The word seen is newer than the state word."""
     board = FakeBoard()

@@ -3,20 +3,26 @@
 
 Between hosts an all-to-all runs at a fraction of NVLink's speed. LocMoE (2401.13920) adds a loss to training that draws
 a rank's tokens to experts of its own host, beside the loss that keeps all experts busy (`Routed.balance_loss`), and
-bounds the capacity that experts need by the angles between tokens and the router's rows.
+bounds the capacity that experts need by the widest angle between a token and the router's row that it is assigned to.
 
 **The loss** is the Kullback-Leibler divergence of the distribution of a rank's tokens over experts, as the router's
 scores have it, from a distribution that is as local as is wanted: even over the experts of the own host, with a small
-`leak`, even over all others, so that it is finite and no expert is out of reach.
+`leak`, even over all others, so that it is finite and no expert is out of reach. (LocMoE's wanted distribution is
+wholly local; the loss's weight in training is the caller's here.)
 
 **The bound.** Of tokens that point anywhere (unit vectors of d dimensions), those whose cosine with a given direction
-is at least delta are a cap of the sphere, at most (1 - delta^2)^(d/2) of all. A router's row must see at least one
-token of its cap to tell its class from others, and 1 / (1 - delta^2)^(d/2) >= exp(d delta^2 / (2 - delta^2)), because
--log(1 - t) = 2 artanh(t / (2 - t)) >= 2 t / (2 - t). Among n experts each needs the n-th part:
+is beyond delta, either way, are two caps of the sphere. For many dimensions their share is
 
-    capacity >= exp(d delta^2 / (2 - delta^2)) / n,   delta the largest cosine of a token and its expert's row
+    erfc(sqrt(d delta^2 / (2 - delta^2)))
 
-What lies beyond the bound is redundant computation in LocMoE's sense; what lies below it drops tokens that matter.
+and a router's row must see at least one token of its caps to tell its class from others. Among n experts each needs the
+n-th part of as many tokens as that takes:
+
+    capacity >= 1 / (n erfc(sqrt(d delta^2 / (2 - delta^2)))),   delta the cosine at the widest angle of a token and the
+                                                                 row of an expert that it is assigned to
+
+erfc(z) <= exp(-z^2), so exp(d delta^2 / (2 - delta^2)) / n, the form of the same authors' next paper (2406.00023), is
+below it. There the capacity is the larger of that and the even share of tokens; `MoELayer.bound_capacity` does so too.
 """
 
 import math
@@ -87,8 +93,8 @@ def locality_loss(logits: Tensor, local: slice, *, leak: float = LEAK) -> Tensor
     return (current * ((current + TINY).log() - wanted.log())).sum()
 
 
-def largest_cosine(tokens: Tensor, router: Tensor, ids: Tensor) -> Tensor:
-    """The largest cosine between a token and the row of an expert it goes to; 0 without pairs.
+def least_cosine(tokens: Tensor, router: Tensor, ids: Tensor) -> Tensor:
+    """The cosine at the widest angle between a token and the row of an expert it goes to, 0 to 1; 1 without pairs.
 
     Args:
         tokens: [T, H].
@@ -98,34 +104,37 @@ def largest_cosine(tokens: Tensor, router: Tensor, ids: Tensor) -> Tensor:
     exact = torch.promote_types(tokens.dtype, torch.float32)
     unit, rows = (torch.nn.functional.normalize(one.detach().to(exact), dim=1) for one in (tokens, router))
     cosines = (unit @ rows.T).gather(1, ids.long().clamp_min(0))
-    kept = torch.where(ids >= 0, cosines, cosines.new_zeros(()))
-    return kept.max().clamp(0, 1) if kept.numel() else cosines.new_zeros(())
+    kept = torch.where(ids >= 0, cosines, cosines.new_ones(()))
+    return kept.min().clamp(0, 1) if kept.numel() else cosines.new_ones(())
 
 
 def capacity_bound(cosine: float, hidden: int, experts: int, tokens: int) -> int:
-    """The least pairs that an expert should be able to take: exp(d delta^2 / (2 - delta^2)) / n, 1 to `tokens`.
+    """The least pairs that an expert should be able to take: 1 / (n erfc(sqrt(d delta^2 / (2 - delta^2)))).
 
     Args:
-        cosine: the largest of a token and its expert's row, 0 to 1 (`largest_cosine`, the largest over ranks).
+        cosine: at the widest angle of a token and its expert's row, 0 to 1 (`least_cosine`, the least over ranks).
         hidden: d, dimensions of a token.
         experts: n.
         tokens: of one rank, the most that an expert can get of them.
 
+    Returns:
+        1 to `tokens`.
+
     Raises:
         Unsupported: a cosine or sizes that make no sense.
 
-    Source: LocMoE (2401.13920), the lower bound of expert capacity; derived in this file's docstring.
+    Source: LocMoE (2401.13920), the lower bound of expert capacity; explained in this file's docstring.
     """
     if not 0 <= cosine <= 1 or hidden < 1 or experts < 1 or tokens < 0:
         raise Unsupported(
             f"capacity_bound(cosine={cosine}, hidden={hidden}, experts={experts}, tokens={tokens}): a cosine is 0 to "
             "1, and sizes are positive"
         )
-    exponent = hidden * cosine**2 / (2 - cosine**2)
-    # Beyond the logarithm of the tokens nothing is left to bound, and exp would overflow.
-    if exponent >= math.log(max(1, tokens) * experts):
+    share = math.erfc(math.sqrt(hidden * cosine**2 / (2 - cosine**2)))
+    # Of a share too small for the tokens there are nothing is left to bound; far out erfc is 0.
+    if share * experts * max(1, tokens) <= 1:
         return max(1, tokens)
-    return max(1, min(tokens, math.ceil(math.exp(exponent) / experts)))
+    return max(1, min(tokens, math.ceil(1 / (share * experts))))
 
 
 def bounded_factor(bound: int, tokens: int, top_k: int, experts: int) -> float:

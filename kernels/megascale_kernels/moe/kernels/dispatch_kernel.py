@@ -35,8 +35,8 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.sending import send_wanted
-from megascale_kernels.moe.walk import BEGUN, await_units, dispatch_place, look_up, units_of
+from megascale_kernels.moe.kernels.sending import send_wanted
+from megascale_kernels.moe.kernels.walk import BEGUN, await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_DISPATCH = OPERATORS.index("moe_dispatch")

@@ -42,8 +42,8 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.dispatch_kernel import await_all_begun, expert_block, say_begun
-from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
+from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, expert_block, say_begun
+from megascale_kernels.moe.kernels.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_COMBINE = OPERATORS.index("moe_combine")

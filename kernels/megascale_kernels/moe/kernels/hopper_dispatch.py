@@ -47,9 +47,9 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
-from megascale_kernels.moe.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
-from megascale_kernels.moe.sending import send_some
-from megascale_kernels.moe.walk import await_units, dispatch_place, look_up, units_of
+from megascale_kernels.moe.kernels.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
+from megascale_kernels.moe.kernels.sending import send_some
+from megascale_kernels.moe.kernels.walk import await_units, dispatch_place, look_up, units_of
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (

@@ -28,8 +28,11 @@ from megascale_kernels.device.hopper_gemm import (
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
 from megascale_kernels.device.primitives import peer_tile_notify
 from megascale_kernels.device.progress import (
+    NOTIFY,
     TILE_BEGIN,
     TILE_END,
+    WAIT_BEGIN,
+    WAIT_END,
     close_ring,
     head_board,
     mark,
@@ -39,7 +42,7 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
-from megascale_kernels.moe.combine_kernel import (
+from megascale_kernels.moe.kernels.combine_kernel import (
     LEAD_TILES,
     ROW_TILES,
     SENT,
@@ -52,9 +55,9 @@ from megascale_kernels.moe.combine_kernel import (
     next_job,
     staging_of,
 )
-from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.hopper_dispatch import boxes_of_weight, pass_slots
-from megascale_kernels.moe.walk import combine_place, combine_slot, look_up, tiles_of_stage
+from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.kernels.hopper_dispatch import boxes_of_weight, pass_slots
+from megascale_kernels.moe.kernels.walk import combine_place, combine_slot, look_up, tiles_of_stage
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
@@ -147,12 +150,10 @@ def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blo
 
 
 @gluon.jit
-def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
+def multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m, chunk_blocks,
                    ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """This consumer's half of every tile, counted while the next one is multiplied."""
+    """This consumer's half of every tile, counted while the next one is multiplied; returns the trace's cursor."""
     cta = gl.program_id(0)
-    events = ring_of(trace, cta, COMPUTE)
-    cursor = open_ring(channel, events, TRACE)
     row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
     k_blocks = blocks(inner, CFG.block_k)
     step = gl.num_programs(0)
@@ -185,8 +186,7 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, i
         pending = stage
         cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
     count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
-    show_done(channel, COMPUTE, PROGRESS)
-    close_ring(events, cursor, COMPUTE, channel.operator, TRACE)
+    return cursor
 
 
 @gluon.jit
@@ -286,16 +286,19 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, st
 
 @gluon.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, WARPS: gl.constexpr,
-              COLS: gl.constexpr, ROLE: gl.constexpr, SHOWS: gl.constexpr):  # fmt: skip
-    """Take jobs until there is none, as in `combine_kernel`."""
+              chunk_blocks, events, cursor, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr,
+              WARPS: gl.constexpr, COLS: gl.constexpr, ROLE: gl.constexpr, SHOWS: gl.constexpr,
+              TRACE: gl.constexpr):  # fmt: skip
+    """Take jobs until there is none, as in `combine_kernel`; returns the trace's cursor."""
     of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
     job = next_job(head)
     while job < count:
         chunk = job // of_chunk
         owner, block = find_job(channel, head, job % of_chunk, TOKENS)
         show_tile(channel, ROLE, job, SHOWS)
+        cursor = mark(events, cursor, WAIT_BEGIN, job, owner, TRACE)
         code = await_rows(channel, chunk, block, owner, pitch, job, ROLE, TOKENS)
+        cursor = mark(events, cursor, WAIT_END, job, owner, TRACE)
         if code == 0:
             end_col = gl.minimum((chunk + 1) * chunk_blocks * BLOCK_N, hidden)
             reduce_block(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
@@ -303,9 +306,11 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
                          COLS)  # fmt: skip
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
+                cursor = mark(events, cursor, NOTIFY, job, owner, TRACE)
             job = next_job(head)
         else:
             job = count
+    return cursor
 
 
 @gluon.jit
@@ -313,12 +318,13 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
             trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
             ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
-    """Multiply, then take jobs."""
+    """Multiply, then take jobs. The first consumer tells of both: the board and the trace have one line for the two."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
     last_consumer: gl.constexpr = CFG.consumers - 1
     speaks: gl.constexpr = ME == 0
     shows: gl.constexpr = PROGRESS and speaks
+    traces: gl.constexpr = TRACE and speaks
     if last_consumer == ME:
         if cta == ctas - 1:
             blocks_n = blocks(hidden, CFG.block_n)
@@ -326,10 +332,15 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
             publish_launch(channel, pitch, hidden, inner, variant)
             say_begun(channel)
             announce_empty_stages(channel, head, blocks_n, chunk_blocks)
-    multiply_tiles(ring, staging, y_desc, head, tiles, channel, trace, hidden, inner, group_m, chunk_blocks,
-                   ME, CFG, shows, TRACE and speaks)  # fmt: skip
-    take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE, SHOWS=False)  # fmt: skip
+    events = ring_of(trace, cta, COMPUTE)
+    cursor = open_ring(channel, events, traces)
+    cursor = multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m,
+                            chunk_blocks, ME, CFG, shows, traces)  # fmt: skip
+    cursor = take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
+                       hidden, chunk_blocks, events, cursor, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE,
+                       shows, traces)  # fmt: skip
+    show_done(channel, COMPUTE, shows)
+    close_ring(events, cursor, COMPUTE, channel.operator, traces)
     if last_consumer == ME:
         if cta == ctas - 1:
             await_all_begun(channel)
@@ -337,14 +348,17 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
 
 
 @gluon.jit
-def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
-           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr,
-           PROGRESS: gl.constexpr):  # fmt: skip
+def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, trace, staging_bytes, pitch, experts, hidden,
+           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
+           TRACE: gl.constexpr):  # fmt: skip
     """Take jobs while the consumers multiply."""
-    take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, CFG.block_n, TOP_K, MOST_HERE, REDUCER_WARPS, REDUCER_COLS, COMMUNICATE,
-              PROGRESS)  # fmt: skip
+    events = ring_of(trace, gl.program_id(0), COMMUNICATE)
+    cursor = open_ring(channel, events, TRACE)
+    cursor = take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
+                       hidden, chunk_blocks, events, cursor, CFG.block_n, TOP_K, MOST_HERE, REDUCER_WARPS,
+                       REDUCER_COLS, COMMUNICATE, PROGRESS, TRACE)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
+    close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
     finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
 
 
@@ -386,8 +400,8 @@ def hopper_combine_kernel(
             ),
             (
                 reduce,
-                (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, staging_bytes, pitch, experts, hidden,
-                 chunk_blocks, CFG, TOP_K, MOST_HERE, PROGRESS),
+                (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, trace, staging_bytes, pitch, experts,
+                 hidden, chunk_blocks, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 produce,

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from megascale_kernels.device.primitives import peer_tile_notify
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.walk import UNITS
+from megascale_kernels.moe.kernels.walk import UNITS
 from megascale_kernels.planning.tile_order import blocks
 
 SENT_JOBS = tl.constexpr(tables.SENT_JOBS)

@@ -18,9 +18,9 @@ from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_no
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, peer_words, publish_launch
 from megascale_kernels.moe import tables
-from megascale_kernels.moe.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.sending import send_wanted
-from megascale_kernels.moe.walk import await_units
+from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, say_begun
+from megascale_kernels.moe.kernels.sending import send_wanted
+from megascale_kernels.moe.kernels.walk import await_units
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_GATHER = OPERATORS.index("moe_gather")
