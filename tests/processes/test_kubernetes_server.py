@@ -56,7 +56,9 @@ def documents(*files: Path) -> list[Json]:
 
 def objects() -> list[Json]:
     """Return every object that we ship, but kustomize's own and those of operators."""
-    files = [path for path in sorted(MANIFESTS.rglob("*.yaml")) if path.parent.name != "patches"]
+    chart = ("Chart.yaml", "values.yaml")
+    files = [path for path in sorted(MANIFESTS.rglob("*.yaml")) if path.parent.name not in ("patches", "templates")]
+    files = [path for path in files if path.name not in chart]
     return [one for one in documents(*files) if one["kind"] in PLACES]
 
 
