@@ -2,6 +2,8 @@
 """The chart under the real Helm: it renders what the manifests hold, and a wrong value is one clear sentence."""
 
 import copy
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,12 @@ pytestmark = pytest.mark.processes
 Json = dict[str, Any]
 # What Helm puts on every object of a release.
 OF_HELM = ("helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
+README_COMMANDS = (
+    "helm lint deploy/kubernetes --values ops.yaml",
+    "helm template megascale-ops deploy/kubernetes --namespace megascale-ops --values ops.yaml",
+    "megascale-ops submit kubernetes job.toml --dry-run",
+)
+GUIDE = CHART.parents[2] / "docs" / "how-to" / "kubernetes.md"
 MONITORING: Json = {"monitoring": {part: {"enabled": True} for part in ("scrape", "rules", "dashboards")}}
 GPT: Json = {"image": "example.com/train:1", "command": ["train.py"], "nodes": 2, "minNodes": 1}
 
@@ -197,3 +205,27 @@ def test_every_value_has_its_place_in_the_schema() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
     for name in values["jobDefaults"]:
         assert f".{name}" in texts, name
+
+
+def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its values and its job.toml, in a folder as it describes it; what asks a cluster is tried without one."""
+    page = GUIDE.read_text(encoding="utf-8")
+    for kind, name in (("yaml", "ops.yaml"), ("toml", "job.toml")):
+        (block,) = re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        (tmp_path / name).write_text(block)
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "kubernetes").symlink_to(CHART)
+    monkeypatch.chdir(tmp_path)
+
+    asking = re.findall(r"^helm (?:install|upgrade) .*$", page, re.MULTILINE)
+    for command in (*README_COMMANDS[:2], *asking):
+        words = shlex.split(command)[1:]
+        words[:1] = ["install"] if words[0] == "upgrade" else words[:1]  # which asks for the release that is there
+        done = helm(*words, *(["--dry-run=client"] if command in asking else []))
+        assert done.returncode == 0, done.stderr
+    assert len(asking) == 2
+    submitted = tool(str(Path(sys.executable).with_name("megascale-ops")), *shlex.split(README_COMMANDS[2])[1:])
+    assert submitted.returncode == 0, submitted.stderr
+    made = yaml.safe_load(submitted.stdout)
+    assert (made["kind"], made["metadata"]["name"]) == ("JobSet", "train")
+    assert made["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == 5
