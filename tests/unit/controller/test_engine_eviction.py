@@ -75,6 +75,31 @@ async def test_a_job_whose_nodes_are_all_taken_away_waits_for_new_ones() -> None
     assert world.loop.jobs["job"].record.restarts == ()
 
 
+async def test_a_job_that_gets_no_nodes_again_is_stopped_and_not_failed() -> None:
+    """After ``join_timeout_s``; its name begins anew when pods come. A job that crashed before that has failed."""
+    worlds = World(), World()
+    for world in worlds:
+        await world.up("a", step=50)
+    evicted, crashed = worlds
+
+    evicted.loop.leave(Leave("job", "a", "runner-a", "evicted", round=1, mono_s=evicted.now_s))
+    crashed.loop.leave(
+        Leave("job", "a", "runner-a", "evicted", round=1, mono_s=crashed.now_s, exits=(crashed.exit(0, -9),))
+    )
+    for world in worlds:
+        world.ranks.clear()
+        await world.wait(590.0, beating=False)
+        assert world.state == "replacing"
+        await world.wait(20.0, beating=False)
+    record = evicted.loop.jobs["job"].record
+    reply = await evicted.ask(evicted.new_join("c", runner_id="runner-c"))
+
+    assert (record.state, record.exit_code) == ("stopped", 143)
+    assert record.reason.startswith("its engine has taken all of its nodes away and has given it no others for 60")
+    assert (reply.status, evicted.loop.jobs["job"].record.life) == ("go", 2)
+    assert crashed.state == "failed"
+
+
 async def test_a_crash_within_the_grace_is_no_eviction() -> None:
     """The negative control: a rank that was killed before the node left is judged and counted as ever."""
     world = _two()
