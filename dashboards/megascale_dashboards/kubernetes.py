@@ -77,9 +77,10 @@ _Literal.add_representer(str, _text)
 
 def _dashboard(stem: str, text: str) -> str:
     """Return a ConfigMap with one dashboard, under the label that Grafana's sidecar looks for."""
+    name = f"megascale-ops-dashboard-{stem.removeprefix('megascale-')}"
     return (
         _HEAD.format(source=f"{stem}.json")
-        + f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {stem}\n  namespace: megascale-ops\n"
+        + f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name}\n  namespace: megascale-ops\n"
         + f'  labels: {{grafana_dashboard: "1"}}\ndata:\n  {stem}.json: |\n'
         + _indented(text, 4)
     )

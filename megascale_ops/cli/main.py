@@ -83,7 +83,7 @@ VERBS = {
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
-    "submit": Verb("megascale_ops.cli.slurm.submit", "submit", "Hand a job in to Slurm, and follow it."),
+    "submit": Verb("megascale_ops.cli.submit.verb", "submit", "Hand a job in to Slurm or Kubernetes."),
     "slurm": Verb("megascale_ops.cli.slurm.nodes", "slurm", "Show, drain and resume nodes of a Slurm cluster."),
     "stop": Verb("megascale_ops.cli.runs.stop", "stop", "End a job in order, after a checkpoint where asked for."),
     "compare": Verb("megascale_ops.cli.runs.compare", "compare", "Show two runs side by side."),

@@ -74,6 +74,13 @@ _OTHERS = -1  # local ranks that are not listed
     help="Slurm: when the job's time is up, save and go back into the queue, N times in all.  [0]",
 )
 @click.option(
+    "--eviction-grace",
+    "eviction_grace_s",
+    type=FiniteRange(0),
+    metavar="S",
+    help="A pod: SIGTERM means that it is evicted within S s; save, and let the job go on without it.  [0: it stops]",
+)
+@click.option(
     "--monitor-interval", "monitor_interval_s", type=float, metavar="S", help="Look at ranks every S s.  [0.02]"
 )
 @click.option(

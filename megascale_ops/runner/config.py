@@ -51,6 +51,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     max_restarts: int = -1  # -1: as many as the hourly budgets allow
     # 0: Slurm's signals are the script's. More: the job saves and goes back into the queue when its time is up.
     requeues: int = 0
+    # 0: SIGTERM stops the ranks. More: it means that the engine takes this node away in so many seconds, which is what
+    # a pod's terminationGracePeriodSeconds says; the job saves and goes on without it.
+    eviction_grace_s: float = 0.0
     # 0.02 s: a death is seen 10 ms later on average for 1 % of a core; torchrun's 0.1 s costs 50 ms.
     monitor_interval_s: float = 0.02
     # 30 s between SIGTERM and SIGKILL, torchrun's; ranks that can't use them (frozen, blocked) do not get them.
@@ -86,6 +89,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def __post_init__(self) -> None:
         if self.requeues < 0:
             raise ValueError(f"requeues = {self.requeues} can't be: 0 requeues nothing, more is a budget")
+        if not 0 <= self.eviction_grace_s < float("inf"):
+            raise ValueError(f"eviction_grace_s = {self.eviction_grace_s} can't be: seconds from SIGTERM to SIGKILL")
         for name in ("keep_days", "keep_runs", "keep_incidents"):
             if not getattr(self, name) >= 0:  # NaN is none of it either
                 raise ValueError(f"{name} = {getattr(self, name)} can't be: 0 keeps all, more is a bound")

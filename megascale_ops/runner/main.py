@@ -42,6 +42,7 @@ from megascale_ops.runner.run_folder import keep_newest, narrow_umask, prepare_r
 from megascale_ops.runner.services import companions
 from megascale_ops.runner.services.accounting import comment
 from megascale_ops.runner.services.attendance import Attendance, find_agents
+from megascale_ops.runner.services.eviction import Eviction
 from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.runner.services.time_up import TimeUp
@@ -61,12 +62,13 @@ class Lasting(NamedTuple):
     """What is there before a run begins and after its end.
 
     ``step``: the Slurm step that it is a task of. ``config_file``: what a controller of its own reads, too.
-    ``time_up``: what follows Slurm's signal that the job's time is up; None: its signals are the ranks'.
+    ``time_up``: what follows Slurm's signal that the job's time is up, or the SIGTERM of a pod that is evicted; None:
+    the signals are the ranks'.
     """
 
     step: Step | None
     config_file: str
-    time_up: TimeUp | None
+    time_up: TimeUp | Eviction | None
 
 
 class Life:
@@ -96,7 +98,7 @@ class Life:
 
     def hand_on(self, number: int) -> None:
         """Send a signal that was meant for the ranks to them; act on one that tells of the job's end."""
-        if self.time_up is not None and number in (signal.SIGUSR1, signal.SIGTERM):
+        if self.time_up is not None and number in self.time_up.signals:
             self.time_up.hear(number)
             return
         if self.local_workers is not None:
@@ -143,11 +145,13 @@ def run(
     return time_up.end(code) if time_up is not None else code
 
 
-def _time_up(config: RunConfig, step: Step | None) -> TimeUp | None:
-    """Return what follows a signal of Slurm's, where the job may be requeued."""
+def _time_up(config: RunConfig, step: Step | None) -> TimeUp | Eviction | None:
+    """Return what follows a signal of Slurm's, where the job may be requeued, or the SIGTERM of a pod."""
     if config.requeues and step is None:
         log.warning("--requeues %d has no effect: srun has not started this run", config.requeues)
-    return TimeUp(step, config.requeues, os.environ) if config.requeues and step is not None else None
+    if config.requeues and step is not None:
+        return TimeUp(step, config.requeues, os.environ)
+    return Eviction(config.eviction_grace_s) if config.eviction_grace_s else None
 
 
 def _live(
@@ -293,7 +297,7 @@ def _launch(
     outcome, way_out, time_up = None, life.way_out, life.time_up
     began_mono_s = time.monotonic()
     if time_up is not None:
-        time_up.watch(plan.job, link)
+        time_up.watch(plan.job, link, handler.leave)
     interval_s = config.monitor_interval_s
     takes_sigterm = life.takes_sigterm if time_up is not None else None
     try:

@@ -216,7 +216,7 @@ class Membership:
         if reply.status == "go":
             log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
 
-    def leave(self, outcome: str) -> None:
+    def leave(self, outcome: str, reason: str = "") -> None:
         """Report to the controller that this runner is done; tried for _LEAVE_S, then given up."""
         self.closed.set()
         if self._left or not self.round:
@@ -231,6 +231,7 @@ class Membership:
             round=self.round,
             exits=self._local_workers.exits(),
             mono_s=time.monotonic(),
+            reason=f"{place.node}: {reason}" if reason else "",
         )
         deadline = time.monotonic() + _LEAVE_S
         while True:

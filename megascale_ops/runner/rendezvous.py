@@ -159,9 +159,9 @@ class MegascaleRendezvous(RendezvousHandler):
         """Take note that the run is ended from outside: what is stopped now is not started again."""
         self._local_workers.is_ending = True
 
-    def leave(self, outcome: str) -> None:
+    def leave(self, outcome: str, reason: str = "") -> None:
         """Report to the controller that this runner is done; a failure is ignored, since nothing depends on it."""
-        self._part.leave(outcome)
+        self._part.leave(outcome, reason)
 
     def wait_for_others(self, patience_s: float) -> None:
         """Report that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""

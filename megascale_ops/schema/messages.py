@@ -305,7 +305,7 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Leave(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A runner is done. ``outcome``: succeeded, failed, cancelled."""
+    """A runner is done. ``outcome``: succeeded, failed, cancelled, evicted (its engine takes the node away)."""
 
     job: Word
     node: Word
@@ -315,6 +315,7 @@ class Leave(msgspec.Struct, frozen=True, omit_defaults=True):
     round: Round = 0
     exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
     mono_s: Seconds = 0.0
+    reason: Text = ""
 
 
 class PolicyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

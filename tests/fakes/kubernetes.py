@@ -33,7 +33,7 @@ SERVER = Path(os.environ.get("MEGASCALE_TEST_KUBERNETES") or _KEPT) / "kube-apis
 # The account of rbac.yaml, by the name under which the server knows it.
 ACCOUNT = "system:serviceaccount:megascale-ops:megascale-ops-controller"
 PATIENCE_S = 90.0
-_ADMIN = "admin-of-this-test"
+ADMIN = "admin-of-this-test"
 
 
 def node(name: str, **spec: Any) -> Json:  # noqa: ANN401  fields of any type
@@ -109,7 +109,7 @@ class ApiServer:
 
     def __enter__(self) -> Self:
         (self.folder / "tokens.csv").write_text(
-            f'{_ADMIN},admin,1,"system:masters"\ncontroller,{ACCOUNT},2,"system:authenticated"\n'
+            f'{ADMIN},admin,1,"system:masters"\ncontroller,{ACCOUNT},2,"system:authenticated"\n'
         )
         subprocess.run(
             ["openssl", "genrsa", "-out", str(self.folder / "key"), "2048"], check=True, capture_output=True, timeout=60
@@ -168,12 +168,12 @@ class ApiServer:
             HTTPError: it was refused.
         """
         sent = None if body is None else (body if isinstance(body, str) else json.dumps(body)).encode()
-        headers = {"Authorization": f"Bearer {_ADMIN}", "Content-Type": kind}
+        headers = {"Authorization": f"Bearer {ADMIN}", "Content-Type": kind}
         request = urllib.request.Request(self.url + path, sent, headers, method=method)  # noqa: S310  our own server
         with urllib.request.urlopen(request, timeout=30, context=_trusting()) as answer:  # noqa: S310
             return dict(json.loads(answer.read()))
 
-    def kubeconfig(self, token: str = _ADMIN) -> Path:
+    def kubeconfig(self, token: str = ADMIN) -> Path:
         """Return a kubeconfig file of an administrator, or of who has a token."""
         path = self.folder / f"kubeconfig-{token}"
         cluster = {"server": self.url, "certificate-authority": str(self.folder / "certificates" / "apiserver.crt")}

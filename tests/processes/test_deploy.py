@@ -124,10 +124,16 @@ def test_promtool_takes_every_scrape_example(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def manifests(folder: Path) -> list[Path]:
+    """Return the files of a folder that kubectl applies: not its list for kustomize, nor what is Helm's."""
+    others = ("kustomization.yaml", "Chart.yaml", "values.yaml")
+    return [path for path in sorted(folder.glob("*.yaml")) if path.name not in others]
+
+
 @pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])  # what long-lived clusters run, and the newest
 def test_kubernetes_takes_the_manifests(version: str) -> None:
     """Every resource is as the schema says that Kubernetes publishes with a version, and has nothing besides."""
-    files = [path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")) if path.name != "kustomization.yaml"]
+    files = manifests(DEPLOY / "kubernetes")
 
     done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", version, *map(str, files))
 
@@ -166,7 +172,7 @@ def test_kustomize_builds_all_that_its_folder_has(folder: str) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl on this machine: apt-get install kubernetes-client")
     where = DEPLOY / "kubernetes" / folder
-    files = [path for path in sorted(where.glob("*.yaml")) if path.name != "kustomization.yaml"]
+    files = manifests(where)
 
     done = tool("kubectl", "kustomize", str(where))
 

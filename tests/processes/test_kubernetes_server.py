@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -23,10 +24,14 @@ from megascale_ops.controller.actuating import Actuating
 from megascale_ops.controller.policy.decision import Eviction
 from megascale_ops.engines.actuator import EngineError, RightsError
 from megascale_ops.engines.kubernetes.client import ClusterApi
+from megascale_ops.engines.kubernetes.job import QUEUE, KubernetesJob, manifest
+from megascale_ops.engines.kubernetes.jobs import ClusterJobs
 from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
 from megascale_ops.engines.kubernetes.objects import CONDITION, TAINT
 from tests.fakes.controlled_job import World
-from tests.fakes.kubernetes import ACCOUNT, ApiServer, node
+from tests.fakes.helm import rendered
+from tests.fakes.kubernetes import ACCOUNT, ADMIN, ApiServer, node
+from tests.fakes.servers import until
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +61,9 @@ def documents(*files: Path) -> list[Json]:
 
 def objects() -> list[Json]:
     """Return every object that we ship, but kustomize's own and those of operators."""
-    files = [path for path in sorted(MANIFESTS.rglob("*.yaml")) if path.parent.name != "patches"]
+    chart = ("Chart.yaml", "values.yaml")
+    files = [path for path in sorted(MANIFESTS.rglob("*.yaml")) if path.parent.name not in ("patches", "templates")]
+    files = [path for path in files if path.name not in chart]
     return [one for one in documents(*files) if one["kind"] in PLACES]
 
 
@@ -130,19 +137,40 @@ def ours(server: ApiServer) -> Iterator[Engine]:
         client.rest_client.pool_manager.clear()
 
 
-@pytest.mark.parametrize("made", objects(), ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
-def test_the_server_takes_every_object(server: ApiServer, made: Json) -> None:
-    """Asked to take it without keeping it: schema, defaults, and what a server checks besides."""
+def as_known(made: Json) -> Json:
+    """Return an object as 1.20 knows it."""
     sent = copy.deepcopy(made)
     if sent["kind"] == "PodDisruptionBudget":
         sent["apiVersion"] = "policy/v1beta1"
     if sent["kind"] == "Job":  # 1.20 has no indexed ones
         del sent["spec"]["completionMode"]
+    return sent
+
+
+@pytest.mark.parametrize("made", objects(), ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+def test_the_server_takes_every_object(server: ApiServer, made: Json) -> None:
+    """Asked to take it without keeping it: schema, defaults, and what a server checks besides."""
+    sent = as_known(made)
     namespace = sent["metadata"].get("namespace", "default")
 
     taken = server.ask("POST", PLACES[sent["kind"]].format(namespace) + "?dryRun=All", sent)
 
     assert taken["metadata"]["name"] == made["metadata"]["name"]
+
+
+def test_the_server_takes_what_the_chart_renders(server: ApiServer) -> None:
+    """All that can be switched on, but what operators bring; a release of another name in its own namespace."""
+    server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "ops"}})
+    job = {"kind": "Job", "image": "x", "command": ["train.py"], "nodes": 2, "queue": "gpus"}
+    values = {"monitoring": {"dashboards": {"enabled": True}}, "jobs": {"gpt": job}}
+
+    made = [as_known(one) for one in rendered(values, name="ops")]
+    taken = [
+        server.ask("POST", PLACES[one["kind"]].format("ops") + "?dryRun=All", one)["metadata"]["name"] for one in made
+    ]
+
+    assert sorted(taken) == sorted(one["metadata"]["name"] for one in made)
+    assert {one["kind"] for one in made} == {*PLACES}
 
 
 def test_a_mistake_is_not_taken(server: ApiServer) -> None:
@@ -284,6 +312,117 @@ async def test_a_server_that_is_away_costs_the_job_one_sentence(
     await actuating.poll()
     assert [event.kind for event in world.memory.events if event.kind.startswith("node_")][-1] != "node_not_drained"
     assert server.ask("GET", "/api/v1/nodes/n1")["spec"]["unschedulable"] is True
+
+
+JOB = KubernetesJob(command=("train.py",), name="gpt", image="x", namespace="megascale-ops", queue="gpus", nodes=2)
+
+
+@pytest.fixture
+def hands(server: ApiServer) -> Iterator[Callable[[str], ClusterJobs]]:
+    """What hands jobs in, by who has a token."""
+    clients: list[Any] = []
+
+    def make(token: str) -> ClusterJobs:
+        clients.append(server.client(token))
+        return ClusterJobs(clients[-1], 30.0)
+
+    yield make
+    for client in clients:
+        client.rest_client.pool_manager.clear()
+
+
+@pytest.fixture
+def job_sets(server: ApiServer) -> Iterator[str]:
+    """The kind JobSet, with any fields: its own definition is held against our objects in `test_kubernetes_job.py`."""
+    whole = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": whole}}
+    names = {"kind": "JobSet", "plural": "jobsets", "singular": "jobset"}
+    spec = {"group": "jobset.x-k8s.io", "scope": "Namespaced", "names": names, "versions": [version]}
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    server.ask("POST", path, {"metadata": {"name": "jobsets.jobset.x-k8s.io"}, "spec": spec})
+
+    def is_served() -> bool:
+        found = server.ask("GET", f"{path}/jobsets.jobset.x-k8s.io").get("status", {}).get("conditions", [])
+        return any(one["type"] == "Established" and one["status"] == "True" for one in found)
+
+    until(is_served, "the kind to be served", 90.0)
+    yield "/apis/jobset.x-k8s.io/v1alpha2/namespaces/megascale-ops/jobsets"
+    server.ask("DELETE", f"{path}/jobsets.jobset.x-k8s.io")
+
+
+Hands = Callable[[str], ClusterJobs]
+
+
+def test_a_job_is_handed_in_once(server: ApiServer, hands: Hands, job_sets: str) -> None:
+    """With its queue's label; one that is there, suspended by Kueue, is neither changed nor resumed."""
+    ours = hands(ADMIN)
+    for kind, path in (("Job", PLACES["Job"].format("megascale-ops")), ("JobSet", job_sets)):
+        job = msgspec.structs.replace(JOB, kind=kind)
+
+        said = ours.create(manifest(job))
+        server.ask("PATCH", f"{path}/gpt", {"spec": {"suspend": True}}, "application/merge-patch+json")
+        before = server.ask("GET", f"{path}/gpt")
+        with pytest.raises(
+            EngineError, match=f"there is a {kind} gpt in namespace megascale-ops already, which is left"
+        ):
+            ours.create(manifest(job))
+
+        assert said == (
+            f"{kind} gpt in namespace megascale-ops is created; Kueue starts it when its queue gpus has room: "
+            f"`kubectl -n megascale-ops get {kind.lower()} gpt`"
+        )
+        assert server.ask("GET", f"{path}/gpt") == before
+        assert before["metadata"]["labels"] == {QUEUE: "gpus"}
+        assert "megascale-ops" in [one["manager"] for one in before["metadata"]["managedFields"]]
+
+
+@pytest.mark.parametrize("way", ["eviction", "deletion"])
+def test_a_pod_that_goes_has_the_grace_that_run_was_told(server: ApiServer, nodes: list[str], way: str) -> None:
+    """Evicted by the API, or deleted as for a taint, a priority and Kueue's suspension: nothing of ours is in the way.
+
+    What the kubelet then does is `test_engine_eviction.py`: SIGTERM, and SIGKILL when the grace is over.
+    """
+    made = manifest(msgspec.structs.replace(JOB, kind="Job", grace_s=300))
+    spec = made["spec"]["template"]["spec"] | {"nodeName": nodes[0]}
+    pods = "/api/v1/namespaces/megascale-ops/pods"
+    server.ask("POST", pods, {"metadata": {"name": "gpt-0"}, "spec": spec})
+    try:
+        if way == "eviction":
+            evicted = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": "gpt-0"}}
+            server.ask("POST", f"{pods}/gpt-0/eviction", evicted)
+        else:
+            server.ask("DELETE", f"{pods}/gpt-0")
+        found = server.ask("GET", f"{pods}/gpt-0")["metadata"]
+    finally:
+        server.ask("DELETE", f"{pods}/gpt-0?gracePeriodSeconds=0")
+
+    assert found["deletionTimestamp"]
+    assert found["deletionGracePeriodSeconds"] == 300
+    assert "--eviction-grace=300" in spec["containers"][0]["command"]
+
+
+@pytest.mark.parametrize(
+    ("token", "changes", "words"),
+    [
+        (
+            "controller",
+            {"kind": "Job"},
+            "its Role lacks the rule {apiGroups: [batch], resources: [jobs], verbs: [create]}",
+        ),
+        ("controller", {}, "{apiGroups: [jobset.x-k8s.io], resources: [jobsets], verbs: [create]}"),
+        (ADMIN, {}, "the cluster knows no JobSet: JobSet's controller is not installed there"),
+        (ADMIN, {"kind": "TrainJob"}, "the cluster knows no TrainJob: Trainer is not installed there"),
+        (ADMIN, {"kind": "Job", "namespace": "none"}, 'namespaces "none" not found'),
+        (ADMIN, {"kind": "Job", "name": "other", "priority_class": "A b"}, "spec.template.spec.priorityClassName"),
+    ],
+)
+def test_what_is_not_taken_is_one_sentence(hands: Hands, token: str, changes: Json, words: str) -> None:
+    """Which rule lacks, which kind or namespace is not there, which field is wrong."""
+    with pytest.raises(EngineError) as raised:
+        hands(token).create(manifest(msgspec.structs.replace(JOB, **changes)))
+
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_the_commands_of_the_guide(server: ApiServer, nodes: list[str], role: list[Json], ours: Engine) -> None:

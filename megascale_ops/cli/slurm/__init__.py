@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verbs about Slurm: its nodes, and jobs that are handed in to it."""
+"""Verbs about the nodes of a Slurm cluster."""

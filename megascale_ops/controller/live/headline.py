@@ -16,6 +16,7 @@ from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live.moved_again import moved_again
 from megascale_ops.controller.live.words import MOST_NAMED, lower, what
+from megascale_ops.controller.record.job_record import EVICTED_CODE
 from megascale_ops.controller.record.state_machine import STARTING, State
 from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
@@ -125,7 +126,8 @@ def _over(job: Job, mine: Sequence[Incident]) -> Headline:
     step = job.furthest_step
     if job.state is not State.FAILED:
         at = f" at step {step:,}" if step >= 0 else ""
-        text = f"The job {'was stopped by hand' if job.state is State.STOPPED else 'finished'}{at}."
+        stopped = "was stopped" if record.exit_code == EVICTED_CODE else "was stopped by hand"
+        text = f"The job {stopped if job.state is State.STOPPED else 'finished'}{at}."
         return Headline("over", text, record.reason, since_wall_s=record.since_wall_s, command=_list(job, mine))
     last = mine[-1] if mine and mine[-1].state == "ended" else None
     verdict = last.verdict if last is not None else record.ended_verdict

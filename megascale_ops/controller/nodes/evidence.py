@@ -16,7 +16,9 @@ from megascale_ops.schema.health import NodeLife, Verdict
 SAME_S = 600.0
 # Faults of a process that hardware may explain where a finding beside them names some; a script's exception or a full
 # disk is none, whatever the agent finds wrong with the node as well.
-_NOT_HARDWARE = frozenset({"out_of_memory", "disk_full", "script_bug", "membership", "duplicate_rank"})
+_NOT_HARDWARE = frozenset(
+    {"out_of_memory", "disk_full", "script_bug", "membership", "engine_eviction", "duplicate_rank"}
+)
 _NO_MACHINE = (f"{SOURCE}_oom_kill",)
 
 

@@ -95,6 +95,13 @@ def _not_cured(question: Question) -> str:
     )
 
 
+# What ends a round and is no failure of anything: no budget is spent by it.
+_NO_FAILURE = {
+    "membership": "the set of nodes changed",
+    "engine_eviction": "the others go on without the node, or with what its engine puts in its place",
+}
+
+
 def decide(question: Question) -> Decision:
     """Return what follows when a round has ended, or when a hang could be stopped."""
     settled = _of_restored(question) or _without_limits(question)
@@ -118,8 +125,8 @@ def _without_limits(question: Question) -> Decision | None:
     """Return the decision where no budget matters: a changed set of nodes, a bug, and what the table forbids."""
     policy, fault, failure = question.policy, question.verdict.fault, question.failure
     action, why, own = rule_for(policy, fault)
-    if fault == "membership" and (question.kind == "end" or not own):
-        return Decision("restart", "the set of nodes changed", fault, "membership", counted=False)
+    if fault in _NO_FAILURE and (question.kind == "end" or not own):
+        return Decision("restart", _NO_FAILURE[fault], fault, fault, counted=False)
     if question.kind == "hang" and action not in GO_ON and not own and (why_not := _not_cured(question)):
         return Decision("warn", why_not, fault, "not_cured")
     if failure is not None and _is_again(question) and rule_for(policy, "script_bug").action == "stop":

@@ -64,7 +64,7 @@ class EventKind(enum.StrEnum):
     TIMED_OUT = "timed_out"  # too few nodes for too long
     RANKS_FINISHED = "ranks_finished"  # every node reports that its ranks succeeded
     GAVE_UP = "gave_up"  # a runner cannot go on
-    CANCELLED = "cancelled"  # a person stopped it
+    CANCELLED = "cancelled"  # a person stopped it, or the engine that owns its nodes
     STARTED_AGAIN = "started_again"  # a new runner came for a job that was over
 
 

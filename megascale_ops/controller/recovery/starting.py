@@ -14,9 +14,9 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.owed_checks import are_awaited
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import ski_rental
-from megascale_ops.controller.record.job_record import Member
+from megascale_ops.controller.record.job_record import EVICTED_CODE, Member
 from megascale_ops.controller.record.state_machine import EventKind
-from megascale_ops.controller.recovery import checks, decide, running
+from megascale_ops.controller.recovery import checks, decide, running, stopping
 from megascale_ops.controller.recovery.formation import form
 from megascale_ops.diagnosis.rank_view import RankView
 
@@ -62,13 +62,23 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
     waited_s = now_s - job.entered_s
     if waited_s < record.policy.join_timeout_s and not hopeless:
         return False
-    text = f"{formation.reason} after {waited_s:.0f} s{checks.why_barred(transitions, joined)}"
-    if hopeless:
-        text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
-    if job.incident is not None:
-        transitions.put_incident(job, incidents.close(job.incident, "ended", text))
-    transitions.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
+    if not joined and not hopeless and _is_evicted(job):
+        text = f"its engine has taken all of its nodes away and has given it no others for {waited_s:.0f} s"
+        stopping.end(transitions, job, EventKind.CANCELLED, text, EVICTED_CODE)
+    else:
+        text = f"{formation.reason} after {waited_s:.0f} s{checks.why_barred(transitions, joined)}"
+        if hopeless:
+            text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
+        if job.incident is not None:
+            transitions.put_incident(job, incidents.close(job.incident, "ended", text))
+        transitions.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
     return True
+
+
+def _is_evicted(job: Job) -> bool:
+    """Return whether the round before has ended since its engine took nodes away: Kueue has suspended it, say."""
+    ended = job.record.ended_verdict
+    return ended is not None and ended.fault == "engine_eviction"
 
 
 def _form(transitions: Transitions, job: Job, nodes: tuple[str, ...], why: str) -> None:

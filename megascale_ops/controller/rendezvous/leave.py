@@ -10,10 +10,11 @@ from megascale_ops.controller.record.state_machine import FINAL, EventKind, Stat
 from megascale_ops.controller.recovery import failures, stopping
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.errors import RefusedError, UsageError
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
-_OUTCOMES = ("succeeded", "failed", "cancelled")
+_OUTCOMES = ("succeeded", "failed", "cancelled", "evicted")
 
 
 def leave(jobs: Mapping[str, Job], transitions: Transitions, faults: OwnFaults, word: Leave) -> None:
@@ -46,10 +47,27 @@ def _end_by(transitions: Transitions, job: Job, word: Leave, *, is_member: bool)
     job.round.left[word.node] = word
     if word.outcome == "cancelled":
         stopping.end(transitions, job, EventKind.CANCELLED, f"stopped by hand on {word.node}", 130)
+    elif word.outcome == "evicted" and is_member:
+        _evicted(transitions, job, word)
     elif word.outcome == "failed" and is_member:
         stopping.end(transitions, job, EventKind.GAVE_UP, f"the runner on {word.node} gave up", 1)
     elif is_member and job.state is not State.DIAGNOSING and _all_succeeded(job):
         stopping.end(transitions, job, EventKind.RANKS_FINISHED, "every rank ended normally", 0)
+
+
+def _evicted(transitions: Transitions, job: Job, word: Leave) -> None:
+    """Go on without a node that its engine takes away; a rank of it that has failed by itself is judged as ever."""
+    if any(one.code != 0 and not one.by_us for one in word.exits):
+        failures.fail(transitions, job, word.node)
+    verdict = Verdict(
+        fault="engine_eviction",
+        reason=word.reason or f"{word.node} is taken away by the engine that owns it",
+        confidence=1.0,
+        nodes=(word.node,),
+        since_wall_s=transitions.wall(),
+        round=job.record.round,
+    )
+    failures.lose_nodes(transitions, job, verdict)
 
 
 def _all_succeeded(job: Job) -> bool:

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from megascale_ops.engines.actuator import EngineError, RightsError
@@ -41,8 +42,11 @@ class NodeApi(Protocol):
         """Change a node, or its status; return it."""
 
 
-class ClusterApi(NodeApi):
-    """The calls, by the official client.
+Refused = Callable[[int, str], EngineError]
+
+
+class ApiCalls:
+    """Calls by the official client.
 
     Args:
         client: An ``ApiClient`` of the package kubernetes; None: that of the pod, or else of the user's kubeconfig.
@@ -53,6 +57,66 @@ class ClusterApi(NodeApi):
         self._client: Any = client
         self._deadline_s = deadline_s
         self._finding = threading.Lock()
+
+    def _until_s(self) -> float:
+        return time.monotonic() + self._deadline_s
+
+    def _call(self, api: str, call: str, until_s: float, refused: Refused, *names: object, **options: Any) -> Json:  # noqa: ANN401  as the client takes them
+        """Return the answer to one call.
+
+        Args:
+            api: The client's class.
+            call: Its method.
+            until_s: The deadline, monotonic.
+            refused: Returns what a status and a body mean.
+            names: The method's own arguments.
+            options: Its options.
+
+        Raises:
+            EngineError: there was no answer, or ``refused`` has made it of one.
+        """
+        found_api = self._api(api)
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            left_s = max(0.1, until_s - time.monotonic())
+            # Two numbers, for connecting and for each read: up to 35 the client passes over a single fraction.
+            waits = (left_s, left_s)
+            answer = getattr(found_api, call)(*names, _preload_content=False, _request_timeout=waits, **options)
+            try:
+                body = _read(answer, until_s)
+            finally:
+                answer.release_conn()
+        except ApiException as error:
+            said = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+            raise refused(int(error.status or 0), said) from None
+        except (HTTPError, OSError) as error:
+            raise EngineError(
+                f"the API server gave no answer within {self._deadline_s:g} s ({_cause(error)}); "
+                f"`kubectl get --raw /readyz` tells more"
+            ) from None
+        try:
+            found = json.loads(body)
+        except ValueError:
+            raise EngineError("what answers at the API server's address is none: no JSON") from None
+        if not isinstance(found, dict):
+            raise EngineError("what answers at the API server's address is none: no object")
+        return found
+
+    def _api(self, name: str) -> Any:  # noqa: ANN401  the client ships no types
+        try:
+            from kubernetes import client
+        except ImportError as error:
+            raise EngineError(f"the package {error.name} is missing: pip install 'megascale-ops[kubernetes]'") from None
+        with self._finding:
+            if self._client is None:
+                self._client = _found_client()
+        return getattr(client, name)(self._client)
+
+
+class ClusterApi(ApiCalls, NodeApi):
+    """The calls about nodes."""
 
     def get(self, name: str) -> Json:
         """Return one node."""
@@ -78,47 +142,11 @@ class ClusterApi(NodeApi):
         # An object is sent as a strategic merge patch: conditions are merged by type, the list of taints is replaced.
         return self._ask("patch", resource, call, self._until_s(), name, body=body, field_manager=MANAGER)
 
-    def _until_s(self) -> float:
-        return time.monotonic() + self._deadline_s
-
     def _ask(self, verb: str, resource: str, call: str, until_s: float, *names: str, **options: Any) -> Json:  # noqa: ANN401  as the client takes them
-        core = self._core()
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
+        def refused(status: int, said: str) -> EngineError:
+            return _refused(status, said, verb, resource, names)
 
-        try:
-            left_s = max(0.1, until_s - time.monotonic())
-            # Two numbers, for connecting and for each read: up to 35 the client passes over a single fraction.
-            answer = getattr(core, call)(*names, _preload_content=False, _request_timeout=(left_s, left_s), **options)
-            try:
-                body = _read(answer, until_s)
-            finally:
-                answer.release_conn()
-        except ApiException as error:
-            said = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
-            raise _refused(int(error.status or 0), said, verb, resource, names) from None
-        except (HTTPError, OSError) as error:
-            raise EngineError(
-                f"the API server gave no answer within {self._deadline_s:g} s ({_cause(error)}); "
-                f"`kubectl get --raw /readyz` tells more"
-            ) from None
-        try:
-            found = json.loads(body)
-        except ValueError:
-            raise EngineError("what answers at the API server's address is none: no JSON") from None
-        if not isinstance(found, dict):
-            raise EngineError("what answers at the API server's address is none: no object")
-        return found
-
-    def _core(self) -> Any:  # noqa: ANN401  the client ships no types
-        try:
-            from kubernetes import client
-        except ImportError as error:
-            raise EngineError(f"the package {error.name} is missing: pip install 'megascale-ops[kubernetes]'") from None
-        with self._finding:
-            if self._client is None:
-                self._client = _found_client()
-        return client.CoreV1Api(self._client)
+        return self._call("CoreV1Api", call, until_s, refused, *names, **options)
 
 
 def _found_client() -> object:

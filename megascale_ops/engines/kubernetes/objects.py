@@ -109,26 +109,29 @@ def condition(*, is_out: bool, reason: str, now: str) -> Json:
     return {"status": {"conditions": [said]}}
 
 
-def lacking_rule(verb: str, resource: str) -> str:
-    """Return the rule of a ClusterRole that allows a call."""
-    return f'{{apiGroups: [""], resources: [{resource}], verbs: [{verb}]}}'
+def lacking_rule(verb: str, resource: str, group: str = "") -> str:
+    """Return the rule of a role that allows a call; ``group``: the resource's, "" for Kubernetes' core."""
+    group = group or '""'
+    return f"{{apiGroups: [{group}], resources: [{resource}], verbs: [{verb}]}}"
 
 
-def refusal(status: int, body: str, verb: str, resource: str) -> str:
+def refusal(status: int, body: str, verb: str, resource: str, group: str = "", role: str = "ClusterRole") -> str:
     """Return what a refusal means, in one sentence.
 
     Args:
         status: HTTP's.
         body: The server's answer: a Status object as JSON, or anything that stands before a server.
         verb: What was asked for: get, list or patch.
-        resource: nodes or nodes/status.
+        resource: Such as nodes or nodes/status.
+        group: Its API group, "" for Kubernetes' core.
+        role: The kind of role that would allow it.
     """
     said = _message(body)
     if status == 403:
         who = said.partition('User "')[2].partition('"')[0]
         return (
-            f"the API server does not let {who or 'this account'} {verb} {resource}: its ClusterRole lacks the rule "
-            f"{lacking_rule(verb, resource)}"
+            f"the API server does not let {who or 'this account'} {verb} {resource}: its {role} lacks the rule "
+            f"{lacking_rule(verb, resource, group)}"
         )
     if status == 401:
         return (

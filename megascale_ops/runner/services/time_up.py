@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from megascale_ops.engines.actuator import EngineError
 from megascale_ops.engines.slurm.answers import JobView, Settings, read_job, read_settings
@@ -19,11 +19,12 @@ from megascale_ops.engines.slurm.commands import ask
 from megascale_ops.engines.slurm.requeue import END_S, Ending, decide
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
+from megascale_ops.runner.services.saving import save_now
 from megascale_ops.runner.slurm_step import Step
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_CLOSE_S = 1.0
 # 2 s: srun and slurmd may each send the same SIGTERM; a later one means that there is no time for anything.
 _SAME_S = 2.0
 _NO_CODES = Settings(30.0, ())
@@ -38,8 +39,11 @@ class TimeUp:
         environ: The environment; what Slurm has told in it is believed where scontrol does not answer.
 
     Attributes:
+        signals: Those that it takes from the ranks.
         outcome: How the ranks ended, in the engine's word; set by the runner.
     """
+
+    signals = (signal.SIGUSR1, signal.SIGTERM)
 
     def __init__(self, step: Step, budget: int, environ: Mapping[str, str]) -> None:
         self._step = step
@@ -59,7 +63,7 @@ class TimeUp:
         self._settings = _NO_CODES
         self.outcome = ""
 
-    def watch(self, job: str, link: BlockingLink) -> None:
+    def watch(self, job: str, link: BlockingLink, _leave: Callable[[str, str], None]) -> None:
         """Begin: from now on there are ranks that could save. ``job``: our name of it; ``link``: to its controller."""
         self._job, self._link = job, link
 
@@ -90,7 +94,7 @@ class TimeUp:
         """Wait for nothing any more: the ranks have ended."""
         self._done.set()
         if self._thread is not None:
-            self._thread.join(2 * _LOOK_S)
+            self._thread.join(_CLOSE_S)
 
     def _wait(self, number: int) -> None:
         """On another node than the first: see the end come from the controller, or stop the ranks by ourselves."""
@@ -115,7 +119,7 @@ class TimeUp:
         if link is None:  # `hear` has looked
             return
         try:
-            self._save(link, ending.save_s)
+            save_now(link, self._job, ending.save_s, self._done)
         except MegascaleError as error:
             log.warning("no checkpoint was asked for: %s", error)
         if self._done.is_set():
@@ -143,28 +147,6 @@ class TimeUp:
                 ends_wall_s=float(ends) if ends.isdigit() else 0.0,
                 preempted_wall_s=0.0,
             )
-
-    def _save(self, link: BlockingLink, patience_s: float) -> None:
-        """Ask for a checkpoint; wait until one is there, the script's own included, but no longer than that."""
-        asked = link.ask_checkpoint(self._job)
-        until_s = time.monotonic() + patience_s
-        told = False
-        while not self._done.wait(min(_LOOK_S, max(0.0, until_s - time.monotonic()))):
-            view = link.checkpoint(self._job)
-            if view.saved_wall_s > asked.asked_wall_s:
-                log.info(
-                    "a checkpoint was written %.1f s after it was asked for", view.saved_wall_s - view.asked_wall_s
-                )
-                return
-            if not told and not view.waiting and not view.told:
-                told = True
-                why = next(iter(view.refused.values()), "no rank is known to run")
-                log.warning("no rank takes SIGUSR1 (%s): the script's own next checkpoint is waited for", why)
-            if time.monotonic() >= until_s:
-                log.warning(
-                    "no checkpoint was seen within %.0f s: the newest one is from before the signal", patience_s
-                )
-                return
 
     def end(self, code: int) -> int:
         """Requeue the job where that was decided, the last thing of all; return the exit code.

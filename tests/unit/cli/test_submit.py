@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops submit slurm``: a file and options become a script; what can't be is one sentence."""
+"""``megascale-ops submit``: a file and options become a script or an object; what can't be is one sentence."""
 
 from pathlib import Path
 
 import pytest
+import yaml
 
 from megascale_ops.cli.main import main
 
@@ -80,3 +81,62 @@ def test_an_array_is_followed_by_nobody(capsys: pytest.CaptureFixture[str]) -> N
     """Several jobs at once."""
     assert main(["submit", "slurm", "--follow", "--array=0-3", "--", "train.py"]) == 2
     assert "--array makes several" in capsys.readouterr().err
+
+
+KUBERNETES = 'command = ["train.py"]\nimage = "example.com/train:1"\nkind = "Job"\nnodes = 4\nqueue = "gpus"\n'
+
+
+def test_a_file_becomes_an_object_of_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As YAML that kubectl takes; options count for more than the file, a command behind `--` for more than its."""
+    path = tmp_path / "job.toml"
+    path.write_text(KUBERNETES)
+
+    code = main(["submit", "kubernetes", "--dry-run", str(path), "--nodes=2", "--min-nodes=1", "--", "other.py", "--x"])
+    made = yaml.safe_load(capsys.readouterr().out)
+
+    assert code == 0
+    assert (made["kind"], made["metadata"]["name"], made["spec"]["completions"]) == ("Job", "other", 2)
+    assert made["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "gpus"}
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "example.com/train:1"
+    assert container["command"][-3:] == ["--", "other.py", "--x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("partition = 'gpu'\n", "unknown setting 'partition'"),
+        ("imgae = 'x'\n", "unknown setting 'imgae': did you mean 'image'?"),
+        ('kind = "MPIJob"\n', "Invalid enum value 'MPIJob' - at `$.kind`"),
+        ("grace_s = 5\n", "Expected `int` >= 20 - at `$.grace_s`"),
+        ("nodes = 4\n", "nothing to run"),
+        ('command = ["a.py"]\n', "no image: give the training image"),
+    ],
+)
+def test_a_job_for_kubernetes_that_cannot_be_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    """It names the file's mistake, and nothing is handed in."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+
+    code = main(["submit", "kubernetes", "--dry-run", str(path)])
+    out = capsys.readouterr()
+
+    assert (code, out.out) == (2, "")
+    assert sentence in out.err
+    assert out.err.count("\n") == 1
+
+
+def test_without_a_cluster_a_job_is_not_handed_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence says what there is no way to."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    code = main(["submit", "kubernetes", "--image=x", "--", "a.py"])
+
+    assert code == 1
+    assert "no way to the API server" in capsys.readouterr().err

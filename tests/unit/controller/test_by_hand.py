@@ -84,9 +84,24 @@ async def test_an_answer_to_a_request_before_changes_nothing() -> None:
     job = world.loop.jobs["job"]
     world.loop.by_hand.ask_checkpoint(job, 0.0)
     (first,) = given(world, "checkpoint")
-    world.now_s += 1.0
+    world.now_s += 6.0
+    world.beat_all()
     world.loop.by_hand.ask_checkpoint(job, 0.0)
 
     world.loop.evidence(answer(first, EvidenceItem("signal", ok=True, rank=0)))
 
     assert world.loop.by_hand.view(job, 0.0).told == ()
+
+
+async def test_pods_that_are_evicted_together_ask_once() -> None:
+    """Within seconds it is the same request: ranks need one signal. Once a checkpoint has come it is a new one."""
+    world = await trained()
+    job = world.loop.jobs["job"]
+
+    first = world.loop.by_hand.ask_checkpoint(job, 0.0)
+    world.now_s += 1.0
+    again = world.loop.by_hand.ask_checkpoint(job, 0.0)
+    after = world.loop.by_hand.ask_checkpoint(job, world.loop.wall())
+
+    assert again.asked_wall_s == first.asked_wall_s
+    assert after.asked_wall_s == first.asked_wall_s + 1.0

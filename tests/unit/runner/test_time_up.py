@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from megascale_ops.engines.actuator import EngineError
-from megascale_ops.runner.services import time_up
+from megascale_ops.runner.services import saving, time_up
 from megascale_ops.runner.services.time_up import TimeUp
 from megascale_ops.runner.slurm_step import Step
 from megascale_ops.schema.messages import CheckpointView
@@ -46,7 +46,7 @@ class Slurm:
         self.refuses = False
         self.texts = {"config": f"RequeueExit = {codes}\n", "job": JOB.format(restarts=restarts)}
         monkeypatch.setattr(time_up, "ask", self)
-        monkeypatch.setattr(time_up, "_LOOK_S", 0.0)
+        monkeypatch.setattr(saving, "_LOOK_S", 0.0)
 
     def __call__(self, *words: str) -> str:
         """Run one."""
@@ -63,11 +63,15 @@ class Slurm:
         return [words[2] for words in self.given if words[1] == "requeue"]
 
 
+def _leave(_outcome: str, _reason: str) -> None:
+    """Report nothing: the whole job ends."""
+
+
 def _signalled(step: Step = STEP, environ: dict[str, str] | None = None) -> tuple[TimeUp, Link]:
     """A runner that has heard SIGUSR1 and done what follows."""
     link = Link()
     runner = TimeUp(step, 3, environ or {})
-    runner.watch("train-4711", cast("BlockingLink", link))
+    runner.watch("train-4711", cast("BlockingLink", link), _leave)
     runner.hear(signal.SIGUSR1)
     thread = runner._thread
     assert thread is not None
@@ -142,7 +146,7 @@ def test_a_second_sigterm_stops_the_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time_up.time, "monotonic", lambda: now_s[0])
     runner = TimeUp(STEP, 3, {})
     before = runner.takes_sigterm()
-    runner.watch("train-4711", cast("BlockingLink", Link()))
+    runner.watch("train-4711", cast("BlockingLink", Link()), _leave)
 
     taken = [runner.takes_sigterm()]
     for passed_s in (0.5, 2.5):

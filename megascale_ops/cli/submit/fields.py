@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job from a file and from options of the same names: one option for each field of its description."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+import click
+
+from megascale_ops.errors import UsageError
+from megascale_ops.suggest import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import msgspec
+
+    Job = TypeVar("Job", bound=msgspec.Struct)
+
+_MOST_BYTES = 1 << 20
+
+
+def options_of(kind: "type[msgspec.Struct]") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds an option for each field of a job, but for its command.
+
+    Args:
+        kind: The description; ``HELP`` has a line for each field. A tuple is an option that may be repeated, a
+            boolean a flag.
+    """
+    helps: Mapping[str, str] = kind.HELP  # type: ignore[attr-defined]  # of both descriptions
+    hints = get_type_hints(kind)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, default in reversed([*zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True)]):
+            if name == "command":
+                continue
+            option, text = f"--{name.replace('_', '-')}", helps[name]
+            if hints[name] is bool:
+                command = click.option(option, name, is_flag=True, default=None, help=text)(command)
+            elif isinstance(default, tuple):
+                command = click.option(option, name, multiple=True, metavar="TEXT", help=f"{text} Repeatable.")(command)
+            else:
+                is_number = isinstance(default, int)
+                said = f"{text}  [{default}]" if is_number else text
+                metavar = "N" if is_number else "TEXT"
+                click_type = click.IntRange(0) if is_number else click.STRING
+                command = click.option(option, name, type=click_type, metavar=metavar, help=said)(command)
+        return command
+
+    return add
+
+
+def split(given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the file, "" for none, and the command; both may be given, the file first."""
+    if given and given[0].endswith(".toml"):
+        return given[0], given[1:]
+    return "", given
+
+
+def read_job(kind: "type[Job]", given: tuple[str, ...], options: "Mapping[str, Any]") -> "Job":
+    """Return the job; what options say counts for more than what the file says.
+
+    Args:
+        kind: Its description.
+        given: File and command, as they stand on the command line.
+        options: The options by field; None and () are not given.
+
+    Raises:
+        UsageError: the file can't be read, or says what can't be.
+    """
+    import msgspec
+
+    from megascale_ops import foreign
+
+    file, command = split(given)
+    values: dict[str, Any] = {}
+    if file:
+        try:
+            values = msgspec.toml.decode(foreign.read(Path(file), _MOST_BYTES, follow=True), type=dict[str, Any])
+        except OSError as error:
+            raise UsageError(f"{file} can't be read: {error.strerror or error}") from None
+        except foreign.UNREADABLE as error:
+            raise UsageError(f"{file} is no TOML: {error}") from None
+    for name in values:
+        if name not in kind.__struct_fields__:
+            raise UsageError(f"{file}: {unknown('setting', name, kind.__struct_fields__)}")
+    values.update({name: value for name, value in options.items() if value not in (None, ())})
+    if command:
+        values["command"] = command
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{file or 'the job'}: {error}") from None
