@@ -37,6 +37,7 @@ from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
     from megascale_ops.checkpoint.background.foreground import Foreground
     from megascale_ops.checkpoint.background.saver import BackgroundSaver
@@ -95,6 +96,8 @@ class CheckpointManager:
             and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
         replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
         freshness: tell where no weight has changed since the save before though the optimizer has stepped.
+        mesh: the device mesh of the job, by whose names ranks are told (``dp=1 tp=0``); None: that of the sharded
+            tensors in the state.
         digests: of the files, "xxh3_128" or "sha256": ten times slower, and not to be forged (``trust.file_digests``).
 
     Raises:
@@ -123,6 +126,7 @@ class CheckpointManager:
         replicated: Iterable[str] = (),
         freshness: bool = True,
         digests: Algorithm = "xxh3_128",
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         if mode not in get_args(Mode):
             raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
@@ -139,7 +143,7 @@ class CheckpointManager:
         self._log_of_saves = SaveLog()
         self._restored, self._sealed_at_restore = -1, -1
         self._foreground: Foreground | None = None
-        self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests)
+        self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests, mesh=mesh)
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
@@ -183,6 +187,7 @@ class CheckpointManager:
         replicated: Iterable[str] = (),
         freshness: bool = True,
         digests: Algorithm = "xxh3_128",
+        mesh: "DeviceMesh | None" = None,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -203,6 +208,7 @@ class CheckpointManager:
             replicated=replicated,
             freshness=freshness,
             digests=digests,
+            mesh=mesh,
         )
 
     @property
