@@ -63,7 +63,8 @@ class CheckpointManager:
     A state is a dict from names to values. A value with ``state_dict`` and ``load_state_dict`` (module, optimizer,
     scheduler) is saved and loaded through them. Any other value (tensor, number, string, nested dict) is saved as it
     is; on restore its tensors are loaded in place and the entry of the state is replaced by what was saved. A name
-    must mean the same on every rank that has it: give what differs (a random generator's state) a name per rank.
+    must mean the same on every rank that has it: what differs is wrapped in ``PerRank`` (a loader) or ``RandomStates``.
+    Of a dict of which ranks hold other keys (the layers of pipeline stages) each gets those that it has.
 
     The first save puts the job's name on the folder, for as long as the process lives: another job that saves there is
     refused. Restoring needs no such right.

@@ -260,6 +260,7 @@ def _dict_together(variants: Sequence[dict[Any, Any]], have: Any, allowed: Allow
     keys = dict.fromkeys(chain.from_iterable(variants))
     if here and any(each.keys() != keys.keys() for each in variants):
         keys = {key: None for key in keys if key in here}
+        keys = next((dict.fromkeys(each) for each in variants if each.keys() == keys.keys()), keys)  # in its order
     made = copy.copy(variants[0])  # keeps its type
     made.clear()
     for key in keys:

@@ -97,6 +97,13 @@ def test_a_dict_that_all_ranks_held_alike_comes_back_whole() -> None:
     }
 
 
+def test_a_rank_of_the_same_stage_gets_its_dict_in_its_order() -> None:
+    """As the rank had saved it, whoever came first."""
+    saved = [{"r0": 1, "all": 2}, {"r1": 1, "all": 2}]
+
+    assert list(put_together(saved, {"all": 0, "r1": 0}, PLAIN)) == ["r1", "all"]
+
+
 def test_one_variant_is_taken_as_it_is() -> None:
     """No key is looked up in the state: that is the way of every job without stages."""
     saved = {"a": 1}
