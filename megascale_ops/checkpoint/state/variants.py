@@ -55,6 +55,8 @@ class Variants:
         """The meshes of all ranks, the largest first: of one that is not whole there may be several."""
         self._given = None if mesh is None else layout_of(mesh)
         self._numbers: dict[str, int] = {}
+        self._held: _Held | None = None
+        self._digests: dict[str, bytes] = {}
         self._described: dict[str, dict[str, str]] = {}
         self._checked: object = None  # what was told, and found to be without contradiction
 
@@ -83,9 +85,11 @@ class Variants:
         guessed = {name: self._numbers.get(name, 0) for name in structures}
         flat.update(tensors)
         flat.update(contents.encode(structures, allowed, guessed))
-        self._described = _described(state, tensors)
-        digests = {name: _digest(value, self._described.get(name, {})) for name, value in structures.items()}
-        return Told(digests, guessed, self._given or mesh_in(tensors.values()))
+        held = _held(state, tensors, structures)
+        if held != self._held:
+            self._held, self._described = held, _described(held, list(structures))
+            self._digests = {name: _digest(held.keys[name], self._described[name]) for name in structures}
+        return Told(self._digests, guessed, self._given or mesh_in(tensors.values()))
 
     @property
     def layout(self) -> Layout | None:
@@ -159,53 +163,95 @@ def keys_here(value: object, captured: Any) -> Any:  # noqa: ANN401  same
 # -- what a rank holds ----------------------------------------------------------------------------------------------
 
 
-def _described(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, str]]:
-    """By entry: what each of its tensors is, and which parameter each of an optimizer's numbers means."""
-    entries = sorted(state, key=len, reverse=True)
-    found: dict[str, dict[str, str]] = {name: {} for name in state}
-    for key, tensor in tensors.items():
-        if key.endswith(contents.PICKLED):
-            continue
-        entry = next((name for name in entries if key == name or key.startswith((f"{name}.", f"{name}~"))), None)
-        if entry is not None:
-            found[entry][key] = _words(tensor)
+class _Held(NamedTuple):
+    """What a rank holds; equal where its digests are, and compared in a tenth of the time that these take."""
+
+    tensors: list[tuple[str, torch.dtype, torch.Size]]
+    keys: dict[str, object]  # by entry: the keys of its dicts, nested as they are
+    parameters: dict[str, list[str]]  # by entry that is an optimizer: the name of each number
+
+
+def _held(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], structures: Mapping[str, Any]) -> _Held:
+    optimizers = {entry: value for entry, value in state.items() if isinstance(value, torch.optim.Optimizer)}
+    modules = {entry: value for entry, value in state.items() if isinstance(value, torch.nn.Module) and optimizers}
     names = {
         id(parameter): f"{entry}.{name}"
-        for entry, module in state.items()
-        if isinstance(module, torch.nn.Module)
+        for entry, module in modules.items()
         for name, parameter in module.named_parameters()
     }
-    for entry, optimizer in state.items():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            taught = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            found[entry] |= {str(number): names.get(id(each)) or _words(each) for number, each in enumerate(taught)}
-    return found
+    return _Held(
+        [(key, each.dtype, each.size()) for key, each in tensors.items() if not key.endswith(contents.PICKLED)],
+        {name: _keys(structure) for name, structure in structures.items()},
+        {
+            entry: [names.get(id(each)) or _words(each.dtype, each.size()) for each in _taught(optimizer)]
+            for entry, optimizer in optimizers.items()
+        },
+    )
 
 
-def _words(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.size())}"
+def _taught(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
-def _digest(structure: object, described: Mapping[str, str]) -> bytes:
-    lines = [*_keys(structure), *(f"{key} {what}" for key, what in sorted(described.items()))]
-    return hashlib.blake2b("\n".join(lines).encode("utf-8", "backslashreplace"), digest_size=8).digest()
+class _Keys(NamedTuple):
+    """The keys of a dict, and those below each of them."""
+
+    names: tuple[object, ...]
+    below: tuple[object, ...]
 
 
-def _keys(value: object) -> Iterator[str]:
-    """The keys of all dicts in a nest; values don't count, nor does the order."""
+def _keys(value: object) -> object:
+    """The keys of all dicts in a nest, nested as they are; None where there are none. Values don't count."""
     if isinstance(value, Mapping):
-        named = sorted((repr(key), item) for key, item in value.items() if isinstance(item, _HOLDS))
-        yield repr(sorted(map(repr, value)))
-        for name, item in named:
-            yield name
-            yield from _keys(item)
-    elif isinstance(value, _HOLDS):
-        items = value if isinstance(value, (list, tuple, deque)) else ()
-        for item in items:
-            yield from _keys(item)
+        below = tuple([_keys(item) if isinstance(item, _HOLDS) else None for item in value.values()])
+        return _Keys(tuple(value), below)
+    if isinstance(value, (list, tuple, deque)):
+        items = tuple([_keys(item) if isinstance(item, _HOLDS) else None for item in value])
+        return items if any(each is not None for each in items) else None
+    return None
 
 
 _HOLDS = (Mapping, list, tuple, deque)
+
+
+def _described(held: _Held, entries: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By entry: what each of its tensors is, and which parameter each of an optimizer's numbers means, in words."""
+    found: dict[str, dict[str, str]] = {name: {} for name in entries}
+    longest_first = sorted(entries, key=len, reverse=True)
+    for key, dtype, size in held.tensors:
+        entry = next((name for name in longest_first if key.startswith(name) and key[len(name) :][:1] in _NEXT), None)
+        if entry is not None:
+            found[entry][key] = _words(dtype, size)
+    for entry, names in held.parameters.items():
+        found[entry] |= {str(number): name for number, name in enumerate(names)}
+    return found
+
+
+# What follows an entry's name in that of a tensor: nothing, a place below it, what keeps two apart that spell alike.
+_NEXT = ("", ".", "~")
+
+
+def _words(dtype: torch.dtype, size: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)}"
+
+
+def _digest(keys: object, described: Mapping[str, str]) -> bytes:
+    lines = [*_spelled(keys), *(f"{key} {what}" for key, what in sorted(described.items()))]
+    return hashlib.blake2b("\n".join(lines).encode("utf-8", "backslashreplace"), digest_size=8).digest()
+
+
+def _spelled(keys: object) -> Iterator[str]:
+    """Nested keys line by line, the same for any order of a dict."""
+    if isinstance(keys, _Keys):
+        named = sorted(zip(map(repr, keys.names), keys.below, strict=True), key=lambda pair: pair[0])
+        yield repr([name for name, _ in named])
+        for name, below in named:
+            if below is not None:
+                yield name
+                yield from _spelled(below)
+    elif isinstance(keys, tuple):
+        for below in keys:
+            yield from _spelled(below)
 
 
 def _numbered(told: Sequence[Mapping[str, bytes]]) -> list[dict[str, int]]:

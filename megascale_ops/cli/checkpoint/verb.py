@@ -277,7 +277,8 @@ def _tell_verified(meant: "Place", report: "CheckpointReport") -> None:
     from megascale_ops.schema.wording import escaped
 
     if report.ok:
-        saved_by = f", saved by {manifests.saved_by(report.manifest)}" if report.manifest is not None else ""
+        has_mesh = report.manifest is not None and manifests.mesh_of(report.manifest)
+        saved_by = f", saved by {manifests.saved_by(report.manifest)}" if report.manifest and has_mesh else ""
         click.echo(f"step {report.step}: whole, {data_size(_promised(report))}{saved_by}")
         for line in _told_at_its_save(meant, report):
             click.echo(f"  {line}")

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mesh by the names of its dimensions: told with each rank, kept in the manifest, and not believed blindly."""
 
+from math import prod
+from types import SimpleNamespace
+
 import msgspec
 import pytest
+import torch
 
 from megascale_ops.checkpoint import manifest as manifests
+from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.manifest import Manifest, ManifestError
 from megascale_ops.checkpoint.state.layout import Layout, laid_out, named, of_job
+from megascale_ops.checkpoint.state.meshes import mesh_in
+from megascale_ops.checkpoint.state.variants import Variants
 from megascale_ops.checkpoint.trust.verdicts import judge, odd_ones
 
 CUBE = laid_out(("pp", "dp", "tp"), (2, 3, 4), range(24))
@@ -38,6 +45,29 @@ def test_of_several_meshes_the_largest_is_the_jobs_and_each_rank_is_found() -> N
     assert layouts == (second, first)
     assert [named(rank, layouts) for rank in (1, 4, 7)] == ["1 (tp=1)", "4 (tp=2)", "7"]
     assert of_job([None]) == ()
+
+
+class Mesh:
+    """What a device mesh tells of itself, and the one that it was cut out of."""
+
+    def __init__(self, shape: tuple[int, ...], names: tuple[str, ...] | None, root: "Mesh | None" = None) -> None:
+        self.mesh, self.mesh_dim_names, self._root = torch.arange(prod(shape)).reshape(shape), names, root
+
+    def _get_root_mesh(self) -> "Mesh":
+        return self._root or self
+
+
+def test_the_mesh_of_the_job_is_found_in_what_is_saved() -> None:
+    """That of which a tensor's is a part; the one that the user gives comes first."""
+    whole = Mesh((2, 2, 3), ("pp", "dp", "tp"))
+    tensors = [SimpleNamespace(device_mesh=Mesh((3,), ("tp",), whole)), torch.ones(2)]
+
+    found = mesh_in(tensors)  # type: ignore[arg-type]  # as sharded ones
+    given = Variants(Mesh((4, 3), ("dp", "cp")))  # type: ignore[arg-type]  # as a device mesh
+
+    assert found == Layout(("pp", "dp", "tp"), (2, 2, 3))
+    assert given.take_apart({"x": 1}, Allowed(), {}).layout == Layout(("dp", "cp"), (4, 3))
+    assert mesh_in([torch.ones(2)]) is None
 
 
 def test_who_is_blamed_is_told_with_its_place() -> None:
