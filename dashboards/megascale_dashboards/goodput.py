@@ -13,6 +13,15 @@ INCIDENT_S = f"megascale_incident_seconds_total{{{JOB}}}"
 GOOD = limits((0.9, "yellow"), (0.95, "green"), base="red")
 
 
+FAILED_SAVES = f"megascale_checkpoint_failed_saves_total{{{JOB}}}"
+# Of CheckpointManager only what is sealed counts: behind the training a step with a save in it has only begun one.
+SAVED = (
+    f"((max(max_over_time(megascale_checkpoint_sealed_timestamp_seconds{{{JOB}}}[1d])) "
+    f"and on () max(megascale_checkpoint_stall_seconds{{{JOB}}})) "
+    f"or (max(megascale_checkpoint_last_success_timestamp_seconds{{{JOB}}} > 0) unless on () max({FAILED_SAVES}) > 0))"
+)
+
+
 # Warnings and what turned out harmless stopped nothing.
 STOPPED = f'sum(megascale_incidents_total{{{JOB}, class!~"warned|harmless"}})'
 
@@ -73,7 +82,7 @@ def _verdict() -> tuple[Card, ...]:
         stat_card(
             "Age of the last checkpoint",
             "What a crash would cost now. Yellow from 30 min, red from 1 h: look why it isn't written.",
-            (Ask(f"time() - (megascale_checkpoint_last_success_timestamp_seconds{{{JOB}}} > 0)"),),
+            (Ask(f"time() - {SAVED}"),),
             unit="s",
             colours=limits((1800, "yellow"), (3600, "red")),
             empty="none seen",
@@ -111,9 +120,31 @@ def _where() -> tuple[tuple[Card, ...], ...]:
                 "All classes but train, stacked, since the job began. A step up is an incident; a slope is a straggler "
                 "or a checkpoint that is too slow.",
                 (Ask(f'sum by (class) (megascale_wall_seconds{{{JOB}, class!="train"}})', "{{class}}"),),
-                width=24,
+                width=12,
                 unit="s",
                 stacked=True,
+            ),
+            line_card(
+                "What a save takes",
+                "Of CheckpointManager, the slowest node: stall is what the training waits for, written how long the "
+                "rest goes on beside it. Written for longer than the interval, saves wait for each other: save less "
+                "often, or on the nodes.",
+                (
+                    Ask(f"max(megascale_checkpoint_stall_seconds{{{JOB}}})", "stall"),
+                    Ask(f"max(megascale_checkpoint_write_seconds{{{JOB}}})", "written"),
+                ),
+                width=8,
+                unit="s",
+            ),
+            stat_card(
+                "Saves that failed",
+                "Of CheckpointManager, since the processes began. Training goes on and the next save tries again; the "
+                "log of rank 0 says why (`the save of step ... failed`).",
+                (Ask(f"max({FAILED_SAVES})"),),
+                width=4,
+                height=8,
+                colours=limits((1, "red")),
+                empty="none seen",
             ),
         ),
     )

@@ -63,6 +63,11 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def quoted(place: str) -> str:
+    """A place as Python reads it, on one line: ``"optimizer.x"``."""
+    return '"' + repr(f"'{place}")[2:-1] + '"' if '"' not in place else repr(place)
+
+
 def spelled(path: Path) -> str:
     """A place in a state as Python spells it: ``state['optimizer']['x']``."""
     return "state" + "".join(f"[{key!r}]" for key in path)

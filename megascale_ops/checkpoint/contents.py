@@ -18,14 +18,23 @@ import copy
 import dataclasses
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
 import torch
 
 from megascale_ops.checkpoint import values
 from megascale_ops.checkpoint.allowed import Allowed, Path, dotted, spelled
+from megascale_ops.checkpoint.state.capture import (
+    RESERVED_NAME,
+    capture_all,
+    is_sharded,
+    is_stateful,
+    overlaps_itself,
+    require_storable,
+)
 from megascale_ops.checkpoint.value_kinds import Pickled, Slot
 from megascale_ops.errors import CheckpointError
 
@@ -50,24 +59,20 @@ class Stored:
     dtype: torch.dtype
 
 
-def structure_key(name: str) -> str:
-    """Under which key the structure of a top-level entry is stored."""
-    return name + STRUCTURE
+def structure_key(name: str, variant: int = 0) -> str:
+    """Under which key the structure of a top-level entry is stored; ranks may hold variants of it (``variants``)."""
+    return f"{name}::variant{variant}{STRUCTURE}" if variant else name + STRUCTURE
 
 
 def names_in(keys: Iterable[str]) -> list[str]:
     """The top-level entries that a checkpoint with these keys holds."""
-    return sorted(key.removesuffix(STRUCTURE) for key in keys if key.endswith(STRUCTURE))
+    found = {key.removesuffix(STRUCTURE) for key in keys if key.endswith(STRUCTURE)}
+    return sorted(name for name in found if not RESERVED_NAME.search(name))
 
 
-def is_stateful(value: object) -> bool:
-    """Whether a value is saved through ``state_dict()`` and loaded through ``load_state_dict()``."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def capture(value: Any) -> Any:  # noqa: ANN401  a state holds whatever the user puts there
-    """What of a value is saved: its state dict if it has one, else itself."""
-    return value.state_dict() if is_stateful(value) else value
+def structure_keys(name: str, keys: Collection[str]) -> list[str]:
+    """The keys of all variants of an entry's structure."""
+    return list(takewhile(keys.__contains__, (structure_key(name, variant) for variant in count())))
 
 
 def replace(
@@ -131,37 +136,39 @@ def find(value: Any, kind: type, allowed: Allowed = _NOTHING_MORE) -> dict[Path,
     return found
 
 
-def take_apart(captured: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> dict[str, torch.Tensor]:
+def take_apart(state: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> dict[str, torch.Tensor]:
     """A flat dict of tensors, ready for torch.distributed.checkpoint.
 
     Args:
-        captured: what ``capture`` made of each entry.
+        state: as given to ``save``.
         allowed: what is pickled, and which types of the user's own may stand in it.
 
     Raises:
         CheckpointError: something in it can't be stored; it names the place and what to do.
     """
-    flat, structures = separate(captured, allowed)
+    flat, structures = separate(state, allowed)
     return flat | encode(structures, allowed)
 
 
 def separate(
-    captured: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE
+    state: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The first half of ``take_apart``: tensors by key, and the structure of each entry, not yet encoded.
 
     Raises:
-        CheckpointError: a tensor can't be stored.
+        CheckpointError: a tensor can't be stored, or an entry does not tell what is saved of it.
     """
+    captured = capture_all(state)
     flat: dict[str, Any] = {structure_key(name): None for name in captured}
+    owners = {name for name, value in state.items() if is_stateful(value)}
 
     def store(path: Path, value: Any) -> Slot | Pickled:  # noqa: ANN401  same
         if dotted(path) in allowed.pickled:
-            key = _unused(dotted(path), PICKLED, flat)
+            key = _unused(_key_of(path), PICKLED, flat)
             flat[key] = as_bytes(_pickle(value, path))
             return Pickled(key)
-        _require_strided(value, path)
-        key = _unused(dotted(path), "", flat)
+        require_storable(value, path, is_loaded_by_its_owner=path[0] in owners)
+        key = _unused(_key_of(path), "", flat)
         flat[key] = value
         return Slot(key)
 
@@ -172,14 +179,16 @@ def separate(
     return {key: value for key, value in flat.items() if value is not None}, structures
 
 
-def encode(structures: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> dict[str, torch.Tensor]:
-    """The second half: the structures as tensors of bytes.
+def encode(
+    structures: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE, variants: Mapping[str, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """The second half: the structures as tensors of bytes, each as the variant that it is.
 
     Raises:
         CheckpointError: something in one can't be stored.
     """
     return {
-        structure_key(name): as_bytes(values.encode(structure, allowed, (name,)))
+        structure_key(name, (variants or {}).get(name, 0)): as_bytes(values.encode(structure, allowed, (name,)))
         for name, structure in structures.items()
     }
 
@@ -187,6 +196,11 @@ def encode(structures: Mapping[str, Any], allowed: Allowed = _NOTHING_MORE) -> d
 def as_bytes(raw: bytes) -> torch.Tensor:
     """Bytes as a tensor of bytes."""
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+
+
+def _key_of(path: Path) -> str:
+    """The name of a tensor in a checkpoint; halves of surrogate pairs, which UTF-8 has not, are spelled out."""
+    return dotted(path).encode("utf-8", "backslashreplace").decode()
 
 
 def _unused(name: str, suffix: str, taken: Mapping[str, Any]) -> str:
@@ -203,28 +217,6 @@ def _pickle(value: object, path: Path) -> bytes:
         raise CheckpointError(f"{spelled(path)} can't be pickled: {exc}") from exc
 
 
-def _require_strided(tensor: torch.Tensor, path: Path) -> None:
-    """Refuse what is no block of elements in memory, before anything is written.
-
-    Raises:
-        CheckpointError: it is none, with its place.
-    """
-    sharded = (
-        hasattr(tensor, "to_local") or hasattr(tensor, "local_shards") or hasattr(tensor, "__create_write_items__")
-    )
-    if sharded:
-        return  # each rank writes its own block
-    if tensor.layout is not torch.strided:
-        kind = str(tensor.layout).removeprefix("torch.")
-    elif tensor.is_quantized or tensor.device.type == "meta":
-        kind = "quantized" if tensor.is_quantized else "meta"
-    elif hasattr(tensor, "__tensor_flatten__"):
-        kind = type(tensor).__qualname__
-    else:
-        return
-    raise CheckpointError(f"{spelled(path)}: a {kind} tensor can't be stored as it is: store what it is made of")
-
-
 def targets(
     value: Any,  # noqa: ANN401  same
     captured: Any,  # noqa: ANN401  same
@@ -234,8 +226,9 @@ def targets(
 ) -> dict[str, torch.Tensor]:
     """The tensors that one top-level entry is loaded into, by key.
 
-    A tensor that the state already has is loaded in place. One that it lacks (the moments of a fresh optimizer) is
-    made: like its parameter where the shapes agree, so on the same device and sharded alike, else plainly on the CPU.
+    A tensor that the state already has is loaded in place, unless it can't be filled: elements that share memory, a
+    tensor of inference mode. One that it lacks (the moments of a fresh optimizer) is made: like its parameter where
+    the shapes agree, so on the same device and sharded alike, else plainly on the CPU.
 
     Args:
         value: the entry as the user gave it.
@@ -247,24 +240,33 @@ def targets(
     Raises:
         ValueError: the state and the checkpoint do not fit; the text names the tensor.
     """
-    present = find(captured, torch.Tensor, allowed)
+    present = {_matched(path): tensor for path, tensor in find(captured, torch.Tensor, allowed).items()}
     parameters = _parameters_by_index(value)
     made: dict[str, torch.Tensor] = {}
     for path, slot in find(structure.value, Slot, allowed).items():
-        saved, have = stored(slot.key), present.pop(path, None)
+        saved, have = stored(slot.key), present.pop(_matched(path), None)
         if have is not None and tuple(have.shape) != saved.shape:
             raise ValueError(f"{slot.key} has shape {list(saved.shape)} in the checkpoint and {list(have.shape)} here")
         like = parameters.get(path[1]) if len(path) > 1 and path[0] == "state" else None
         if have is not None:
-            made[slot.key] = have
+            made[slot.key] = have if _can_be_filled(have) else torch.empty_like(have, requires_grad=False)
         elif like is not None and tuple(like.shape) == saved.shape:
             made[slot.key] = torch.empty_like(like, dtype=saved.dtype, requires_grad=False)
         else:
             made[slot.key] = torch.empty(saved.shape, dtype=saved.dtype)
     if present and not isinstance(value, torch.optim.Optimizer):  # an optimizer forgets what was not saved
-        missing = ".".join(map(str, next(iter(present))))
+        missing = dotted(next(iter(present)))
         raise ValueError(f"the checkpoint does not hold {missing or 'this tensor'} ({len(present)} such)")
     return made
+
+
+def _matched(path: Path) -> Path:
+    """A path as it is looked up: a NaN among its keys is not equal to that of another state."""
+    return tuple("nan" if isinstance(key, float) and key != key else key for key in path)  # noqa: PLR0124  NaN
+
+
+def _can_be_filled(tensor: torch.Tensor) -> bool:
+    return is_sharded(tensor) or not (tensor.is_inference() or overlaps_itself(tensor))
 
 
 def pickles_in(structure: Structure, allowed: Allowed = _NOTHING_MORE) -> dict[Path, str]:

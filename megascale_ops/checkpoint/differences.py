@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from megascale_ops.checkpoint import persist
+from megascale_ops.checkpoint import latest, manifest, persist
 from megascale_ops.checkpoint.contents import Stored
 from megascale_ops.checkpoint.value_kinds import Slot
 
@@ -59,6 +59,7 @@ class Differences(msgspec.Struct, frozen=True):
     values: tuple[Change, ...]  # numbers, strings and what else is no tensor
     same_tensors: int
     same_values: int
+    saved_by: Change  # how many ranks, in which mesh
 
 
 def compare(before: Path, after: Path, told: Callable[[int], object] | None = None) -> Differences:
@@ -82,6 +83,7 @@ def compare(before: Path, after: Path, told: Callable[[int], object] | None = No
         values=values,
         same_tensors=len(alike) - len(changes),
         same_values=same_values,
+        saved_by=Change("saved by", _saved_by(before), _saved_by(after)),
     )
 
 
@@ -179,6 +181,11 @@ def _same(one: object, other: object) -> bool:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}..."
+
+
+def _saved_by(folder: Path) -> str:
+    sealed = latest.read_manifest(folder)
+    return "" if isinstance(sealed, manifest.Fault) else manifest.saved_by(sealed)
 
 
 def _words(stored: Stored) -> str:

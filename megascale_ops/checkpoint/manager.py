@@ -37,6 +37,7 @@ from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
     from megascale_ops.checkpoint.background.foreground import Foreground
     from megascale_ops.checkpoint.background.saver import BackgroundSaver
@@ -62,7 +63,8 @@ class CheckpointManager:
     A state is a dict from names to values. A value with ``state_dict`` and ``load_state_dict`` (module, optimizer,
     scheduler) is saved and loaded through them. Any other value (tensor, number, string, nested dict) is saved as it
     is; on restore its tensors are loaded in place and the entry of the state is replaced by what was saved. A name
-    must mean the same on every rank that has it: give what differs (a random generator's state) a name per rank.
+    must mean the same on every rank that has it: what differs is wrapped in ``PerRank`` (a loader) or ``RandomStates``.
+    Of a dict of which ranks hold other keys (the layers of pipeline stages) each gets those that it has.
 
     The first save puts the job's name on the folder, for as long as the process lives: another job that saves there is
     refused. Restoring needs no such right.
@@ -95,6 +97,8 @@ class CheckpointManager:
             and a rank whose copy differs is told: "check". "refuse": then the save fails, too. "off": not compared.
         replicated: names of other entries, or of places in them (``"ema"``), that must be equal on all ranks.
         freshness: tell where no weight has changed since the save before though the optimizer has stepped.
+        mesh: the device mesh of the job, by whose names ranks are told (``dp=1 tp=0``); None: that of the sharded
+            tensors in the state.
         digests: of the files, "xxh3_128" or "sha256": ten times slower, and not to be forged (``trust.file_digests``).
 
     Raises:
@@ -123,6 +127,7 @@ class CheckpointManager:
         replicated: Iterable[str] = (),
         freshness: bool = True,
         digests: Algorithm = "xxh3_128",
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         if mode not in get_args(Mode):
             raise UsageError(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}")
@@ -139,7 +144,7 @@ class CheckpointManager:
         self._log_of_saves = SaveLog()
         self._restored, self._sealed_at_restore = -1, -1
         self._foreground: Foreground | None = None
-        self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests)
+        self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests, mesh=mesh)
         if allow_pickle is None:
             allow_pickle = os.environ.get(manifest.ALLOW_VARIABLE, "") == "1"
         self._allowed = Allowed.of(pickled, types, old_pickles=allow_pickle)
@@ -183,6 +188,7 @@ class CheckpointManager:
         replicated: Iterable[str] = (),
         freshness: bool = True,
         digests: Algorithm = "xxh3_128",
+        mesh: "DeviceMesh | None" = None,
     ) -> "CheckpointManager":
         """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
         return cls(
@@ -203,6 +209,7 @@ class CheckpointManager:
             replicated=replicated,
             freshness=freshness,
             digests=digests,
+            mesh=mesh,
         )
 
     @property

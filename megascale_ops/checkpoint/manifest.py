@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from megascale_ops.checkpoint.state.layout import Layout
 from megascale_ops.checkpoint.trust import file_digests
 from megascale_ops.foreign import UNREADABLE
 
@@ -61,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metric: float | msgspec.UnsetType = msgspec.UNSET
     code: str | msgspec.UnsetType = msgspec.UNSET  # the version of this program that saved it
     parent: int | msgspec.UnsetType = msgspec.UNSET  # step of the checkpoint that the training last restored or sealed
+    mesh: Layout | msgspec.UnsetType = msgspec.UNSET  # how the ranks that saved it were laid out
 
 
 class FileSeen(msgspec.Struct, frozen=True):
@@ -176,6 +178,18 @@ def metric_of(manifest: Manifest) -> float | None:
     return None if isinstance(manifest.metric, msgspec.UnsetType) else manifest.metric
 
 
+def saved_by(manifest: Manifest) -> str:
+    """Who saved it, in words: ``4 ranks (dp=2 tp=2)``."""
+    ranks = "1 rank" if manifest.world_size == 1 else f"{manifest.world_size} ranks"
+    mesh = mesh_of(manifest)
+    return f"{ranks} ({mesh})" if mesh else ranks
+
+
+def mesh_of(manifest: Manifest) -> str:
+    """The dimensions of the mesh by which it was saved: ``dp=2 tp=2``; empty: not known."""
+    return "" if isinstance(manifest.mesh, msgspec.UnsetType) else plain(manifest.mesh.spelled())
+
+
 def encode(manifest: Manifest) -> bytes:
     """The canonical bytes of ``manifest.json``, in the format of its version."""
     written = _to_old(manifest) if manifest.version <= LAST_SHA256 else manifest
@@ -202,6 +216,8 @@ def decode(raw: bytes) -> Manifest:
         raise ManifestError(Fault(FILE_NAME, "malformed", plain(str(exc))[:_DETAIL_LENGTH])) from exc
     if encode(manifest) != raw:
         raise ManifestError(Fault(FILE_NAME, "digest differs"))
+    if not isinstance(manifest.mesh, msgspec.UnsetType) and not manifest.mesh.is_sound():
+        raise ManifestError(Fault(FILE_NAME, "malformed", "its mesh can't be one"))
     for entry in manifest.files:
         if not _SHARD_NAME.fullmatch(entry.name) or entry.name in {".", "..", FILE_NAME} or entry.size_bytes < 0:
             said = f"{ascii(entry.name)[:_DETAIL_LENGTH]} is not the name of a shard, or its size is below zero"

@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from msgspec import UNSET
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from megascale_ops.checkpoint import contents, latest, legacy, manifest, plan, storage, values
-from megascale_ops.checkpoint.allowed import Allowed, dotted
+from megascale_ops.checkpoint.allowed import Allowed, dotted, quoted
 from megascale_ops.checkpoint.dcp_storage import Reader, Writer, load_alone, quietly
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import EchoError, Ranks, cause_of
+from megascale_ops.checkpoint.state.capture import capture_all, in_one_line, is_stateful
+from megascale_ops.checkpoint.state.layout import Layout
+from megascale_ops.checkpoint.state.variants import put_together
 from megascale_ops.checkpoint.value_kinds import dtype_named
 from megascale_ops.errors import CheckpointError
 
@@ -96,9 +100,10 @@ def digest_own(folder: Path, ranks: Ranks, algorithm: str) -> list[FileEntry]:
     return own
 
 
-def sealed_of(step: int, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
+def sealed_of(step: int, world_size: int, layout: Layout | None, files: tuple[FileEntry, ...]) -> Manifest:
     """The manifest of a save that is over now."""
-    return Manifest(step=step, world_size=world_size, written_wall_s=time.time(), files=files)
+    mesh = UNSET if layout is None else layout
+    return Manifest(step=step, world_size=world_size, written_wall_s=time.time(), files=files, mesh=mesh)
 
 
 def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Allowed) -> None:
@@ -147,9 +152,10 @@ def targets_of(
         CheckpointError: the state does not fit; it names the entry.
     """
     found: dict[str, Any] = {}
+    captured = capture_all(state)
     for name, value in state.items():
         try:
-            found |= contents.targets(value, contents.capture(value), structures[name], stored, allowed)
+            found |= contents.targets(value, captured[name], structures[name], stored, allowed)
         except ValueError as exc:
             raise CheckpointError(f"{name!r} does not fit: {exc}") from exc
     return found
@@ -158,13 +164,20 @@ def targets_of(
 def hand_over(
     state: dict[str, Any], structures: Mapping[str, contents.Structure], loaded: Mapping[str, Any], allowed: Allowed
 ) -> None:
-    """Give a state what was loaded: through ``load_state_dict``, or in place of the entry."""
+    """Give a state what was loaded: through ``load_state_dict``, or in place of the entry.
+
+    Raises:
+        CheckpointError: an entry did not take it.
+    """
     for name, value in state.items():
         whole = contents.put_together(structures[name], loaded, allowed)
-        if contents.is_stateful(value):
-            value.load_state_dict(whole)
-        else:
+        if not is_stateful(value):
             state[name] = whole
+            continue
+        try:
+            value.load_state_dict(whole)
+        except Exception as exc:  # whatever a user's own object raises
+            raise CheckpointError(f"{name!r} did not take what was saved: {in_one_line(exc)}") from exc
 
 
 def _opened(folder: Path, sealed: Manifest, allowed: Allowed) -> _Folder:
@@ -178,8 +191,8 @@ def _opened(folder: Path, sealed: Manifest, allowed: Allowed) -> _Folder:
 def stored_in(folder: Path) -> dict[str, contents.Stored]:
     """Shape and type of every tensor of a verified checkpoint, by name."""
     source = _looked_at(folder)
-    others = {contents.structure_key(name) for name in contents.names_in(source.keys)}
-    return {key: source.stored(key) for key in sorted(source.keys - others) if not key.endswith(contents.PICKLED)}
+    others = (contents.STRUCTURE, contents.PICKLED)
+    return {key: source.stored(key) for key in sorted(source.keys) if not key.endswith(others)}
 
 
 def read_tensors(folder: Path, wanted: Mapping[str, contents.Stored]) -> dict[str, torch.Tensor]:
@@ -230,10 +243,11 @@ class _NewFolder:
         found: dict[str, contents.Structure] = {}
         for name in names:
             try:
-                raw = self._reader.read_bytes(contents.structure_key(name))
-                found[name] = contents.Structure(values.decode(raw, self._allowed))
+                raws = [self._reader.read_bytes(key) for key in contents.structure_keys(name, self.keys)]
+                whole = [values.decode(raw, self._allowed) for raw in raws]
             except (ValueError, CheckpointError) as exc:
                 raise CheckpointError(f"{name!r} can't be read: {exc}") from exc
+            found[name] = contents.Structure(put_together(whole, None, self._allowed))
         return found
 
     def load(self, flat: dict[str, Any]) -> None:
@@ -276,8 +290,8 @@ def pickled_keys(structures: Mapping[str, contents.Structure], allowed: Allowed)
             place = dotted((name, *path))
             if place not in allowed.pickled:
                 raise CheckpointError(
-                    f"{place} was pickled, and loading it runs what its writer wanted: if you trust that, name it in "
-                    f'CheckpointManager(pickled=("{place}",))'
+                    f"{manifest.plain(place)} was pickled, and loading it runs what its writer wanted: if you trust "
+                    f"that, name it in CheckpointManager(pickled=({quoted(place)},))"
                 )
             keys.append(key)
     return keys

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from megascale_ops.checkpoint.allowed import Allowed, Path, dotted, is_rebuilt, spelled
+from megascale_ops.checkpoint.allowed import Allowed, Path, dotted, is_rebuilt, quoted, spelled
 from megascale_ops.checkpoint.value_kinds import KINDS, Kind, kind_of
 from megascale_ops.errors import CheckpointError
 from megascale_ops.foreign import UNREADABLE
@@ -150,7 +150,7 @@ def _refusal(value: object, path: Path) -> str:
         )
     return (
         f"{spelled(path)}: an object of type {kind.__qualname__} can't be stored as data: store its values, "
-        f'or name it in CheckpointManager(pickled=("{dotted(path)}",))'
+        f"or name it in CheckpointManager(pickled=({quoted(dotted(path))},))"
     )
 
 

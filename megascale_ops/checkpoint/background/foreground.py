@@ -18,6 +18,7 @@ from megascale_ops.checkpoint.background.saver import BackgroundSaver, Save
 from megascale_ops.checkpoint.background.staging import Outline, Staged
 from megascale_ops.checkpoint.ranks import Ranks, require_one_step
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.state.variants import Told
 from megascale_ops.checkpoint.tiers.local_store import LocalStore
 from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.checkpoint.trust.alarms import Findings
@@ -92,26 +93,28 @@ class Foreground:
         lock = self._lock()
         flat: dict[str, torch.Tensor] = {}
 
-        def prepare() -> tuple[int, int, str, Outline | None]:
-            captured = {name: contents.capture(value) for name, value in state.items()}
-            tensors, structures = contents.separate(captured, allowed)
+        def prepare() -> tuple[int, int, str, Outline | None, Told]:
+            tensors, structures = contents.separate(state, allowed)
             saver.start(state, tensors)
-            flat.update(tensors | contents.encode(structures, allowed))
+            told = watch.variants.encode(state, allowed, tensors, structures, flat)
             # Once held it is asked for again only after a failure: no look at the folder stops the training.
             number = lock.number if lock.number and not saver.failure else 0
             if to_shared and ranks.leads and not number:
                 number = lock.hold(ranks.rank, ranks.world_size)
-            return step, number, uuid.uuid4().hex, saver.outline(flat, ranks)
+            return step, number, uuid.uuid4().hex, saver.outline(flat, ranks), told
 
         prepared = ranks.agree(doing, prepare)
         require_one_step(doing, [each[0] for each in prepared])
+        # By another name a structure has another place in the plan.
+        is_as_before = watch.variants.settle(doing, [each[4] for each in prepared], flat, ranks)
+        outlines = [each[3] if is_as_before else None for each in prepared]
         token = prepared[0][2]
         opened = local.open_set(step, token, flat, watch) if local is not None else None
         if not to_shared and opened is None:
             saver.drop()
             return
         try:
-            staged, found = self._stage(doing, flat, watch, [each[3] for each in prepared])
+            staged, found = self._stage(doing, flat, watch, outlines)
         except CheckpointError as exc:
             if opened is not None:
                 opened.drop()

@@ -32,6 +32,8 @@ from megascale_ops.checkpoint.loading.traffic import Traffic
 from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileSeen, Manifest, ManifestError
 from megascale_ops.checkpoint.notify import tell_progress
 from megascale_ops.checkpoint.ranks import Ranks
+from megascale_ops.checkpoint.state.capture import capture_all
+from megascale_ops.checkpoint.state.variants import keys_here, put_together
 from megascale_ops.checkpoint.storage import describe
 from megascale_ops.checkpoint.trust.file_digests import digest_of
 from megascale_ops.checkpoint.value_kinds import dtype_named
@@ -140,13 +142,13 @@ class Restore:
 
         def look() -> list[str]:
             persist.require_known(state, folder.keys)
-            return [contents.structure_key(name) for name in state]
+            return [key for name in state for key in contents.structure_keys(name, folder.keys)]
 
         raws = self._read_bytes(sealed, reader, self._ranks.agree(self._doing, look)[self._ranks.rank])
         structures: dict[str, contents.Structure] = {}
 
         def decode() -> list[str]:
-            structures.update((name, _structure(name, raws, allowed)) for name in state)
+            structures.update((name, _structure(name, value, raws, allowed)) for name, value in state.items())
             return persist.pickled_keys(structures, allowed)
 
         pickled = self._ranks.agree(self._doing, decode)
@@ -279,8 +281,10 @@ class _Collecting(Planned):
         return self.plan.files[chunk.file], landing, into
 
 
-def _structure(name: str, raws: Mapping[str, bytes], allowed: Allowed) -> contents.Structure:
+def _structure(name: str, value: object, raws: Mapping[str, bytes], allowed: Allowed) -> contents.Structure:
     try:
-        return contents.Structure(values.decode(raws[contents.structure_key(name)], allowed))
+        found = [values.decode(raws[key], allowed) for key in contents.structure_keys(name, raws)]
     except (ValueError, CheckpointError) as exc:
         raise CheckpointError(f"{name!r} can't be read: {exc}") from exc
+    have = keys_here(value, capture_all({name: value})[name]) if len(found) > 1 else None
+    return contents.Structure(put_together(found, have, allowed))

@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from megascale_ops import foreign
-from megascale_ops.checkpoint import contents, persist, plan, processes, storage, writer_lock
+from megascale_ops.checkpoint import persist, plan, processes, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.loading.restore import Restore
 from megascale_ops.checkpoint.loading.sources import FolderSource
@@ -161,11 +161,8 @@ class LocalStore:
         doing = f"saving step {step} to the local tier {self._path}"
         flat: dict[str, torch.Tensor] = {}
 
-        def take_apart() -> None:
-            captured = {name: contents.capture(value) for name, value in state.items()}
-            flat.update(contents.take_apart(captured, allowed))
-
-        ranks.agree(doing, take_apart)
+        apart = ranks.agree(doing, lambda: watch.variants.take_apart(state, allowed, flat))
+        watch.variants.settle(doing, apart, flat, ranks)
         try:
             met = self._meet(ranks)
             told = ranks.gather((self._estimate(flat, ranks), met.sender is not None and met.sender.is_sending))
@@ -247,7 +244,7 @@ class LocalStore:
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
             folder = storage.partial_folder(root, step, writer)
             raw = foreign.read(folder / plan.FILE_NAME, max(entry.size_bytes for entry in files))
-            return persist.sealed_of(step, ranks.world_size, files), raw
+            return persist.sealed_of(step, ranks.world_size, watch.variants.layout, files), raw
 
         def seal(sealed: Manifest, raw_plan: bytes) -> None:
             if leads:
@@ -301,7 +298,7 @@ class LocalStore:
         assert met.desk is not None, "asked for only where saves are in the background"
         writer = begun[met.nodes.lead_of(ranks.rank)]
         if ranks.leads:
-            met.desk.expect(save, partial(persist.sealed_of, step, ranks.world_size))
+            met.desk.expect(save, partial(persist.sealed_of, step, ranks.world_size, watch.variants.layout))
         return LocalSet(self, met, save, writer, watch)
 
     def leave_waiting(self, step: int, ranks: Ranks) -> None:

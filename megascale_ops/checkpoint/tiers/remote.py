@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from megascale_ops.checkpoint import contents, persist
+from megascale_ops.checkpoint import persist
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.loading.restore import Restore
 from megascale_ops.checkpoint.loading.traffic import Traffic
@@ -31,6 +31,7 @@ from megascale_ops.checkpoint.processes import describe_writer
 from megascale_ops.checkpoint.ranks import Ranks, require_one_step
 from megascale_ops.checkpoint.readers import Mark, renewed
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.state.variants import Told
 from megascale_ops.checkpoint.tiers import identity, store_saves
 from megascale_ops.checkpoint.tiers.filesystems import Store, StoreSource
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
@@ -129,13 +130,12 @@ class RemoteStore:
         passing: list[Path] = []
         folder = ""
 
-        def prepare() -> tuple[int, str]:
-            captured = {name: contents.capture(value) for name, value in state.items()}
-            flat.update(contents.take_apart(captured, allowed))
+        def prepare() -> tuple[int, str, Told]:
+            told = watch.variants.take_apart(state, allowed, flat)
             if ranks.leads:
                 self.lock.hold(ranks.rank, ranks.world_size)
             passing.append(Path(tempfile.mkdtemp(prefix="megascale-checkpoint-")))
-            return step, store_saves.folder_of(step, uuid.uuid4().hex)
+            return step, store_saves.folder_of(step, uuid.uuid4().hex), told
 
         def write() -> tuple[list[FileEntry], Summary | None]:
             seen = watch.look(flat)
@@ -153,7 +153,8 @@ class RemoteStore:
 
         try:
             prepared = ranks.agree(doing, prepare)
-            require_one_step(doing, [each for each, _ in prepared])
+            require_one_step(doing, [each for each, _, _ in prepared])
+            watch.variants.settle(doing, [told for _, _, told in prepared], flat, ranks)
             folder = prepared[0][1]
             shares = ranks.agree(doing, write)
             found = watch.conclude([seen for _, seen in shares])

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.checkpoint import contents, deletion, persist, storage, writer_lock
+from megascale_ops.checkpoint import deletion, persist, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.manifest import FileEntry
 from megascale_ops.checkpoint.ranks import require_one_step
 from megascale_ops.checkpoint.retention import Rule
+from megascale_ops.checkpoint.state.variants import Told
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.check import Summary
 from megascale_ops.checkpoint.trust.trust import leave
@@ -43,13 +44,12 @@ def save(
     flat: dict[str, torch.Tensor] = {}
     writer = 0
 
-    def prepare() -> tuple[int, int]:
-        captured = {name: contents.capture(value) for name, value in state.items()}
-        flat.update(contents.take_apart(captured, allowed))
+    def prepare() -> tuple[int, int, Told]:
+        told = watch.variants.take_apart(state, allowed, flat)
         number = lock.hold(ranks.rank, ranks.world_size) if ranks.leads else 0
         if ranks.leads:
             storage.begin(root, step, number)
-        return step, number
+        return step, number, told
 
     def write() -> tuple[list[FileEntry], Summary | None]:
         folder = storage.partial_folder(root, step, writer)
@@ -66,7 +66,8 @@ def save(
     try:
         prepared = ranks.agree(doing, prepare)
         writer = prepared[0][1]
-        require_one_step(doing, [each for each, _ in prepared])
+        require_one_step(doing, [each for each, _, _ in prepared])
+        watch.variants.settle(doing, [told for _, _, told in prepared], flat, ranks)
         shares = ranks.agree(doing, write)
         found = watch.conclude([seen for _, seen in shares])
         entries = [entry for own, _ in shares for entry in own]

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from megascale_ops.checkpoint.ranks import Ranks
+from megascale_ops.checkpoint.state.layout import Layout
 from megascale_ops.checkpoint.trust import digests, freshness, verdicts
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.parts import MUST_AGREE, Part, is_optimizer, parameters_of, place_of
@@ -150,7 +151,9 @@ class Check:
         held = described.parts if copies is None else [part._replace(tensor=copies[part.key]) for part in wanted]
         return Look(held, found, fresh, summary)
 
-    def conclude(self, step: int, summaries: Sequence[Summary], look: Look, ranks: Ranks) -> Findings:
+    def conclude(
+        self, step: int, summaries: Sequence[Summary], look: Look, ranks: Ranks, layouts: Sequence[Layout] = ()
+    ) -> Findings:
         """Hear of all ranks' summaries, ask on where they differ, and judge: the same on every rank.
 
         Args:
@@ -158,6 +161,7 @@ class Check:
             summaries: of all ranks, in their order.
             look: this rank's.
             ranks: who takes part; every one of them must call.
+            layouts: the meshes in which they stand, for sentences.
         """
         doubtful = verdicts.differing([summary.strict for summary in summaries])
         varied = verdicts.differing([summary.others for summary in summaries])
@@ -175,7 +179,7 @@ class Check:
         if wrong:
             details = _details(wrong[: verdicts.MOST_NAMED], look, ranks)
         compared = max(summary.compared for summary in summaries)
-        alarms = verdicts.judge(wrong, details, compared, _names(ranks))
+        alarms = verdicts.judge(wrong, details, compared, _names(ranks), layouts)
         alarms += self._stale(step, [summary.movements for summary in summaries])
         unchanged = tuple(sorted(still))[: freshness.MOST_NAMES]
         return Findings(step, ranks.world_size, compared, tuple(alarms), self._before.step, unchanged)
@@ -245,9 +249,13 @@ def _parameters(
 ) -> tuple[freshness.Parameter, ...]:
     """An optimizer's parameters, in the order of their numbers."""
     moments: defaultdict[str, list[str]] = defaultdict(list)
+    if isinstance(value, torch.optim.Optimizer):
+        names = {str(number) for number, _ in enumerate(parameters_of(value))}
+    else:
+        names = {str(name) for group in value["param_groups"] for name in group.get("params", ())}
     for part in parts:
         if part.entry == entry and part.key.startswith(f"{entry}.state."):
-            moments[part.key.removeprefix(f"{entry}.state.").partition(".")[0]].append(part.layout)
+            moments[_owner(part.key.removeprefix(f"{entry}.state."), names)].append(part.layout)
     if isinstance(value, torch.optim.Optimizer):
         at: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         for part in parts:
@@ -270,6 +278,13 @@ def _parameters(
         for group in value["param_groups"]
         for name in group.get("params", ())
     )
+
+
+def _owner(place: str, names: Collection[str]) -> str:
+    """The parameter that a place in an optimizer's state belongs to: ``0.exp_avg``, ``layers.1.weight.exp_avg``."""
+    while place and place not in names:
+        place = place.rpartition(".")[0]
+    return place
 
 
 def _by_bucket(parts: Iterable[Part]) -> dict[tuple[str, str, bool], list[Part]]:

@@ -108,6 +108,11 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int]:
     return mine.data_ptr(), mine.numel() * mine.element_size()
 
 
+def _is_flat_optimizer(value: object) -> bool:
+    """Whether an entry is what torch makes of an optimizer with ``flatten_optimizer_state_dict``."""
+    return isinstance(value, Mapping) and any(isinstance(key, str) and key.startswith("param_groups.") for key in value)
+
+
 def is_optimizer(value: object) -> bool:
     """Whether an entry is an optimizer, or the state dict of one."""
     if isinstance(value, torch.optim.Optimizer):
@@ -124,7 +129,7 @@ def _known(state: Mapping[str, Any]) -> _Known:
             for name, buffer in value.named_buffers(remove_duplicate=False):
                 known.buffers.add(f"{entry}.{name}")
                 known.buffer_places.add(place_of(buffer))
-        elif is_optimizer(value):
+        elif is_optimizer(value) or _is_flat_optimizer(value):
             known.optimizers.add(entry)
         if isinstance(value, torch.optim.Optimizer):
             for _, taught in parameters_of(value):

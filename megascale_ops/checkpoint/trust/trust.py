@@ -20,8 +20,10 @@ from megascale_ops.whole_file import write_whole
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from megascale_ops.checkpoint.ranks import Ranks
+    from megascale_ops.checkpoint.state.variants import Variants
     from megascale_ops.checkpoint.trust.check import Check, Described, Look, Summary
     from megascale_ops.checkpoint.trust.digests import Begun
 
@@ -38,6 +40,7 @@ class Trust:
         replicated: same.
         freshness: same.
         algorithm: by which files are digested.
+        mesh: see ``CheckpointManager``.
 
     Raises:
         UsageError: ``replicas`` or ``algorithm`` is none of its words.
@@ -50,6 +53,7 @@ class Trust:
         *,
         freshness: bool,
         algorithm: Algorithm = file_digests.DEFAULT,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         if replicas not in get_args(Replicas):
             raise UsageError(f"replicas={replicas!r} means nothing: it is one of {', '.join(get_args(Replicas))}")
@@ -60,6 +64,16 @@ class Trust:
         self._replicas, self._replicated, self._freshness = replicas, tuple(replicated), freshness
         self._check: Check | None = None
         self._look: Look | None = None
+        self._mesh = mesh
+        self._variants: Variants | None = None
+
+    def variants(self) -> "Variants":
+        """What is known of entries of which ranks hold other parts; importing it costs torch."""
+        from megascale_ops.checkpoint.state.variants import Variants
+
+        if self._variants is None:
+            self._variants = Variants(self._mesh)
+        return self._variants
 
     def describe(
         self, flat: "Mapping[str, torch.Tensor]", state: Mapping[str, Any], ranks: "Ranks"
@@ -115,7 +129,7 @@ class Trust:
         whole = [summary for summary in summaries if summary is not None]
         if self._check is None or self._look is None or len(whole) < len(summaries):
             return None
-        found = self._check.conclude(step, whole, self._look, ranks)
+        found = self._check.conclude(step, whole, self._look, ranks, self.variants().layouts)
         self.alarms = found.alarms
         alarms.tell(step, self.alarms, leads=ranks.leads)
         if self._replicas == "refuse" and (texts := [one.text for one in self.alarms if one.fault != "stale_weights"]):

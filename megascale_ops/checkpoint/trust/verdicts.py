@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from megascale_ops.checkpoint.state.layout import Layout, named
+
 # The same names as in schema.fault_classes; schema and checkpoint share a floor and do not import each other.
 Fault = Literal["silent_corruption", "replicas_differ", "stale_weights"]
 # What a manager does about replicas: tell of those that differ, let the save fail as well, or compare none.
@@ -89,7 +91,13 @@ def odd_ones(held: Sequence[Mapping[tuple[str, str], bytes]]) -> list[Odd]:
     return sorted(found, key=lambda one: (one.key, one.of))
 
 
-def judge(odd: Sequence[Odd], details: Mapping[str, str], count: int, names: Sequence[int]) -> list[Alarm]:
+def judge(
+    odd: Sequence[Odd],
+    details: Mapping[str, str],
+    count: int,
+    names: Sequence[int],
+    layouts: Sequence[Layout] = (),
+) -> list[Alarm]:
     """What to tell of copies that differ.
 
     Args:
@@ -97,6 +105,7 @@ def judge(odd: Sequence[Odd], details: Mapping[str, str], count: int, names: Seq
         details: by key, what is known of the difference (``1 of 512 elements differs``).
         count: how many tensors were compared.
         names: the number in the whole job of each rank.
+        layouts: the meshes in which they stand.
     """
     alarms = []
     for has_majority in (True, False):
@@ -108,7 +117,7 @@ def judge(odd: Sequence[Odd], details: Mapping[str, str], count: int, names: Seq
         told = [f"{key} ({details[key]})" if key in details else key for key in keys[:MOST_NAMED]]
         more = f" and {len(keys) - len(told)} more" if len(keys) > len(told) else ""
         which = f"{len(keys)} of {count} tensors: {', '.join(told)}{more}"
-        who = _ranks([names[rank] for rank in ranks])
+        who = _ranks([named(names[rank], layouts) for rank in ranks])
         replicas = len({rank for one in mine for rank in one.of} - set(ranks))
         if has_majority:
             holds = "hold" if len(ranks) > 1 else "holds"
@@ -121,12 +130,12 @@ def judge(odd: Sequence[Odd], details: Mapping[str, str], count: int, names: Seq
     return alarms
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _ranks(ranks: Sequence[str]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > MOST_RANKS:
         return f"{len(ranks)} ranks ({ranks[0]}, {ranks[1]} and others)"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
 
 
 def told_others(odd: Sequence[Odd]) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from megascale_ops.checkpoint.ranks import Ranks
+    from megascale_ops.checkpoint.state.variants import Variants
     from megascale_ops.checkpoint.trust.check import Described, Look, Summary
     from megascale_ops.checkpoint.trust.digests import Begun
 
@@ -33,6 +34,8 @@ class Watch:
 
     def __init__(self, trust: Trust, step: int, state: dict[str, Any], ranks: "Ranks") -> None:
         self.step, self.state, self.ranks = step, state, ranks
+        self.variants: Variants = trust.variants()
+        """How this rank's entries differ from those of others."""
         self.algorithm = trust.algorithm
         """By which its files are digested."""
         self.parent = -1
@@ -84,8 +87,9 @@ class Watch:
     ) -> Manifest:
         """The manifest of this save, with the program that makes it and the checkpoint that it goes on from."""
         parent = self.parent if self.parent >= 0 else msgspec.UNSET
-        size = self.ranks.world_size
-        return Manifest(self.step, size, written_wall_s, files, metric=metric, code=__version__, parent=parent)
+        mesh = self.variants.layout or msgspec.UNSET
+        head = self.step, self.ranks.world_size, written_wall_s, files
+        return Manifest(*head, metric=metric, code=__version__, parent=parent, mesh=mesh)
 
     def without_tensors(self) -> "Watch":
         """This one, which holds neither state nor tensors any more: it is kept until a save in the background ends."""

@@ -32,7 +32,9 @@ def digest_of(seen: "Glance") -> str:
 def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]], place: "Place") -> RenderableType:
     """Return one row for each checkpoint."""
     has_metric = any(one.manifest is not None and manifests.metric_of(one.manifest) is not None for one in found)
-    table = plain_table("step", "saved", "size", "ranks", *(["metric"] if has_metric else []), "digest", "state")
+    has_mesh = any(one.manifest is not None and manifests.mesh_of(one.manifest) for one in found)
+    more = [*(["mesh"] if has_mesh else []), *(["metric"] if has_metric else [])]
+    table = plain_table("step", "saved", "size", "ranks", *more, "digest", "state")
     for one in found[:MOST_ROWS]:
         manifest = one.manifest
         metric = manifests.metric_of(manifest) if manifest is not None else None
@@ -41,6 +43,7 @@ def list_view(found: Sequence["Glance"], reading: Mapping[int, tuple[str, ...]],
             _moment(manifest.written_wall_s) if manifest is not None else "",
             data_size(one.size_bytes),
             str(manifest.world_size) if manifest is not None else "",
+            *([manifests.mesh_of(manifest) if manifest is not None else ""] if has_mesh else []),
             *([f"{metric:.6g}" if metric is not None else ""] if has_metric else []),
             digest_of(one)[:_DIGITS],
             _state(one, reading, place),
@@ -95,10 +98,12 @@ def differences_view(found: "Differences") -> RenderableType:
 
 def differences_line(found: "Differences") -> str:
     """Return the outcome in one line."""
+    before, after = found.saved_by.before, found.saved_by.after
+    saved_by = f"both saved by {after}" if before == after else f"saved by {before}, then by {after}"
     tensors = f"{len(found.changed)} of {len(found.changed) + found.same_tensors} tensors changed"
     counts = {"of another shape or type": found.unlike, "came": found.appeared, "went": found.gone}
     more = "".join(f", {len(changes)} {word}" for word, changes in counts.items() if changes)
-    return f"{tensors}{more}; {len(found.values)} of {len(found.values) + found.same_values} values differ"
+    return f"{tensors}{more}; {len(found.values)} of {len(found.values) + found.same_values} values differ; {saved_by}"
 
 
 def prune_view(rows: Sequence["Row"], *, is_done: bool) -> RenderableType:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from megascale_ops.checkpoint.deletion import Glance
-    from megascale_ops.checkpoint.manifest import CheckpointReport
+    from megascale_ops.checkpoint.manifest import CheckpointReport, Manifest
+    from megascale_ops.checkpoint.state.layout import Layout
     from megascale_ops.cli.checkpoint.places import Place
 
 
@@ -93,6 +94,7 @@ def verify(path: str, as_json: bool) -> int:
 
         rows = [
             {"step": one.step, "path": one.path, "ok": one.ok, "bytes": _promised(one), "faults": one.faults}
+            | {"mesh": _mesh(one.manifest)}
             | _told_in_numbers(meant, one)
             for one in reports
         ]
@@ -250,6 +252,7 @@ def _numbers(one: "Glance") -> dict[str, Any]:
         "size_bytes": one.size_bytes,
         "written_wall_s": manifest.written_wall_s if manifest is not None else None,
         "ranks": manifest.world_size if manifest is not None else None,
+        "mesh": _mesh(manifest),
         "metric": manifests.metric_of(manifest) if manifest is not None else None,
         "code": (manifest.code or None) if manifest is not None else None,
         "parent": None if manifest is None or isinstance(manifest.parent, msgspec.UnsetType) else manifest.parent,
@@ -259,16 +262,24 @@ def _numbers(one: "Glance") -> dict[str, Any]:
     }
 
 
+def _mesh(manifest: "Manifest | None") -> "Layout | None":
+    """Return how the ranks that saved a checkpoint were laid out; None: not known."""
+    return None if manifest is None or isinstance(manifest.mesh, msgspec.UnsetType) else manifest.mesh
+
+
 def _promised(report: "CheckpointReport") -> int:
     return sum(entry.size_bytes for entry in report.manifest.files) if report.manifest is not None else 0
 
 
 def _tell_verified(meant: "Place", report: "CheckpointReport") -> None:
+    from megascale_ops.checkpoint import manifest as manifests
     from megascale_ops.cli.terminal.tables import data_size
     from megascale_ops.schema.wording import escaped
 
     if report.ok:
-        click.echo(f"step {report.step}: whole, {data_size(_promised(report))}")
+        has_mesh = report.manifest is not None and manifests.mesh_of(report.manifest)
+        saved_by = f", saved by {manifests.saved_by(report.manifest)}" if report.manifest and has_mesh else ""
+        click.echo(f"step {report.step}: whole, {data_size(_promised(report))}{saved_by}")
         for line in _told_at_its_save(meant, report):
             click.echo(f"  {line}")
         return

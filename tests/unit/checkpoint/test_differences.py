@@ -47,7 +47,7 @@ def test_a_checkpoint_does_not_differ_from_itself(tmp_path: Path) -> None:
     """Not NaN from NaN either."""
     folder = saved(tmp_path, {"w": torch.tensor([1.0, math.nan]), "x": 1})[0]
 
-    assert compare(folder, folder) == Differences((), (), (), (), (), 1, 1)
+    assert compare(folder, folder) == Differences((), (), (), (), (), 1, 1, Change("saved by", "1 rank", "1 rank"))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from megascale_ops.checkpoint import CheckpointManager
-
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "checkpoints.md"
 
 
@@ -20,6 +18,26 @@ def loop() -> str:
     return found.group(1)
 
 
+class Loader:
+    """Knows where it is."""
+
+    def __init__(self) -> None:
+        self._position = 0
+
+    def batch(self) -> float:
+        """The next number."""
+        self._position += 1
+        return float(self._position)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is."""
+        return {"position": self._position}
+
+    def load_state_dict(self, saved: dict[str, int]) -> None:
+        """Go there."""
+        self._position = saved["position"]
+
+
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int = -1) -> list[torch.Tensor]:
     """Run it with a small model that drops out; its weights."""
     monkeypatch.setenv("MEGASCALE_CHECKPOINT_DIR", str(folder))
@@ -28,15 +46,17 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int = -1) -> li
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
+    loader = Loader()
+
     def train(step: int) -> None:
         if step == fails_at:
             raise InterruptedError
-        model(torch.randn(4, 3)).square().mean().backward()
+        model(torch.randn(4, 3) + loader.batch()).square().mean().backward()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
 
-    names: dict[str, Any] = {"CheckpointManager": CheckpointManager, "torch": torch, "rank": 0, "steps": 10, "every": 3}
+    names: dict[str, Any] = {"steps": 10, "every": 3, "loader": loader}
     exec(loop(), names | {"model": model, "optimizer": optimizer, "scheduler": scheduler, "train": train})  # noqa: S102
     return [parameter.detach() for parameter in model.parameters()]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from megascale_ops.checkpoint import CheckpointManager
 from megascale_ops.checkpoint.trust import alarms
@@ -200,6 +201,25 @@ def test_state_dicts_are_watched_as_well(tmp_path: Path) -> None:
         assert job.save() == []
         job.train_in_vain()
         assert job.save() == ["stale_weights"], number
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.0])
+def test_an_optimizer_by_the_names_of_its_parameters_is_watched_as_well(tmp_path: Path, lr: float) -> None:
+    """As torch's ``get_optimizer_state_dict`` gives it, for stages of a pipeline; a rate of zero is no alarm."""
+    job = Job(tmp_path, lr=lr)
+
+    def save() -> list[str]:
+        state = {"model": job.model, "optimizer": get_optimizer_state_dict(job.model, job.optimizer)}
+        job.manager.save(job.step, state)
+        return [alarm.fault for alarm in job.manager.alarms]
+
+    job.train()
+    found = [save()]
+    job.train()
+    found.append(save())
+    job.train_in_vain()
+
+    assert [*found, save()] == [[], [], ["stale_weights"] if lr else []]
 
 
 def test_two_optimizers_are_told_apart(tmp_path: Path) -> None:

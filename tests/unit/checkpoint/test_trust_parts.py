@@ -13,7 +13,7 @@ from megascale_ops.checkpoint.trust.parts import Part, local, parts
 
 def described(state: dict[str, Any], *replicated: str) -> dict[str, Part]:
     """What a save makes of a state, by key."""
-    flat = contents.take_apart({name: contents.capture(value) for name, value in state.items()})
+    flat = contents.take_apart(state)
     return {part.key: part for part in parts(flat, state, replicated)}
 
 
@@ -92,7 +92,7 @@ def test_copies_are_looked_at_as_what_they_were_copied_from() -> None:
     state = {"model": made, "optimizer": optimizer}
 
     def flat() -> dict[str, torch.Tensor]:
-        return contents.take_apart({name: contents.capture(value) for name, value in state.items()})
+        return contents.take_apart(state)
 
     check, live = Check("check", watches_freshness=True), Check("check", watches_freshness=True)
     looks = []

@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from megascale_ops.checkpoint import lock_files, processes, readers, storage, writer_lock
+from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.interval import daly
+from megascale_ops.checkpoint.state.layout import Layout
 from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.verdicts import Alarm
@@ -74,6 +76,31 @@ def test_the_list_says_what_manifests_and_sizes_tell(folder: Path, capsys: pytes
     assert [len(one["readers"]) for one in listed["checkpoints"]] == [0, 0, 0, 1]
     assert all(file["digest"].startswith("xxh3_128:") for file in listed["checkpoints"][0]["files"])
     assert len(listed["checkpoints"][0]["sha256"]) == 64
+
+
+def test_the_mesh_is_told_by_the_names_of_its_dimensions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of those that know it; for programs with all that its manifest has."""
+    mesh = Layout(("pp", "tp"), (2, 4))
+    for step in (10, 20):
+        folder = sealed(tmp_path, step)
+        path = folder / manifests.FILE_NAME
+        known = manifests.decode(path.read_bytes())
+        path.write_bytes(manifests.encode(msgspec.structs.replace(known, mesh=mesh if step == 20 else msgspec.UNSET)))
+
+    _, out, _ = said(capsys, "ls", tmp_path)
+    _, listed = numbers(capsys, "ls", tmp_path)
+    _, verified, _ = said(capsys, "verify", tmp_path)
+    _, told = numbers(capsys, "verify", tmp_path)
+
+    assert "mesh" in out
+    assert out.count("pp=2 tp=4") == 1
+    expected = [{"names": ["pp", "tp"], "sizes": [2, 4], "ranks": []}, None]
+    assert [one["mesh"] for one in listed["checkpoints"]] == expected
+    assert [one["mesh"] for one in told["checkpoints"]] == expected
+    assert verified.splitlines()[:2] == [
+        "step 20: whole, 515 B, saved by 2 ranks (pp=2 tp=4)",
+        "step 10: whole, 515 B",
+    ]
 
 
 def test_a_single_one_is_listed_with_its_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
