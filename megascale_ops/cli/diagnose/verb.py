@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Bytes go so long each way: a pair takes twice that, and a round as long as a pair.
 _SECONDS = {False: 0.5, True: 3.0}
+# Others that each node is measured with: with one a node that is bad with some passes as well as not.
+_PARTNERS = {False: 1, True: 3}
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 
 
@@ -317,7 +319,9 @@ def _place(
     need("torch")
     seconds = _SECONDS[thorough]
     address = local_address(f"http://{between}")
-    return Place((host, int(port)), node_rank, nnodes, node or socket.gethostname(), switch, address, seconds)
+    partners = _PARTNERS[thorough]
+    name = node or socket.gethostname()
+    return Place((host, int(port)), node_rank, nnodes, name, switch, address, seconds, partners)
 
 
 def _between(place: "Place", out: str | None, *, as_json: bool) -> None:
