@@ -6,23 +6,25 @@ reason that says whose it is and why; it comes back by a check or by hand, never
 the table of nodes has it out is resumed when a check or a person takes it back there. And a node that an administrator
 has drained gets no rank of a new round while others suffice; what runs there goes on.
 
-State is never kept there. Each call waits for a program of the engine's, so it is made in a thread; a cluster without
-the right to drain loses one sentence an eviction, and nothing else.
+State is never kept there: what was done, or could not be, is a move in the book of nodes, so a controller that is
+started again goes on with it. What failed is tried again, ever more rarely. Each call waits for a program of the
+engine's, so it is made in a thread; a cluster without the right to drain loses one sentence, and nothing else.
 """
 
 import asyncio
 import contextlib
+import enum
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, cast
 
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.nodes.book import UNDONE
-from megascale_ops.controller.nodes.life import NodeEvent, NodeState
+from megascale_ops.controller.nodes.book import DRAINED, NOT_DRAINED, NOT_RESUMED, RESUMED
+from megascale_ops.controller.nodes.life import NodeState
 from megascale_ops.controller.record.state_machine import FINAL
-from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, find
+from megascale_ops.engines.actuator import EngineError, EngineNode, ForeignError, Nodes, find
 from megascale_ops.schema.health import OUT, NodeLife
 
 log = logging.getLogger(__name__)
@@ -31,9 +33,26 @@ T = TypeVar("T")
 LOOK_S = 1.0
 _SICK_S = 60.0
 _MOST_TOLD = 10_000  # evictions: a job remembers 100
-# A check or a person took the node back; time alone puts none into service.
-_TAKES_BACK = (NodeEvent.CHECK_PASSED, NodeEvent.CHECK_PASSED_CLEAN, NodeEvent.RELEASED, UNDONE)
+# 1 min, doubled up to an hour: an engine that is away comes back, a right that lacks is given by a person.
+_AGAIN_S, _LONGEST_AGAIN_S = 60.0, 3600.0
 _IN = (NodeState.BACK, NodeState.HEALTHY, NodeState.SUSPECT)
+
+
+class _Wanted(enum.Enum):
+    """What the table of nodes wants of the engine."""
+
+    DRAIN = enum.auto()
+    RESUME = enum.auto()
+    NOTHING_LEFT = enum.auto()  # it could not be drained, and needs to be no more
+
+
+class _Tries:
+    """One thing that is wanted of the engine, until it is done."""
+
+    def __init__(self, wanted: _Wanted) -> None:
+        self.wanted = wanted
+        self.failed = 0
+        self.next_s = 0.0
 
 
 class Actuating:
@@ -51,15 +70,14 @@ class Actuating:
         self._states_s = states_s
         self._next_s = 0.0
         self._told: dict[tuple[str, str, float], None] = {}
-        self._out: set[str] = set()  # nodes that the table has out, and the engine was told so
-        self._drained: set[str] = set()  # of them, and of those that were: drained, to be resumed
+        self._tries: dict[str, _Tries] = {}  # by node: what is wanted of the engine and was not done yet
         self._said = ""
 
     def begin(self) -> None:
-        """Begin; what is out by now was told by the controller before."""
+        """Begin; evictions that jobs remember by now were told by the controller before."""
         self._told.update(dict.fromkeys(key for key, _, _ in self._evictions()))
-        self._out.update(life.node for life in self._loop.nodes.book.lives() if life.state not in _IN)
-        self._drained.update(self._out)
+        if self._nodes is not None:
+            self._loop.nodes.engine = self._nodes.title
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
@@ -96,7 +114,13 @@ class Actuating:
         ]
 
     def _has_work(self) -> bool:
-        return any(job.state not in FINAL for job in self._loop.jobs.values())
+        return any(job.state not in FINAL for job in self._loop.jobs.values()) or any(self._left())
+
+    def _left(self) -> Iterator[str]:
+        """Yield the nodes that take part here and that the engine still has out, as far as is known."""
+        for life in self._loop.nodes.book.lives():
+            if life.state in _IN and life.engine is not None and life.engine.state != "not drained":
+                yield life.node
 
     async def _drain(self, nodes: Nodes, job: Job, node: str, reason: str) -> None:
         try:
@@ -106,40 +130,62 @@ class Actuating:
             self._note(job, "node_not_drained", f"{node} is not drained: {error}", node)
             return
         self._next_s = 0.0
+        self._loop.nodes.note_engine(node, DRAINED, said)
         self._note(job, "node_drained", said, node)
 
     async def _follow_table(self, nodes: Nodes) -> None:
-        """Drain what the table of nodes puts out, once each time, and resume that when it is taken back."""
-        book = self._loop.nodes.book
-        self._out = {node for node in self._out if book.life(node).state not in _IN}
-        for life in book.lives():
-            if life.state in OUT and life.node not in self._out:
-                self._out.add(life.node)
-                await self._drain_out(nodes, life)
-        for node in sorted(self._drained - self._out):
-            moves = book.moves_of(node)
-            if moves and moves[-1].event in _TAKES_BACK:
-                self._drained.discard(node)
-                await self._resume(nodes, node)
+        """Drain what the table of nodes puts out, resume that when it is taken back, and keep what came of it."""
+        for life in self._loop.nodes.book.lives():
+            wanted = self._wanted(life)
+            if wanted is None:
+                self._tries.pop(life.node, None)
+                continue
+            tries = self._tries.get(life.node)
+            if tries is None or tries.wanted is not wanted:
+                tries = self._tries[life.node] = _Tries(wanted)
+            if self._loop.clock() < tries.next_s:
+                continue
+            if await self._do(nodes, life, wanted):
+                self._tries.pop(life.node, None)
+                self._next_s = 0.0
+            else:
+                tries.next_s = self._loop.clock() + min(_AGAIN_S * 2.0**tries.failed, _LONGEST_AGAIN_S)
+                tries.failed += 1
 
-    async def _drain_out(self, nodes: Nodes, life: NodeLife) -> None:
-        try:
-            said = await _aside(lambda: nodes.drain(life.node, f"{life.state} by {life.by}: {life.reason}"))
-        except EngineError as error:
-            log.warning("node %s is %s, and is not drained: %s", life.node, life.state, error)
-            return
-        self._drained.add(life.node)
-        self._next_s = 0.0
-        log.info("%s", said, extra={"node": life.node})
+    def _wanted(self, life: NodeLife) -> _Wanted | None:
+        """Return what is to be done about a node in the engine; None: nothing."""
+        word = life.engine.state if life.engine is not None else ""
+        if life.state in OUT:
+            return _Wanted.DRAIN if word != "drained" else None
+        if life.state not in _IN or not word:
+            return None
+        if word == "not drained":
+            return _Wanted.NOTHING_LEFT
+        return _Wanted.RESUME if self._loop.nodes.book.is_wanted_back(life.node) else None
 
-    async def _resume(self, nodes: Nodes, node: str) -> None:
+    async def _do(self, nodes: Nodes, life: NodeLife, wanted: _Wanted) -> bool:
+        """Do it; return whether it is done, or at least nothing of it is left to do."""
+        node, note = life.node, self._loop.nodes.note_engine
+        if wanted is _Wanted.NOTHING_LEFT:
+            note(node, RESUMED, f"it is in no more, and {nodes.title} had not drained it")
+            return True
+        is_drain = wanted is _Wanted.DRAIN
         try:
-            said = await _aside(lambda: nodes.resume(node))
+            if is_drain:
+                said = await _aside(lambda: nodes.drain(node, f"{life.state} by {life.by}: {life.reason}"))
+            else:
+                said = await _aside(lambda: nodes.resume(node))
+        except ForeignError as error:
+            note(node, RESUMED, str(error))
+            return True
         except EngineError as error:
-            log.warning("node %s takes part again, and the engine does not have it back: %s", node, error)
-            return
-        self._next_s = 0.0
-        log.info("%s", said, extra={"node": node})
+            event = NOT_DRAINED if is_drain else NOT_RESUMED
+            text = f"node {node} is {'not drained' if is_drain else 'not resumed'} in {nodes.title}: {error}"
+            if life.engine is None or life.engine.text != text:  # the same again is no news
+                note(node, event, text)
+            return False
+        note(node, DRAINED if is_drain else RESUMED, said)
+        return True
 
     async def _read(self, nodes: Nodes) -> None:
         try:
@@ -154,6 +200,11 @@ class Actuating:
 
     def _take(self, states: Mapping[str, EngineNode]) -> None:
         """Let the registry have the nodes that are out, and tell the jobs that have one."""
+        for node in list(self._left()):
+            known = find(states, node)
+            if known is not None and known.is_usable:
+                text = f"node {node} is back in service in the engine, by somebody else"
+                self._loop.nodes.note_engine(node, RESUMED, text)
         before = self._loop.registry.withheld
         now = {name: sentence(one) for name, one in states.items() if not one.is_usable}
         self._loop.registry.withheld = now

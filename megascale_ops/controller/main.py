@@ -80,7 +80,7 @@ async def _serve(
     highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
     loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
     loop.hardware.restore(store.hardware())
-    loop.nodes.restore(store.node_moves())
+    loop.nodes.restore(store.node_moves(), store.node_checks())
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)

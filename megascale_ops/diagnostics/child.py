@@ -25,8 +25,11 @@ import msgspec
 from megascale_ops.diagnostics.check import CheckModule, Reading, Task, UnmeasuredError
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-# Rights and absence say nothing of the hardware.
-_NO_VERDICT = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT)
+# Rights, absence and what this process may use say nothing of the hardware.
+_NO_VERDICT = (
+    errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT, errno.EROFS,
+    errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EFBIG,
+)  # fmt: skip
 _MOST_ERROR = 500
 
 
@@ -65,8 +68,10 @@ def answer_of(module: CheckModule, task: Task) -> Answer:
     except UnmeasuredError as error:
         return Answer(unmeasured=str(error))
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
         return Answer(unmeasured=what) if error.errno in _NO_VERDICT else Answer(error=what)
+    except MemoryError:
+        return Answer(unmeasured="there is not enough memory for it (a limit of the process or of its control group?)")
     except Exception as error:  # noqa: BLE001  a driver's own kinds; it is told to the program that asked
         first_line = next(iter(str(error).strip().splitlines()), "")
         return Answer(error=f"{type(error).__name__}: {first_line}"[:_MOST_ERROR])

@@ -7,12 +7,12 @@ thread waits for all; no wait is longer than the next deadline.
 """
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -72,8 +72,12 @@ class Child:
         self.outcome: Outcome | None = None
         self.is_ready = False
         self._got = b""
-        self._words: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
-        reading, writing = os.pipe()
+        try:
+            # In memory: a machine without room for temporary files is one that is to be checked.
+            self._words: BinaryIO = os.fdopen(os.memfd_create("last-words"), "w+b")
+            reading, writing = os.pipe()
+        except OSError as error:
+            raise MegascaleError(_not_started(error)) from error
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "megascale_ops.diagnostics.child", str(os.getpid()), str(writing)],
@@ -87,7 +91,7 @@ class Child:
             os.close(reading)
             self._words.close()
             if isinstance(error, OSError):
-                raise MegascaleError(f"no process can be started for a check ({error.strerror})") from error
+                raise MegascaleError(_not_started(error)) from error
             raise
         finally:
             os.close(writing)
@@ -181,6 +185,16 @@ class Child:
         size = os.fstat(self._words.fileno()).st_size
         tail = os.pread(self._words.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
         return next(reversed(tail.decode("utf-8", "replace").strip().splitlines()), "")
+
+
+def _not_started(error: OSError) -> str:
+    """Return why no process makes checks, and what to do."""
+    what = f"no process can be started for a check ({error.strerror})"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{what}: raise the limit of open files (ulimit -n), 64 are enough"
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return f"{what}: raise the limit of processes or of memory (ulimit -u, ulimit -v, the control group)"
+    return what
 
 
 def _signal_of(code: int) -> str:

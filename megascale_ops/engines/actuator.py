@@ -6,7 +6,7 @@ waits for the engine's own program, with a deadline, so it belongs into a thread
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from megascale_ops.errors import MegascaleError
 
@@ -22,6 +22,10 @@ class EngineError(MegascaleError):
 
 class RightsError(EngineError):
     """The engine refused since the right for it lacks; the sentence names the right."""
+
+
+class ForeignError(EngineError):
+    """An administrator has the node out of service, and no program of ours takes that back."""
 
 
 class EngineNode(NamedTuple):
@@ -44,7 +48,13 @@ class EngineNode(NamedTuple):
 
 
 class Nodes(Protocol):
-    """The nodes of one cluster."""
+    """The nodes of one cluster.
+
+    Attributes:
+        title: The engine's name for people.
+    """
+
+    title: ClassVar[str]
 
     def drain(self, node: str, reason: str) -> str:
         """Let no new job onto a node; what runs there goes on. One that is out of service already stays as it is.
@@ -68,6 +78,7 @@ class Nodes(Protocol):
             What was done, in one sentence.
 
         Raises:
+            ForeignError: an administrator has taken it out of service.
             EngineError: it was not done.
         """
 

@@ -126,6 +126,22 @@ OUT = ("draining", "quarantined")
 MOST_EVIDENCE = 16
 
 
+class EngineWord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the engine that owns a node (Slurm, Kubernetes) has it, as far as we have asked for that."""
+
+    state: str  # of ENGINE_STATES
+    wall_s: float  # since when
+    text: str = ""  # what was done, or why it was not
+
+
+# What each means for other jobs, which the engine places.
+ENGINE_STATES = {
+    "drained": "no other job is put there",
+    "not drained": "the engine may put other jobs there",
+    "not resumed": "takes part here, and the engine puts no job there",
+}
+
+
 class NodeLife(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where one node stands, and until when; wall clock seconds."""
 
@@ -145,6 +161,7 @@ class NodeLife(msgspec.Struct, frozen=True, omit_defaults=True):
     for_s: float = 0.0  # out by hand: for how long
     is_held: bool = False  # quarantined by a person without an end: it is told again each day, and not checked
     is_spared: bool = False  # it would be out, had the limit for moves by themselves not been reached
+    engine: EngineWord | None = None  # None: nothing was asked of an engine, or all was taken back
 
 
 class NodeMove(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,24 +188,6 @@ class FleetFailures(msgspec.Struct, frozen=True, omit_defaults=True):
     moves_out: int  # by evidence, in the time that was watched
     node_days: float  # of nodes that were heard of
     out_s: float = 0.0  # what a node that came back was out for, the median; 0: none has come back yet
-
-
-class NodesView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to ``GET /v1/nodes``: the nodes that are not simply healthy, and how much of a day's limit is used."""
-
-    nodes: tuple[NodeLife, ...] = ()
-    known: int = 0  # nodes that are heard of
-    moved_out: int = 0  # by themselves, in the last day
-    most_out: int = 0  # at most so many a day
-    spared: tuple[str, ...] = ()  # would be out, had the limit not been reached: a person decides
-    failures: FleetFailures | None = None
-
-
-class NodeMoves(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to ``GET /v1/nodes/NODE``: its moves, oldest first."""
-
-    node: NodeLife
-    moves: tuple[NodeMove, ...] = ()
 
 
 class NodeAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -274,7 +273,7 @@ class SelfCheck(msgspec.Struct, frozen=True, omit_defaults=True):
 class SelfCheckView(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer to ``POST`` and ``GET /v1/nodes/NODE/check``: the newest one of a node.
 
-    ``state``: waiting (asked for and not answered), done, none (there has been none since this controller began).
+    ``state``: waiting (asked for and not answered), done, none (there was none in the last 30 days).
     """
 
     node: str
@@ -283,3 +282,33 @@ class SelfCheckView(msgspec.Struct, frozen=True, omit_defaults=True):
     asked_wall_s: float = 0.0
     reason: str = ""  # why it was asked for
     check: SelfCheck | None = None
+
+
+class CheckedNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The newest self-check of a node in a line; the whole of it is at ``/v1/nodes/NODE/check``."""
+
+    node: str
+    status: Status
+    wall_s: float  # when it was asked for
+    worst: str = ""  # its worst finding, or why there is no result
+
+
+class NodesView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/nodes``: the nodes that are not simply healthy, and how much of a day's limit is used."""
+
+    nodes: tuple[NodeLife, ...] = ()
+    known: int = 0  # nodes that are heard of
+    moved_out: int = 0  # by themselves, in the last day
+    most_out: int = 0  # at most so many a day
+    spared: tuple[str, ...] = ()  # would be out, had the limit not been reached: a person decides
+    failures: FleetFailures | None = None
+    engine: str = ""  # "Slurm", "Kubernetes": drains what is out; "": only rounds of this controller leave it out
+    checks: tuple[CheckedNode, ...] = ()  # of these nodes, and of those whose newest self-check is bad
+
+
+class NodeMoves(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/nodes/NODE``: its moves, oldest first."""
+
+    node: NodeLife
+    moves: tuple[NodeMove, ...] = ()
+    check: SelfCheckView | None = None  # the newest that is known

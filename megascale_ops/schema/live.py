@@ -179,6 +179,7 @@ class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
     since_wall_s: float = 0.0
     until_wall_s: float = 0.0  # 0: until a person ends it
     command: str = ""  # what a person may type
+    engine: str = ""  # what the engine that owns the node has done with it, or could not do
 
 
 class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):

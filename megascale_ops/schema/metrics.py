@@ -325,6 +325,9 @@ _ROWS = (
      "A GPU that failed and of which nobody has said since that it was mended.", ("node", "uuid", "reason")),
     ("megascale_node_life_info", "controller", Kind.INFO, "",
      "A node that is not simply healthy as a machine, and where it stands.", ("node", "state")),
+    ("megascale_node_engine_info", "controller", Kind.INFO, "",
+     "A node that we have drained in Slurm or Kubernetes, or could not (state), and where it stands here (life).",
+     ("node", "state", "life")),
     ("megascale_nodes_spared", "controller", Kind.GAUGE, "",
      "Nodes that would be out, had the day's limit not been reached: a person decides."),
     # The controller: itself.

@@ -17,7 +17,7 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 if TYPE_CHECKING:
-    from megascale_ops.schema.health import BadHardware, HardwareFinding, NodeMove
+    from megascale_ops.schema.health import BadHardware, HardwareFinding, NodeMove, SelfCheckView
 
 
 class MemoryJournal:
@@ -30,6 +30,7 @@ class MemoryJournal:
         self.events: list[Event] = []
         self.hardware: dict[tuple[str, str], BadHardware] = {}
         self.nodes: dict[int, NodeMove] = {}
+        self.checks: dict[str, SelfCheckView] = {}
         self.hold = False
         self._held: list[tuple[Batch, Callable[[], None]]] = []
 
@@ -59,15 +60,22 @@ class MemoryJournal:
                     self.parts[part[:3]] = part.body
             self.incidents.update({incident.id: incident for incident in batch.incidents})
             self.events.extend(batch.events)
-            for move in batch.nodes:
-                self.nodes[move.number] = move
-                if not move.event:
-                    del self.nodes[move.number]
+            self._take_nodes(batch)
             for one in batch.hardware:
                 self.hardware[one.uuid, one.reason] = one
                 if not one.count:
                     del self.hardware[one.uuid, one.reason]
             done()
+
+    def _take_nodes(self, batch: Batch) -> None:
+        for move in batch.nodes:
+            self.nodes[move.number] = move
+            if not move.event:
+                del self.nodes[move.number]
+        for view in batch.checks:
+            self.checks[view.node] = view
+            if view.check is None:
+                del self.checks[view.node]
 
 
 class FakeRank:
@@ -163,7 +171,7 @@ class World:
         self.loop = self.new_loop()
         self.loop.restore(self.memory.records, list(self.memory.incidents.values()))
         self.loop.hardware.restore(self.memory.hardware.values())
-        self.loop.nodes.restore(self.memory.nodes.values())
+        self.loop.nodes.restore(self.memory.nodes.values(), self.memory.checks.values())
 
     @property
     def state(self) -> str:

@@ -305,7 +305,7 @@ async def test_the_newest_self_check_of_a_node_is_shown(tmp_path: Path) -> None:
             check = SelfCheck("a", "quick", "bad", findings=(slow,), figures=(rate,))
             view = SelfCheckView("a", "done", asked_wall_s=time.time(), check=check)
 
-            served.loop.self_checks.last["a"] = view
+            served.loop.nodes.keep_check(view)
             await seen.says("#checks", "GPU 1: <b>products</b> 52.0% less")
             row = await seen.text("#checks summary")
             await seen.page.locator("#checks summary").click()

@@ -32,6 +32,8 @@ def writable(out: str | None) -> Path | None:
     place = Path(out)
     if not place.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {place.parent}")
+    if place.exists() and not place.is_file():
+        raise UsageError(f"--out {out} is a device, a pipe or a folder: give a file, written beside and renamed")
     if not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.W_OK)):
         raise UsageError(f"--out {out} can't be written: give another file")
     return place
@@ -61,7 +63,9 @@ def show(title: str, rows: "Sequence[Row]", style: str) -> None:
     from megascale_ops.cards import plain_rows
     from megascale_ops.cli.terminal.incident_panel import render_rows
     from megascale_ops.cli.terminal.output import console
+    from megascale_ops.schema.wording import printable
 
+    title = printable(title)  # a host may have any name
     screen = console()
     if screen.is_terminal:
         screen.print(render_rows(Text(title, style=style), rows, style))
@@ -93,8 +97,10 @@ def ended() -> None:
 
 
 def is_watched() -> bool:
-    """Return whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Return whether stderr is a terminal on which a line can be written over."""
+    import os
+
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def silent(_what: object) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Bytes go so long each way: a pair takes twice that, and a round as long as a pair.
 _SECONDS = {False: 0.5, True: 3.0}
+# Others that each node is measured with: with one a node that is bad with some passes as well as not.
+_PARTNERS = {False: 1, True: 3}
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 
 
@@ -181,7 +183,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 
     for name in names:
         if name not in modules():
-            raise UsageError(unknown("check", name, modules()))
+            raise UsageError(f"{unknown('check', name, modules())}; there are {', '.join(modules())}")
     return names
 
 
@@ -198,10 +200,13 @@ def _plan(
     import megascale_ops
     from megascale_ops.diagnostics.examination import Plan
     from megascale_ops.errors import UsageError
+    from megascale_ops.schema.identity import check_name
 
     if files:
         raise UsageError(f"{files[0]} is no option: reports are compared with `diagnose --compare {' '.join(files)}`")
     _known(names)
+    if node:
+        check_name("node", node)
     chosen = _folders(paths) if paths else _usual_folders()
     program = f"{PROGRAM} {megascale_ops.__version__}"
     return Plan(node or socket.gethostname(), thorough, chosen, names, program)
@@ -234,9 +239,14 @@ def _usual_folders() -> tuple[str, ...]:
     from megascale_ops.link.whereabouts import state_root
 
     root = state_root()
-    found = look_at([*map(str, (root, *root.parents)), tempfile.gettempdir()])
+    try:
+        temporary = tempfile.gettempdir()
+    except OSError:  # no folder takes a file: the check of file systems says more
+        temporary = ""
+    found = look_at([*map(str, (root, *root.parents)), *filter(None, (temporary,))])
     runs = next(str(folder) for folder in (root, *root.parents) if found[str(folder)][0] != MISSING)
-    temporary = tempfile.gettempdir()
+    if not temporary:
+        return (runs,)
     return (runs,) if found[runs][1] == found[temporary][1] else (runs, temporary)
 
 
@@ -306,18 +316,23 @@ def _place(
     from megascale_ops.diagnostics.between.meeting import Place
     from megascale_ops.errors import UsageError
     from megascale_ops.runner.membership import local_address
+    from megascale_ops.schema.identity import check_name
 
     host, _, port = between.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"--between {between} is no HOST:PORT: give the address of node 0 and a free port there")
     if nnodes is None or node_rank is None:
         raise UsageError("--between needs --nnodes N and --node-rank N (under srun they are known)")
+    if node:
+        check_name("node", node)
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank} is not below --nnodes {nnodes}")
     need("torch")
     seconds = _SECONDS[thorough]
     address = local_address(f"http://{between}")
-    return Place((host, int(port)), node_rank, nnodes, node or socket.gethostname(), switch, address, seconds)
+    partners = _PARTNERS[thorough]
+    name = node or socket.gethostname()
+    return Place((host, int(port)), node_rank, nnodes, name, switch, address, seconds, partners)
 
 
 def _between(place: "Place", out: str | None, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ No node is measured twice in one pause, nor by two at once: where its runner mea
 more than a GPU, that is the check that was owed; and while an agent measures, no runner is asked to.
 
 A check ends in any case: with the agent's answer, with the agent's own deadline, or ``SLACK_S`` later here. The newest
-result of each node is kept as long as this controller lives.
+result of each node is kept with its life (``controller.nodes.newest_checks``).
 """
 
 import secrets
@@ -39,8 +39,6 @@ GPU_CHECK_S = 60.0
 GPU_CHECKS = ("gpu_health", "gemm", "hbm", "agreement")
 # An hour: what is owed for longer was about another state of the machine.
 OWED_S = 3600.0
-# 4,096 nodes' newest results: 20 MB at worst; the oldest goes first.
-MOST_KEPT = 4096
 MOST_SAID = 3  # of a check's findings, in the history of a node
 _SLOW_GPU = ("gpu", "throttled")
 _PREFIX = f"{SELF_CHECK}-"
@@ -78,7 +76,6 @@ class SelfChecks:
         self._book = book
         self._measures_itself = measures_itself
         self._asked: dict[str, _Asked] = {}  # by node
-        self.last: dict[str, SelfCheckView] = {}  # by node, the newest result last
 
     def begin(self, node: str, ask: CheckAsk, reason: str) -> SelfCheckView:
         """Ask a node's agent for a check, for a person.
@@ -115,7 +112,7 @@ class SelfChecks:
         asked = self._asked.get(node)
         if asked is not None:
             return SelfCheckView(node, "waiting", asked.order.id, asked.wall_s, asked.order.reason)
-        return self.last.get(node, SelfCheckView(node, "none"))
+        return self._transitions.nodes.checks.of(node)
 
     def ingest_evidence(self, evidence: Evidence) -> bool:
         """Take an agent's answer; say whether it is one to such an order, also to one that is given up."""
@@ -234,10 +231,8 @@ class SelfChecks:
         del self._asked[order.node]
         self._transitions.nodes.by_agent.discard(order.node)
         self.forget(order.node, (order.id,))
-        self.last.pop(order.node, None)
-        self.last[order.node] = SelfCheckView(order.node, "done", order.id, asked.wall_s, order.reason, found)
-        while len(self.last) > MOST_KEPT:
-            del self.last[next(iter(self.last))]
+        view = SelfCheckView(order.node, "done", order.id, asked.wall_s, order.reason, found)
+        self._transitions.nodes.keep_check(view)
         job = self._jobs.get(order.job)
         if asked.owed is None or job is None:
             return

@@ -14,4 +14,5 @@ class NodeChecks:
         self.asked = asked
         self.done: set[str] = set()  # nodes that have, or whose time for it is over
         self.wants_all = wants_all
+        self.told_out: set[str] = set()  # nodes that are there and out, and that was told
         self.accused: set[str] = set()  # nodes that a check by their agent has accused by now: not measured twice

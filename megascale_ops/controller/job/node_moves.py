@@ -14,7 +14,7 @@ from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.nodes import evidence, limits
-from megascale_ops.controller.nodes.book import NodeBook
+from megascale_ops.controller.nodes.book import NOT_DRAINED, NOT_RESUMED, RESUME_ASKED, NodeBook
 from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.nodes.life import (
     BY_CONTROLLER,
@@ -26,10 +26,11 @@ from megascale_ops.controller.nodes.life import (
     is_to_check,
     unmade,
 )
+from megascale_ops.controller.nodes.newest_checks import NewestChecks, checked_nodes
 from megascale_ops.controller.record.state_machine import ACTIVE, State
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.events import Event
-from megascale_ops.schema.health import FleetFailures, NodeCheck, NodeLife, NodeMove, NodesView
+from megascale_ops.schema.health import FleetFailures, NodeCheck, NodeLife, NodeMove, NodesView, SelfCheckView
 from megascale_ops.schema.wording import clock
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,9 @@ DAY_S = 86_400.0
 # Ranks of a round may run on a node in these states of its job.
 _RUNS = (*ACTIVE, State.STOPPING)
 # What people must hear of: it stays as it is until a person acts.
-_LOUD = frozenset({NodeEvent.SPARED.value, NodeEvent.TOLD_AGAIN.value, *(one.value for one in LEAVES)})
+_LOUD = frozenset(
+    {NodeEvent.SPARED.value, NodeEvent.TOLD_AGAIN.value, NOT_DRAINED, NOT_RESUMED, *(one.value for one in LEAVES)}
+)
 
 
 class NodeMoves:
@@ -55,9 +58,11 @@ class NodeMoves:
         self, journal: Callable[[Batch, Callable[[], None]], None], registry: Registry, wall: Callable[[], float]
     ) -> None:
         self.book = NodeBook()
+        self.checks = NewestChecks()
         self.by_agent: set[str] = set()  # nodes that their agents measure now; runners wait with theirs
         self.jobs: Mapping[str, Job] = {}
         self.share = limits.SHARE
+        self.engine = ""  # whose nodes are drained, for people; "": there is none
         self._journal = journal
         self._registry = registry
         self._wall = wall
@@ -67,9 +72,10 @@ class NodeMoves:
         self.jobs = jobs
         return self
 
-    def restore(self, moves: Iterable[NodeMove]) -> None:
-        """Stand where the journal says that all nodes stood."""
+    def restore(self, moves: Iterable[NodeMove], checks: Iterable[SelfCheckView] = ()) -> None:
+        """Stand where the journal says that all nodes stood, and know the newest self-check of each."""
         self.book = NodeBook(moves)
+        self.checks = NewestChecks(checks)
 
     # Evidence.
 
@@ -116,6 +122,10 @@ class NodeMoves:
         happening = Happening(event.value, wall_s, BY_CONTROLLER, self._with_limit(event, text), key)
         return self._move(node, happening, tuple(one for one in found if one), job)
 
+    def keep_check(self, view: SelfCheckView) -> None:
+        """Keep the newest self-check of a node with its life."""
+        self._journal(Batch(checks=self.checks.keep(view)), _nothing)
+
     # People.
 
     def quarantine(self, node: str, by: str, reason: str, for_s: float) -> NodeLife:
@@ -125,11 +135,15 @@ class NodeMoves:
         return self.book.life(node)
 
     def release(self, node: str, by: str, reason: str) -> NodeLife:
-        """Declare a node healthy by hand: what happened before is forgiven.
+        """Declare a node healthy by hand: what happened before is forgiven, and an engine that has it out resumes it.
 
         Raises:
-            RefusedError: it is healthy.
+            RefusedError: it is healthy, here and in the engine.
         """
+        life = self.book.life(node)
+        if life.state == NodeState.HEALTHY and life.engine is not None:
+            self.note_engine(node, RESUME_ASKED, reason or "a person wants it back", by)
+            return self.book.life(node)
         with _refusing():
             self._move(node, Happening(NodeEvent.RELEASED.value, self._wall(), by, reason), (), "")
         return self.book.life(node)
@@ -144,6 +158,12 @@ class NodeMoves:
             self._tell(self.book.undo(node, self._wall(), by, reason))
         return self.book.life(node)
 
+    # The engine.
+
+    def note_engine(self, node: str, event: str, text: str, by: str = BY_CONTROLLER) -> None:
+        """Keep what the engine that owns a node has done with it."""
+        self._tell(self.book.note_engine(node, event, self._wall(), text, by))
+
     # Time.
 
     def poll(self) -> None:
@@ -156,6 +176,9 @@ class NodeMoves:
         for node, event in self.book.due(wall_s):
             life = self.book.life(node)
             self._move(node, Happening(event.value, wall_s, BY_CONTROLLER, self._at_deadline(life, event)), (), "")
+        old = self.checks.forget(wall_s)
+        if old:
+            self._journal(Batch(checks=old), _nothing)
 
     def _at_deadline(self, life: NodeLife, event: NodeEvent) -> str:
         since = clock(life.since_wall_s)
@@ -195,9 +218,9 @@ class NodeMoves:
         return names.union(*(job.runners for job in self.jobs.values() if not job.is_over))
 
     def view(self) -> NodesView:
-        """Return the nodes that are not simply healthy, and the day's limit."""
+        """Return the nodes that are not simply healthy, the day's limit, and newest self-checks that matter."""
         wall_s, known = self._wall(), len(self.names())
-        shown = tuple(life for life in self.book.lives() if life.state != NodeState.HEALTHY)
+        shown = self.book.shown()
         return NodesView(
             nodes=shown,
             known=known,
@@ -205,6 +228,8 @@ class NodeMoves:
             most_out=limits.most_out(known, self.share),
             spared=tuple(life.node for life in shown if life.is_spared),
             failures=self._failures(wall_s),
+            engine=self.engine,
+            checks=checked_nodes(self.checks.all(), {life.node for life in shown}),
         )
 
     def _failures(self, wall_s: float) -> FleetFailures:

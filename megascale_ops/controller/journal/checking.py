@@ -17,9 +17,19 @@ from sqlalchemy.exc import IntegrityError
 
 from megascale_ops.controller.journal.reading import asked, mended, taken
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal.tables import DAMAGED, EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS
+from megascale_ops.controller.journal.tables import (
+    CHECKS,
+    DAMAGED,
+    EVENTS,
+    HARDWARE,
+    INCIDENTS,
+    JOBS,
+    KEYS,
+    NODES,
+    PARTS,
+)
 
-CHECKED = (JOBS, PARTS, INCIDENTS, EVENTS, HARDWARE, NODES)
+CHECKED = (JOBS, PARTS, INCIDENTS, EVENTS, HARDWARE, NODES, CHECKS)
 _AT_ONCE = 1000
 _WORDS = {
     "jobs": "the state of a job",
@@ -28,6 +38,7 @@ _WORDS = {
     "events": "an event",
     "hardware": "a GPU that was bad",
     "nodes": "a move of a node",
+    "checks": "the newest self-check of a node",
 }
 
 

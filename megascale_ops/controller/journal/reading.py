@@ -13,12 +13,22 @@ import msgspec
 import sqlalchemy as sa
 
 from megascale_ops.controller.journal.parts import Known, Longest
-from megascale_ops.controller.journal.rows import event_row, hardware_row, incident_row, node_row
+from megascale_ops.controller.journal.rows import check_row, event_row, hardware_row, incident_row, node_row
 from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed, unseal
-from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS, key_of
+from megascale_ops.controller.journal.tables import (
+    CHECKS,
+    EVENTS,
+    HARDWARE,
+    INCIDENTS,
+    JOBS,
+    KEYS,
+    NODES,
+    PARTS,
+    key_of,
+)
 from megascale_ops.controller.policy.decision import Restart, Tab
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware, NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 
 T = TypeVar("T")
 _PARTS = {"restart": Restart, "habit": Longest, "tab": Tab, "runner": Known}
@@ -27,6 +37,7 @@ _ROW_OF: dict[str, tuple[type[msgspec.Struct], Any]] = {
     EVENTS.name: (Event, event_row),
     HARDWARE.name: (BadHardware, hardware_row),
     NODES.name: (NodeMove, node_row),
+    CHECKS.name: (SelfCheckView, check_row),
 }
 
 

@@ -10,13 +10,13 @@ from sqlalchemy.dialects import sqlite
 
 from megascale_ops.controller.journal.parts import Part
 from megascale_ops.controller.journal.seal import seal
-from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, NODES, PARTS, key_of
+from megascale_ops.controller.journal.tables import CHECKS, EVENTS, HARDWARE, INCIDENTS, JOBS, NODES, PARTS, key_of
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware, NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What belongs together: events, and the new state of one job, of incidents, of bad hardware and of nodes."""
+    """What belongs together: events, and the new state of one job, of incidents, of bad hardware, of nodes."""
 
     events: tuple[Event, ...] = ()
     job: str = ""
@@ -25,6 +25,7 @@ class Batch(msgspec.Struct, frozen=True):
     incidents: tuple[Incident, ...] = ()
     hardware: tuple[BadHardware, ...] = ()  # ``count`` 0: it was repaired, or has been dropped
     nodes: tuple[NodeMove, ...] = ()  # ``event`` "": it is not kept any longer
+    checks: tuple[SelfCheckView, ...] = ()  # the newest of a node; ``check`` None: it is not kept any longer
     binding: bool = False  # orders or names follow from it: it must survive a power cut before they are given
 
 
@@ -42,6 +43,7 @@ def write(connection: sa.Connection, batches: list[Batch]) -> int:
     written.replace(INCIDENTS, [incident_row(incident) for incident in incidents.values()])
     _write_hardware(written, newest_hardware(batches))
     _write_nodes(written, newest_nodes(batches))
+    _write_checks(written, newest_checks(batches))
     return written.bytes
 
 
@@ -95,6 +97,11 @@ def _write_nodes(written: _Written, moves: tuple[NodeMove, ...]) -> None:
     written.forget(NODES, [{"number": one.number} for one in moves if not one.event])
 
 
+def _write_checks(written: _Written, views: tuple[SelfCheckView, ...]) -> None:
+    written.replace(CHECKS, [check_row(one) for one in views if one.check is not None])
+    written.forget(CHECKS, [{"node": one.node} for one in views if one.check is None])
+
+
 def _upsert(connection: sa.Connection) -> Callable[[sa.Table], Any]:
     """Return the dialect's INSERT that knows ON CONFLICT; PostgreSQL's costs 35 ms to import, so only when needed."""
     if connection.dialect.name == "sqlite":
@@ -112,6 +119,11 @@ def newest_hardware(batches: list[Batch]) -> tuple[BadHardware, ...]:
 def newest_nodes(batches: list[Batch]) -> tuple[NodeMove, ...]:
     """Return the newest word on each move of a node."""
     return tuple({one.number: one for batch in batches for one in batch.nodes}.values())
+
+
+def newest_checks(batches: list[Batch]) -> tuple[SelfCheckView, ...]:
+    """Return the newest word on the self-check of each node."""
+    return tuple({one.node: one for batch in batches for one in batch.checks}.values())
 
 
 def newest_parts(batches: list[Batch]) -> tuple[Part, ...]:
@@ -165,3 +177,8 @@ def node_row(one: NodeMove) -> dict[str, Any]:
     """Return a move of a node as a row."""
     body = sealed(NODES, (one.number, one.node), msgspec.json.encode(one))
     return {"number": one.number, "node": one.node, "body": body}
+
+
+def check_row(one: SelfCheckView) -> dict[str, Any]:
+    """Return the newest self-check of a node as a row."""
+    return {"node": one.node, "body": sealed(CHECKS, (one.node,), msgspec.json.encode(one))}

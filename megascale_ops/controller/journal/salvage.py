@@ -25,9 +25,19 @@ from megascale_ops.controller.journal.plain_schema import describe_anew, has_our
 from megascale_ops.controller.journal.reading import Row, decoded, mended, taken
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, NODES, PARTS, TABLES
+from megascale_ops.controller.journal.tables import (
+    CHECKS,
+    EVENTS,
+    HARDWARE,
+    INCIDENTS,
+    JOBS,
+    KEYS,
+    NODES,
+    PARTS,
+    TABLES,
+)
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware, NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 
 # What journals contain, in their schema and their rows; another file may contain one of these, not three.
 _OURS = (
@@ -67,6 +77,7 @@ class Salvaged(NamedTuple):
     events: tuple[Event, ...]
     hardware: tuple[BadHardware, ...]
     nodes: tuple[NodeMove, ...]
+    checks: tuple[SelfCheckView, ...]
     loss: str
 
     def batches(self) -> Iterator[Batch]:
@@ -74,8 +85,9 @@ class Salvaged(NamedTuple):
         for job, record in self.jobs.items():
             yield Batch(job=job, record=record)
         yield Batch(
-            parts=self.parts, incidents=self.incidents, events=self.events, hardware=self.hardware, nodes=self.nodes
-        )
+            parts=self.parts, incidents=self.incidents, events=self.events, hardware=self.hardware, nodes=self.nodes,
+            checks=self.checks,
+        )  # fmt: skip
 
 
 class Damage(NamedTuple):
@@ -184,7 +196,8 @@ def _read(aside: Path) -> Salvaged:
             events = tuple(decoded(_rows(connection, EVENTS), Event))
             hardware = tuple(decoded(_rows(connection, HARDWARE), BadHardware))
             nodes = tuple(decoded(_rows(connection, NODES), NodeMove))
-    return Salvaged(jobs, parts, incidents, events, hardware, nodes, "")
+            checks = tuple(decoded(_rows(connection, CHECKS), SelfCheckView))
+    return Salvaged(jobs, parts, incidents, events, hardware, nodes, checks, "")
 
 
 def _set_header_right(copy: Path) -> None:

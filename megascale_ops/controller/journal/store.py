@@ -37,13 +37,13 @@ from megascale_ops.controller.journal.retention import Retention
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.salvage import Salvaged, find_damage, put_aside
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, NODES, PARTS, claim
+from megascale_ops.controller.journal.tables import CHECKS, EVENTS, HARDWARE, INCIDENTS, JOBS, NODES, PARTS, claim
 from megascale_ops.controller.journal.upgrade import take_apart, upgrade
 from megascale_ops.controller.journal.writer import Clerk
 from megascale_ops.distribution import Distribution
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.health import BadHardware, NodeMove
+from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 from megascale_ops.schema.metrics import METRICS
 
 log = logging.getLogger(__name__)
@@ -165,6 +165,13 @@ class Store:
             return ()
         with self._reading() as connection:
             return tuple(decoded(_whole(connection, NODES, order=[NODES.c.number]), NodeMove))
+
+    def node_checks(self) -> tuple[SelfCheckView, ...]:
+        """Return the newest self-check of each node; none in a journal of a program that kept none."""
+        if not self._has(CHECKS):
+            return ()
+        with self._reading() as connection:
+            return tuple(decoded(_whole(connection, CHECKS), SelfCheckView))
 
     def incident(self, incident_id: str) -> Incident | None:
         """Return one incident with everything known of it, or None."""

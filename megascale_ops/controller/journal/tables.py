@@ -54,6 +54,13 @@ NODES = sa.Table(
     sa.Column("node", sa.String(128)),
     sa.Column("body", sa.Text),
 )
+# The newest self-check of each node.
+CHECKS = sa.Table(
+    "checks",
+    TABLES,
+    sa.Column("node", sa.String(128), primary_key=True),
+    sa.Column("body", sa.Text),
+)
 # What grows in a job's record, a row each (``journal.parts``).
 PARTS = sa.Table(
     "parts",
@@ -86,9 +93,10 @@ KEYS: dict[str, tuple[sa.Column[Any], ...]] = {
     EVENTS.name: (EVENTS.c.job, EVENTS.c.incident),
     HARDWARE.name: (HARDWARE.c.uuid, HARDWARE.c.reason),
     NODES.name: (NODES.c.number, NODES.c.node),
+    CHECKS.name: (CHECKS.c.node,),
 }
 # What journals of older programs may lack; they get it when they are written to.
-_LATER = (HARDWARE, NODES, PARTS, DAMAGED)
+_LATER = (HARDWARE, NODES, CHECKS, PARTS, DAMAGED)
 
 
 def claim(engine: sa.Engine, shown: str, upgrade: Callable[[sa.Engine], None], *, readonly: bool) -> None:

@@ -25,7 +25,14 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from megascale_ops.controller.journal.retention import Retention
-from megascale_ops.controller.journal.rows import Batch, newest_hardware, newest_nodes, newest_parts, write
+from megascale_ops.controller.journal.rows import (
+    Batch,
+    newest_checks,
+    newest_hardware,
+    newest_nodes,
+    newest_parts,
+    write,
+)
 from megascale_ops.controller.journal.tables import META
 from megascale_ops.distribution import Distribution
 from megascale_ops.schema.events import Event, Incident
@@ -269,6 +276,6 @@ def _merged(batches: list[Batch], clerk: Clerk) -> list[Batch]:
     newest = tuple(incidents.values())[-KEPT_INCIDENTS:]
     rest = Batch(
         tuple(events), parts=newest_parts(batches), incidents=newest, hardware=newest_hardware(batches),
-        nodes=newest_nodes(batches),
+        nodes=newest_nodes(batches), checks=newest_checks(batches),
     )  # fmt: skip
     return [*kept, rest] if rest != Batch() else kept

@@ -93,6 +93,9 @@ class Metrics:
                     ((outcome,), float(loop.exported[outcome])) for outcome in sorted(loop.exported)
                 ],
                 "megascale_node_life_info": [((one.node, one.state), 1.0) for one in lives],
+                "megascale_node_engine_info": [
+                    ((one.node, one.engine.state, one.state), 1.0) for one in loop.nodes.book.lives() if one.engine
+                ],
                 "megascale_nodes_spared": [((), float(sum(one.is_spared for one in lives)))],
                 "megascale_gpu_bad_info": [
                     ((one.node, one.uuid, one.reason), 1.0) for one in loop.hardware.book.entries()
@@ -118,7 +121,7 @@ class Metrics:
             ((node,), ahead_s) for node, ahead_s in loop.node_clocks.ahead_s(now_s)
         ]
 
-        found.families.update(figures.self_checks(loop.self_checks.last.values()))
+        found.families.update(figures.self_checks(loop.nodes.checks.all()))
 
     async def _look(self, job: Job) -> figures.Ranks:
         """Look at all ranks, and let heartbeats in between."""

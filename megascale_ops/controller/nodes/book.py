@@ -14,6 +14,7 @@ import msgspec
 
 from megascale_ops.controller.nodes.life import (
     BARRED,
+    BY_CONTROLLER,
     Happening,
     IllegalNodeMoveError,
     NodeEvent,
@@ -22,9 +23,18 @@ from megascale_ops.controller.nodes.life import (
     step,
 )
 from megascale_ops.controller.nodes.limits import leaves
-from megascale_ops.schema.health import OUT, NodeLife, NodeMove
+from megascale_ops.schema.health import OUT, EngineWord, NodeLife, NodeMove
 
 UNDONE = "undone"
+# Facts about the engine that owns the nodes; none of them moves a node here, and none is taken back by ``undo``.
+DRAINED, NOT_DRAINED = "drained_by_engine", "not_drained_by_engine"
+RESUMED, NOT_RESUMED = "resumed_by_engine", "not_resumed_by_engine"
+# A person wants a node back that stands here as healthy and that the engine still has out.
+RESUME_ASKED = "resume_asked"
+OF_ENGINE = frozenset({DRAINED, NOT_DRAINED, RESUMED, NOT_RESUMED, RESUME_ASKED})
+_WORDS = {DRAINED: "drained", NOT_DRAINED: "not drained", NOT_RESUMED: "not resumed"}
+# A check or a person took the node back; time alone puts none into service.
+_TAKES_BACK = (NodeEvent.CHECK_PASSED, NodeEvent.CHECK_PASSED_CLEAN, NodeEvent.RELEASED, UNDONE, RESUME_ASKED)
 # 20,000 moves are 20 MB in memory and 10 MB in the journal: years of a thousand nodes. The oldest go first.
 MOST_MOVES = 20_000
 
@@ -46,6 +56,10 @@ class NodeBook:
     def lives(self) -> tuple[NodeLife, ...]:
         """Return all nodes that are not simply healthy, by name."""
         return tuple(self._lives[node] for node in sorted(self._lives))
+
+    def shown(self) -> tuple[NodeLife, ...]:
+        """Return those that people are to see: not healthy here, or out of service in the engine by us."""
+        return tuple(filter(_is_shown, self.lives()))
 
     def is_barred(self, node: str) -> bool:
         """Return whether a node has no place in a round that is formed now."""
@@ -82,10 +96,38 @@ class NodeBook:
         )
         return self._keep(move)
 
+    def note_engine(
+        self, node: str, event: str, wall_s: float, text: str, by: str = BY_CONTROLLER
+    ) -> tuple[NodeMove, ...]:
+        """Take note of what the engine has done with a node, or of what it was asked; see ``move``.
+
+        Args:
+            node: its name.
+            event: of ``OF_ENGINE``.
+            wall_s: now.
+            text: the engine's sentence.
+            by: who asked for it.
+        """
+        before = self.life(node)
+        after = _by_engine(before, event, wall_s, text)
+        move = NodeMove(
+            number=self._next(), node=node, event=event, wall_s=wall_s, before=before, after=after, by=by, reason=text
+        )
+        return self._keep(move)
+
+    def is_wanted_back(self, node: str) -> bool:
+        """Return whether a check or a person has taken the node back since it was out last."""
+        for move in reversed(self.moves_of(node)):
+            if move.event in _TAKES_BACK:
+                return True
+            if move.after.state in OUT:
+                return False
+        return False
+
     def undo(self, node: str, wall_s: float, by: str, reason: str = "") -> tuple[NodeMove, ...]:
         """Take back the newest move of a node that was not taken back yet; the same return value as ``move``.
 
-        What was only told again is no move that a person would mean.
+        What was only told again, and what the engine did, are no moves that a person would mean.
 
         Raises:
             IllegalNodeMoveError: there is none.
@@ -95,15 +137,16 @@ class NodeBook:
         for move in reversed(self.moves_of(node)):
             if move.event == UNDONE:
                 undone.add(move.undoes)
-            elif move.number not in undone and move.event != NodeEvent.TOLD_AGAIN:
+            elif move.number not in undone and move.event not in (NodeEvent.TOLD_AGAIN, *OF_ENGINE):
                 last = move
                 break
         if last is None:
             raise IllegalNodeMoveError(f"node {node} has made no move that could be taken back")
         why = reason or f"move {last.number} ({last.event.replace('_', ' ')}) is taken back"
+        before = self.life(node)
         move = NodeMove(
-            number=self._next(), node=node, event=UNDONE, wall_s=wall_s, before=self.life(node), after=last.before,
-            by=by, reason=why, undoes=last.number,
+            number=self._next(), node=node, event=UNDONE, wall_s=wall_s, before=before,
+            after=msgspec.structs.replace(last.before, engine=before.engine), by=by, reason=why, undoes=last.number,
         )  # fmt: skip
         return self._keep(move)
 
@@ -140,15 +183,13 @@ class NodeBook:
         return move, *(self._drop() if len(self.moves) > self._most else ())
 
     def _drop(self) -> tuple[NodeMove, ...]:
-        """Drop a tenth of the moves, the oldest, but those by which a node stands where it does and is not healthy.
+        """Drop a tenth of the moves, the oldest, but those by which a node stands where it does and is shown.
 
         A tenth at once, since each time all of them are looked at: 0.3 s for 20,000.
         """
         newest = {move.node: number for number, move in self.moves.items()}
         old = [
-            number
-            for number, move in self.moves.items()
-            if number != newest[move.node] or move.after.state == NodeState.HEALTHY
+            number for number, move in self.moves.items() if number != newest[move.node] or not _is_shown(move.after)
         ]
         dropped = [self.moves.pop(number) for number in old[: len(self.moves) - self._most * 9 // 10]]
         left = {move.node for move in self.moves.values()}
@@ -164,6 +205,19 @@ class NodeBook:
             self._lives[move.node] = move.after
 
 
+def _is_shown(life: NodeLife) -> bool:
+    return life.state != NodeState.HEALTHY or life.engine is not None
+
+
+def _by_engine(life: NodeLife, event: str, wall_s: float, text: str) -> NodeLife:
+    """Return a life after what the engine did, or was asked; a state that it keeps has its first moment."""
+    if event == RESUME_ASKED:
+        return life
+    word = _WORDS.get(event, "")
+    since_s = life.engine.wall_s if life.engine is not None and life.engine.state == word else wall_s
+    return msgspec.structs.replace(life, engine=EngineWord(word, since_s, text) if word else None)
+
+
 def _is_plain(life: NodeLife) -> bool:
     """Return whether nothing is to be remembered of a node: it never was anything but healthy."""
     return life == NodeLife(life.node)
@@ -177,7 +231,10 @@ def same_again(moves: Iterable[NodeMove]) -> dict[str, NodeLife]:
         by_number[move.number] = move
         before = lives.get(move.node) or NodeLife(move.node)
         if move.event == UNDONE:
-            lives[move.node] = by_number[move.undoes].before
+            lives[move.node] = msgspec.structs.replace(by_number[move.undoes].before, engine=before.engine)
+            continue
+        if move.event in OF_ENGINE:
+            lives[move.node] = _by_engine(before, move.event, move.wall_s, move.reason)
             continue
         happening = Happening(move.event, move.wall_s, move.by, move.reason, move.key, move.for_s)
         lives[move.node] = step(before, happening)

@@ -16,6 +16,7 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import CHECK_S, NodeState
 from megascale_ops.controller.policy.eviction import is_evicted
 from megascale_ops.controller.record.state_machine import ACTIVE
+from megascale_ops.schema.health import OUT
 from megascale_ops.schema.messages import Join
 
 # 200 nodes at once, ten times a second: each is a move that is journaled, 0.3 ms of the loop.
@@ -121,6 +122,15 @@ def without_barred(transitions: Transitions, job: Job, joined: Mapping[str, floa
         for node, since_s in joined.items()
         if not transitions.nodes.book.is_barred(node) and not _is_wanted(transitions, job, node)
     }
+
+
+def tell_out(transitions: Transitions, job: Job, joined: Iterable[str], reason: str) -> None:
+    """Tell once that a round waits though nodes are there, since those are out; a check under way is told as such."""
+    out = {one for one in joined if transitions.nodes.book.life(one).state in OUT}
+    if out and out != job.checks.told_out:
+        job.checks.told_out = out
+        transitions.note(job, "nodes_out", f"{reason}{why_barred(transitions, sorted(out))}")
+        transitions.save(job)
 
 
 def why_barred(transitions: Transitions, nodes: Iterable[str]) -> str:

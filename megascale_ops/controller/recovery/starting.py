@@ -59,6 +59,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
     hopeless = bool(succeeded) and not any(
         diagnose.is_alive(transitions.registry, job, node, now_s) for node in before if node not in joined
     )
+    checks.tell_out(transitions, job, joined, formation.reason)
     waited_s = now_s - job.entered_s
     if waited_s < record.policy.join_timeout_s and not hopeless:
         return False

@@ -51,6 +51,7 @@ class Place(NamedTuple):
         switch: Below which it is; "": not known.
         address: By which other nodes reach this one.
         seconds: For how long bytes go each way.
+        partners: With how many others each node is measured at least.
     """
 
     host: tuple[str, int]
@@ -60,6 +61,7 @@ class Place(NamedTuple):
     switch: str
     address: str
     seconds: float
+    partners: int = 1
 
 
 class _Come(msgspec.Struct, frozen=True):
@@ -189,7 +191,8 @@ def _drive(store: Store, place: Place, told_round: Callable[[int, int], object],
     ranks = {one.name: rank for rank, one in came.items()}
     switches = {one.name: one.switch for one in came.values() if one.switch}
     began_s = time.monotonic()
-    search = begin([came[rank].name for rank in sorted(came)], switches, across=len(set(switches.values())) > 1)
+    across = len(set(switches.values())) > 1
+    search = begin([came[rank].name for rank in sorted(came)], switches, across=across, partners=place.partners)
     ways: dict[Pair, _Result] = {}
     measured: Counter[Pair] = Counter()
     number = confirmed = 0

@@ -90,6 +90,8 @@ def _open(folder: str) -> tuple[int, bool]:
                 raise UnmeasuredError(
                     f"{folder} can't be written to ({error.strerror}): its disk is not measured"
                 ) from None
+            if error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+                raise UnmeasuredError(f"{folder}: {error.strerror}, so its disk is not measured") from None
             if error.errno == errno.ENOTDIR:
                 raise UnmeasuredError(f"{folder} is no folder: its disk is not measured") from None
         name = Path(folder, f".diagnose-{os.getpid()}-{os.urandom(4).hex()}")

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megascale_ops.diagnostics.check import Check, Reading, Task
+from megascale_ops.diagnostics.host import control_group
 from megascale_ops.diagnostics.report import CheckFinding, Fact, Figure
 
 CHECK = Check("limits", "limits of processes and of the control group", quick_s=5.0, full_s=10.0, severity="warn")
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _GIB = 1 << 30
 # 4,096: a runner of eight ranks holds some 200, a data loader of torch hundreds more for each rank.
 _ENOUGH_FILES = 4096
@@ -29,8 +29,8 @@ _LOW_MEMORY = 2 * _GIB
 def measure(task: Task) -> Reading:
     """Read them."""
     del task
-    missing = [] if _CGROUPS.is_dir() else [f"no control groups at {_CGROUPS}"]
-    figures = [*_of_process(), *of_cgroup(_own_cgroup())]
+    missing = [] if control_group.ROOT.is_dir() else [f"no control groups at {control_group.ROOT}"]
+    figures = [*_of_process(), *of_group(control_group.limits())]
     room = None
     with contextlib.suppress(OSError):
         room = os.statvfs("/dev/shm")  # noqa: S108  it is what is looked at
@@ -51,47 +51,16 @@ def _of_process() -> Iterator[Figure]:
             yield Figure(name, "node", hard)
 
 
-def _own_cgroup() -> Path:
-    """Return this process's control group; the root of all of them where it is not seen (a container's own root)."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            if line.startswith("0::"):
-                own = _CGROUPS / line[3:].lstrip("/")
-                return own if own.is_dir() else _CGROUPS
-    return _CGROUPS
-
-
-def of_cgroup(folder: Path) -> Iterator[Figure]:
-    """Yield what limits a control group (version 2): the tightest of it and of those above it."""
-    cpus: list[float] = []
-    memory: list[tuple[float, float]] = []
-    throttled: list[float] = []
-    for place in (folder, *folder.parents):
-        quota, _, period = _line(place / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit() and int(period):
-            cpus.append(int(quota) / int(period))
-        most, used = _line(place / "memory.max"), _line(place / "memory.current")
-        if most.isdigit() and used.isdigit():
-            memory.append((float(most), float(most) - float(used)))
-        stat = dict(line.split(" ", 1) for line in _line(place / "cpu.stat").splitlines() if " " in line)
-        periods = stat.get("nr_periods", "0")
-        if periods.isdigit() and int(periods):
-            throttled.append(int(stat.get("nr_throttled", "0")) / int(periods))
-        if place == _CGROUPS:
-            break
-    if cpus:
-        yield Figure("cgroup_cpus", "node", min(cpus))
-    if throttled:
-        yield Figure("cgroup_throttled", "node", max(throttled))
-    if memory:
-        yield Figure("cgroup_memory", "node", min(most for most, _ in memory))
-        yield Figure("cgroup_memory_free", "node", min(free for _, free in memory))
-
-
-def _line(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    return ""
+def of_group(found: control_group.Limits) -> Iterator[Figure]:
+    """Yield what limits the control group."""
+    for name, value in (
+        ("cgroup_cpus", found.cpus),
+        ("cgroup_throttled", found.throttled),
+        ("cgroup_memory", found.memory),
+        ("cgroup_memory_free", found.memory_free),
+    ):
+        if value is not None:
+            yield Figure(name, "node", value)
 
 
 def judge(reading: Reading) -> list[CheckFinding]:
@@ -116,10 +85,7 @@ def judge(reading: Reading) -> list[CheckFinding]:
         text = f"the shared memory has {values['shm_size'] / (1 << 20):,.0f} MiB: NCCL may fail to start"
         found.append(CheckFinding("warn", "node", text, "docker run --shm-size=8g, or an emptyDir of medium Memory"))
     if values.get("cgroup_throttled", 0.0) > _THROTTLED:
-        text = (
-            f"the control group ({values.get('cgroup_cpus', 0):g} processors) was throttled in "
-            f"{values['cgroup_throttled']:.1%} of its periods"
-        )
+        text = f"the control group{_of_cpus(values)} was throttled in {values['cgroup_throttled']:.1%} of its periods"
         found.append(
             CheckFinding("warn", "node", text, "raise the limit of processors, or lower the number of threads")
         )
@@ -130,3 +96,7 @@ def judge(reading: Reading) -> list[CheckFinding]:
         )
         found.append(CheckFinding("warn", "node", text, "raise its limit, or end what else runs in it"))
     return found
+
+
+def _of_cpus(values: dict[str, float]) -> str:
+    return f" ({values['cgroup_cpus']:g} processors)" if "cgroup_cpus" in values else ""

@@ -19,6 +19,7 @@ from statistics import median
 import psutil
 
 from megascale_ops.diagnostics.check import Check, Reading, Task, UnmeasuredError
+from megascale_ops.diagnostics.host.control_group import limits
 from megascale_ops.diagnostics.host.numa import cpus_of, numa_nodes
 from megascale_ops.diagnostics.report import CheckFinding, Figure
 
@@ -73,12 +74,12 @@ def _siblings(cpu: int) -> str:
 
 def _free_bytes() -> int:
     """Return what is free on the host, or in the control group where that is less."""
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):
-        most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
-        free = min(free, int(most) - int(used))
-    return free
+    try:
+        free = int(psutil.virtual_memory().available)
+    except (KeyError, ValueError) as error:  # a container whose /proc/meminfo is empty or another one's
+        raise UnmeasuredError("the kernel does not tell here how much memory is free") from error
+    left = limits().memory_free
+    return free if left is None else min(free, int(left))
 
 
 def _copy(cpus: list[int], size: int, rounds: int) -> tuple[list[float], float]:

@@ -10,15 +10,24 @@ Nodes that are known to be good are free meanwhile; with ``across`` they measure
 each is paired with one below the switch 2^r further on. After log2 of the switches' number every switch has met
 others at all distances, and a way that is bad has been measured from both sides.
 
+A node that is bad with some partners only, or that calls everything good, passes with the first partner as a good one
+does: with ``partners`` above one each node is measured with so many, in as many rounds, and one that fails with a share
+q of the others is missed with (1 - q)^partners. The ends of a way that failed between good nodes are measured with
+others until each has met three: then it is known whether it is that way, or an end that is unsteady.
+
 Where nothing passes there is nothing to measure against: then suspects are paired anew, at twice the distance each
 round, until the rounds are spent; what is left is told as unclear. Pure.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from megascale_ops.diagnostics.pairs.explain import Faults, Pair, explain, failed_with, pair
+
+# Three partners of each end of a bad way: one is the other end, two say whether it is that way.
+_OF_AN_END = 3
 
 
 class Fleet(NamedTuple):
@@ -28,11 +37,13 @@ class Fleet(NamedTuple):
         nodes: Their names, each once.
         switches: The switch of each; empty: all below one.
         across: Also the ways between switches.
+        partners: With so many others each node is measured at least.
     """
 
     nodes: tuple[str, ...]
     switches: Mapping[str, str]
     across: bool = False
+    partners: int = 1
 
 
 class Search(NamedTuple):
@@ -51,15 +62,19 @@ class Search(NamedTuple):
     outcomes: Mapping[Pair, bool]
 
 
-def begin(nodes: Sequence[str], switches: Mapping[str, str] | None = None, *, across: bool = False) -> Search:
-    """Return a search that has measured nothing.
+def begin(
+    nodes: Sequence[str], switches: Mapping[str, str] | None = None, *, across: bool = False, partners: int = 1
+) -> Search:
+    """Return a search that has measured nothing; see ``Fleet`` for what it takes.
 
     Raises:
-        ValueError: a node is named twice.
+        ValueError: a node is named twice, or no partner is wanted.
     """
+    if partners < 1:
+        raise ValueError(f"{partners} partners measure nothing: each node needs 1 or more")
     if len(set(nodes)) < len(nodes):
         raise ValueError("a node is named twice: each is measured once")
-    return Search(Fleet(tuple(nodes), dict(switches or {}), across), 0, 0, {})
+    return Search(Fleet(tuple(nodes), dict(switches or {}), across, partners), 0, 0, {})
 
 
 def told(search: Search, outcomes: Mapping[Pair, bool]) -> Search:
@@ -74,7 +89,7 @@ def verdict(search: Search) -> Faults:
 
 def most_rounds(fleet: Fleet) -> int:
     """Return after how many rounds it ends in any case: those across switches, and as many as halving would need."""
-    return _rounds_across(fleet) + 3 + math.ceil(math.log2(max(2, len(fleet.nodes))))
+    return _rounds_across(fleet) + fleet.partners + 2 + math.ceil(math.log2(max(2, len(fleet.nodes))))
 
 
 def next_round(search: Search) -> tuple[Pair, ...]:
@@ -92,6 +107,8 @@ def next_round(search: Search) -> tuple[Pair, ...]:
     if not chosen and waiting:  # no partner that is good and new: among themselves
         chosen = _apart(waiting, search)
         busy = {node for both in chosen for node in both}
+    chosen += _with_more(search, faults, busy)
+    busy = {node for both in chosen for node in both}
     if fleet.across and search.rounds <= _rounds_across(fleet):
         chosen += _across(search, [node for node in fleet.nodes if node in faults.good and node not in busy])
     return tuple(chosen)
@@ -135,6 +152,37 @@ def _with_good(search: Search, faults: Faults, suspects: Sequence[str]) -> list[
             del free[partner]
             chosen.append(pair(node, partner))
     return chosen
+
+
+def _with_more(search: Search, faults: Faults, busy: Container[str]) -> list[Pair]:
+    """Pair good nodes that have to meet more others: with each other, else with any that is good and new."""
+    met: Counter[str] = Counter(node for both in search.outcomes for node in both)
+    ends = {node for both in faults.links for node in both}
+    free = {node: None for node in search.fleet.nodes if node in faults.good and node not in busy}
+    short = {node: None for node in free if met[node] < max(search.fleet.partners, _OF_AN_END if node in ends else 1)}
+    chosen: list[Pair] = []
+    while short:
+        node = next(iter(short))
+        del short[node], free[node]
+        partner = _new_partner(node, short, search) or _new_partner(node, free, search)
+        if partner is not None:
+            short.pop(partner, None)
+            del free[partner]
+            chosen.append(pair(node, partner))
+    return chosen
+
+
+def _new_partner(node: str, others: Iterable[str], search: Search) -> str | None:
+    """Return one of these that the node has not met, below its own switch where there is one."""
+    switches = search.fleet.switches
+    other = None
+    for one in others:
+        if pair(node, one) in search.outcomes:
+            continue
+        if switches.get(one, "") == switches.get(node, ""):
+            return one
+        other = other or one
+    return other
 
 
 def _apart(waiting: Sequence[str], search: Search) -> list[Pair]:

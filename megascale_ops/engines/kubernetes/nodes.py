@@ -8,7 +8,7 @@ between, the API server refuses, and it is read again.
 import time
 from collections.abc import Callable, Mapping
 
-from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, RightsError, reason_of
+from megascale_ops.engines.actuator import EngineError, EngineNode, ForeignError, Nodes, RightsError, reason_of
 from megascale_ops.engines.kubernetes.client import ClusterApi, ConflictError, MissingError, NodeApi
 from megascale_ops.engines.kubernetes.objects import (
     Json,
@@ -32,6 +32,8 @@ class KubernetesNodes(Nodes):
         api: Its calls.
         wall: Seconds since 1970, for conditions.
     """
+
+    title = "Kubernetes"
 
     def __init__(self, api: NodeApi | None = None, wall: Callable[[], float] = time.time) -> None:
         self._api = api or ClusterApi()
@@ -66,7 +68,7 @@ class KubernetesNodes(Nodes):
             if not has_our_taint(found) and not (found.get("spec") or {}).get("unschedulable"):
                 return f"node {name} is {read_node(found).words}: there is nothing to resume"
             if not is_cordon_ours(found):
-                raise EngineError(
+                raise ForeignError(
                     f"node {name} is cordoned by {cordoned_by(found) or 'another user'} and stays so: "
                     f"`kubectl uncordon {name}` takes that back"
                 )

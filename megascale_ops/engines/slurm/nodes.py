@@ -6,7 +6,7 @@ A drained node finishes what it runs and gets no new job. Slurm asks for the lev
 
 from collections.abc import Callable, Mapping
 
-from megascale_ops.engines.actuator import EngineError, EngineNode, Nodes, find, reason_of
+from megascale_ops.engines.actuator import EngineError, EngineNode, ForeignError, Nodes, find, reason_of
 from megascale_ops.engines.slurm.answers import NODE_FORMAT, read_nodes
 from megascale_ops.engines.slurm.commands import ask
 
@@ -20,6 +20,8 @@ class SlurmNodes(Nodes):
     Args:
         command: Runs one of them and returns what it prints.
     """
+
+    title = "Slurm"
 
     def __init__(self, command: Callable[..., str] = ask) -> None:
         self._ask = command
@@ -42,7 +44,7 @@ class SlurmNodes(Nodes):
         if not known.words.lower().startswith(_DRAINED):
             return f"node {known.name} is {known.words}: there is nothing to resume"
         if not known.is_ours:
-            raise EngineError(
+            raise ForeignError(
                 f"node {known.name} is {known.words} by {known.by or 'another user'} ({known.reason or 'no reason'}) "
                 f"and stays so: `scontrol update nodename={known.name} state=resume` takes that back"
             )

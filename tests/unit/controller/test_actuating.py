@@ -5,19 +5,26 @@ from collections.abc import Mapping
 
 import pytest
 
+from megascale_ops.cli.nodes.node_words import NO_ENGINE, lines_of
 from megascale_ops.controller.actuating import Actuating
+from megascale_ops.controller.live.node_lines import node_lines
+from megascale_ops.controller.nodes.book import DRAINED, NOT_DRAINED, NodeBook, same_again
 from megascale_ops.controller.nodes.life import NodeState
 from megascale_ops.controller.policy.decision import Eviction
 from megascale_ops.controller.recovery.decide import spares, unwelcome
-from megascale_ops.engines.actuator import EngineError, EngineNode, RightsError
-from megascale_ops.schema.health import NodeCheck
+from megascale_ops.engines.actuator import PREFIX, EngineError, EngineNode, ForeignError, RightsError
+from megascale_ops.errors import RefusedError
+from megascale_ops.schema.health import NodeCheck, NodeLife
 from tests.fakes.controlled_job import World
 
 
 class Cluster:
     """An engine's nodes a and b; what goes wrong is set."""
 
+    title = "Slurm"
+
     def __init__(self) -> None:
+        self.asked: list[str] = []
         self.drained: list[tuple[str, str]] = []
         self.resumed: list[str] = []
         self.wrong: EngineError | None = None
@@ -25,9 +32,11 @@ class Cluster:
 
     def drain(self, node: str, reason: str) -> str:
         """Note it."""
+        self.asked.append(node)
         if self.wrong is not None:
             raise self.wrong
         self.drained.append((node, reason))
+        self.nodes[node] = EngineNode(node, "drained", is_usable=False, reason=f"{PREFIX}{reason}")
         return f"node {node} is drained"
 
     def resume(self, node: str) -> str:
@@ -35,6 +44,7 @@ class Cluster:
         if self.wrong is not None:
             raise self.wrong
         self.resumed.append(node)
+        self.nodes[node] = EngineNode(node, "mixed", is_usable=True)
         return f"node {node} is back in service"
 
     def states(self) -> Mapping[str, EngineNode]:
@@ -57,7 +67,9 @@ def _evict(world: World, node: str) -> None:
 
 
 def _kinds(world: World) -> list[str]:
-    return [event.kind for event in world.memory.events if event.kind.startswith("node_")]
+    return [
+        event.kind for event in world.memory.events if event.kind.startswith("node_") and event.kind != "node_moved"
+    ]
 
 
 async def test_an_eviction_is_told_once() -> None:
@@ -72,7 +84,7 @@ async def test_an_eviction_is_told_once() -> None:
     await actuating.poll()
 
     assert cluster.drained == [("b", "job: killed twice")] * 2
-    assert _kinds(world) == ["node_drained", "node_drained"]
+    assert _kinds(world) == ["node_drained", "node_withheld", "node_drained"]
 
 
 async def test_what_the_controller_before_has_told_is_not_told_again() -> None:
@@ -185,14 +197,133 @@ async def test_a_controller_that_is_started_again_resumes_what_the_one_before_ha
     """And drains it no second time."""
     world, cluster, actuating = await _two_nodes()
     world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
-
-    actuating.begin()
     await actuating.poll()
+
+    world.restart_controller()
+    again = Actuating(world.loop, cluster, 60.0)
+    again.begin()
+    await again.poll()
     world.loop.nodes.undo("b", "ops", "the wrong one")
+    await again.poll()
+
+    assert [node for node, _ in cluster.drained] == ["b"]
+    assert cluster.resumed == ["b"]
+    assert world.loop.nodes.book.life("b").engine is None
+
+
+@pytest.mark.parametrize("is_out", [True, False])
+async def test_what_a_controller_that_was_killed_had_not_done_is_done_by_the_next(*, is_out: bool) -> None:
+    """A node that was put out a moment before is drained, one that was taken back a moment before is resumed."""
+    world, cluster, actuating = await _two_nodes()
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+    if not is_out:
+        await actuating.poll()
+        world.loop.nodes.release("b", "ops", "fan replaced")
+
+    world.restart_controller()
+    again = Actuating(world.loop, cluster, 60.0)
+    again.begin()
+    for _ in range(2):
+        await again.poll()
+
+    assert [node for node, _ in cluster.drained] == ["b"]
+    assert cluster.resumed == ([] if is_out else ["b"])
+
+
+async def test_what_failed_is_tried_again_ever_more_rarely_and_told_once() -> None:
+    """Until it is done; the history has the engine's sentence, `nodes list` and the page show how it stands."""
+    world, cluster, actuating = await _two_nodes()
+    cluster.wrong = EngineError("slurmctld does not answer")
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+    calls = []
+    for _ in range(8):
+        await actuating.poll()
+        calls.append(len(cluster.asked))
+        world.now_s += 61.0
+    failed = world.loop.nodes.book.life("b").engine
+    (shown,) = [line for line in node_lines(world.loop.nodes.book, world.loop.jobs["job"]) if line.node == "b"]
+    cluster.wrong = None
+    world.now_s += 3600.0
     await actuating.poll()
 
-    assert cluster.drained == []
+    assert calls == [1, 2, 2, 3, 3, 3, 3, 4]
+    assert failed is not None
+    assert (failed.state, failed.text) == ("not drained", "node b is not drained in Slurm: slurmctld does not answer")
+    assert "slurmctld does not answer (the engine may put other jobs there)" in shown.engine
+    events = [move.event for move in world.loop.nodes.book.moves_of("b")]
+    assert events == ["drained_by_hand", NOT_DRAINED, DRAINED]
+
+
+async def test_a_node_that_takes_part_and_is_still_drained_is_seen_and_a_person_ends_that() -> None:
+    """One that a job evicted, or whose quarantine is over: shown although it is healthy, until it is released."""
+    world, cluster, actuating = await _two_nodes()
+    _evict(world, "b")
+    await actuating.poll()
+    nodes = world.loop.nodes
+    listed = lines_of(nodes.view())
+    with pytest.raises(RefusedError, match="there is nothing to release it from"):
+        nodes.release("a", "ops", "")
+
+    nodes.release("b", "ops", "it is good")
+    await actuating.poll()
+
+    assert listed[0] == "b  healthy  (takes part)"
+    assert "node b is drained (no other job is put there)" in listed[1]
+    assert listed[2].strip() == "`megascale-ops nodes release b` takes that back"
     assert cluster.resumed == ["b"]
+    assert nodes.view().nodes == ()
+
+
+async def test_what_somebody_else_has_out_is_left_to_them_and_what_they_resumed_is_seen() -> None:
+    """No word of ours is left on either."""
+    world, cluster, actuating = await _two_nodes()
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+    await actuating.poll()
+    world.loop.nodes.release("b", "ops", "fan replaced")
+    cluster.wrong = ForeignError("node b is drained by root (fan) and stays so")
+    await actuating.poll()
+    theirs = world.loop.nodes.book.life("b").engine
+    cluster.wrong = None
+    _evict(world, "a")
+    await actuating.poll()
+    ours = world.loop.nodes.book.life("a").engine
+    cluster.nodes["a"] = EngineNode("a", "mixed", is_usable=True)
+    world.now_s += 61.0
+    await actuating.poll()
+
+    assert theirs is None
+    assert ours is not None
+    assert world.loop.nodes.book.life("a").engine is None
+    assert "by somebody else" in world.loop.nodes.book.moves_of("a")[-1].reason
+
+
+async def test_undo_takes_back_a_persons_move_and_not_the_engines() -> None:
+    """The node stands where it stood, the engine follows, and the book says the same when it is read again."""
+    world, cluster, actuating = await _two_nodes()
+    nodes = world.loop.nodes
+    nodes.quarantine("b", "ops", "fan 3", 0.0)
+    await actuating.poll()
+
+    nodes.undo("b", "ops", "")
+    still = nodes.book.life("b").engine
+    await actuating.poll()
+
+    assert still is not None
+    assert cluster.resumed == ["b"]
+    assert nodes.book.life("b") == NodeLife("b")
+    assert same_again(nodes.book.moves.values())["b"] == NodeLife("b")
+    assert NodeBook(world.memory.nodes.values()).lives() == nodes.book.lives()
+
+
+async def test_without_an_engine_that_is_said() -> None:
+    """Only rounds of this controller leave the node out; with one, nothing of that is said."""
+    world, cluster, _ = await _two_nodes()
+    world.loop.nodes.quarantine("b", "ops", "fan 3", 0.0)
+    alone = lines_of(world.loop.nodes.view())
+    Actuating(world.loop, cluster, 60.0).begin()
+
+    assert NO_ENGINE in alone
+    assert NO_ENGINE not in lines_of(world.loop.nodes.view())
 
 
 async def test_a_node_that_can_not_be_drained_is_not_resumed(caplog: pytest.LogCaptureFixture) -> None:
@@ -209,3 +340,4 @@ async def test_a_node_that_can_not_be_drained_is_not_resumed(caplog: pytest.LogC
 
     assert sum("is not drained" in one.message for one in caplog.records) == 1
     assert cluster.resumed == []
+    assert world.loop.nodes.book.life("b").engine is None

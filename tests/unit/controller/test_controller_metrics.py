@@ -12,6 +12,7 @@ from megascale_ops.controller.config import ControllerConfig
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.metrics import job_samples as figures
 from megascale_ops.controller.metrics.page import Metrics
+from megascale_ops.controller.nodes.book import DRAINED
 from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.diagnosis.skew.report import SkewReport
@@ -90,10 +91,11 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     world.loop.hardware.book.ingest_findings("a", (xid,))
     world.loop.exported["sent"] += 1
     world.loop.nodes.accuse(Accusation("a", "xid_79", world.loop.wall(), "Xid 79"))
+    world.loop.nodes.note_engine("a", DRAINED, "node a is drained")
     bad = CheckedFinding("bad", "GPU 1", "slow", check="gemm")
     rate = CheckedFigure("gemm_bf16", "8 of them", 6e14, 3e14, 6.6e14)
     check = SelfCheck("a", "quick", "bad", findings=(bad,), figures=(rate,))
-    world.loop.self_checks.last["a"] = SelfCheckView("a", "done", asked_wall_s=world.loop.wall(), check=check)
+    world.loop.nodes.keep_check(SelfCheckView("a", "done", asked_wall_s=world.loop.wall(), check=check))
 
     config = ControllerConfig(notify=NotifyConfig(targets={"a": Target(kind="command", command=("true",))}))
     metrics = Metrics(world.loop, store, Notifying(config, world.loop))

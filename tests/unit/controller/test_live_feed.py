@@ -271,10 +271,10 @@ async def test_the_newest_self_checks_of_the_jobs_nodes_are_told_the_worst_first
     await world.up("a", "b", "c")
     rate = CheckedFigure("gemm_bf16", "8 of them", 6e14, 3e14, 6.6e14, "bf16 matrix products, 8 of them: 600 TFLOP/s")
     slow = CheckedFinding("bad", "GPU 1", "GPU 1 is slow", check="gemm")
-    last = world.loop.self_checks.last
-    last["a"] = SelfCheckView("a", "done", asked_wall_s=5.0, check=SelfCheck("a", "quick", "good", figures=(rate,)))
-    last["b"] = SelfCheckView("b", "done", asked_wall_s=6.0, check=SelfCheck("b", "quick", "bad", findings=(slow,)))
-    last["x"] = SelfCheckView("x", "done", asked_wall_s=7.0, check=SelfCheck("x", "quick", "bad"))
+    keep = world.loop.nodes.keep_check
+    keep(SelfCheckView("a", "done", asked_wall_s=5.0, check=SelfCheck("a", "quick", "good", figures=(rate,))))
+    keep(SelfCheckView("b", "done", asked_wall_s=6.0, check=SelfCheck("b", "quick", "bad", findings=(slow,))))
+    keep(SelfCheckView("x", "done", asked_wall_s=7.0, check=SelfCheck("x", "quick", "bad")))
     loop, feed = world.loop, Feed("job")
     sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job, check_of=loop.self_checks.view)
 

@@ -296,6 +296,27 @@ async def test_a_person_takes_a_node_out_and_back() -> None:
         nodes.undo("z", "ada", "")
 
 
+async def test_a_round_that_lacks_a_node_since_it_is_out_says_so_at_once_and_once() -> None:
+    """No spare is there: the job's history tells who is out, why and what ends it; released, the round is formed."""
+    world = World(min_nodes=2, max_nodes=2)
+    await world.up("a", "b")
+    world.loop.nodes.quarantine("b", "ada", "a fan is loud", 0.0)
+
+    joins = await _fail(world, "a", 0, ("b",))
+    tasks = {node: world.ask(join, wait_s=60.0) for node, join in joins.items()}
+    await world.wait(20.0)
+    told = [event.text for event in world.memory.events if event.kind == "nodes_out"]
+    waits = not any(task.done() for task in tasks.values())
+    world.loop.nodes.release("b", "ada", "the fan is new")
+    await world.wait(2.0)
+
+    assert waits
+    (text,) = told
+    assert "until a person releases it, by ada" in text
+    assert "a fan is loud; `megascale-ops nodes release b` ends that" in text
+    assert {task.result().status for task in tasks.values()} == {"go"}
+
+
 async def test_a_quarantine_ends_by_itself_or_is_told_again() -> None:
     """By evidence: an hour, then the node is a suspect and then healthy. By hand without an end: told each day."""
     world = World(min_nodes=1, max_nodes=2)

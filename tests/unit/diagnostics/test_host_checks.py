@@ -1,13 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the checks of the host say of numbers, and what they read of a machine that is not this one."""
 
+import errno
 from pathlib import Path
-from typing import Self
+from types import SimpleNamespace
+from typing import Self, cast
 
 import pytest
 
-from megascale_ops.diagnostics.check import Reading, Task, UnmeasuredError
-from megascale_ops.diagnostics.host import clock, cpu, disk, file_systems, kernel_log, limits, memory, numa, rdma, swap
+from megascale_ops.diagnostics import child
+from megascale_ops.diagnostics.check import CheckModule, Reading, Task, UnmeasuredError
+from megascale_ops.diagnostics.host import (
+    clock,
+    control_group,
+    cpu,
+    disk,
+    file_systems,
+    kernel_log,
+    limits,
+    memory,
+    numa,
+    rdma,
+    swap,
+)
 from megascale_ops.diagnostics.judgement import result_of
 from megascale_ops.diagnostics.report import CheckFinding, Fact, Figure
 
@@ -199,22 +214,97 @@ def test_limits_that_end_jobs() -> None:
     assert limits.judge(of_node(limit_files=1048576, shm_size=32 << 30)) == []
 
 
-def test_the_tightest_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group inherits the limits of those above it."""
-    monkeypatch.setattr(limits, "_CGROUPS", tmp_path)
-    inner = tmp_path / "slice" / "job"
-    inner.mkdir(parents=True)
-    for folder, cpus, memory_max in ((inner, "max 100000", "max"), (inner.parent, "400000 100000", "8589934592")):
-        (folder / "cpu.max").write_text(cpus)
-        (folder / "memory.max").write_text(memory_max)
-        (folder / "memory.current").write_text("4294967296")
-        (folder / "cpu.stat").write_text("usage_usec 5\nnr_periods 100\nnr_throttled 7\n")
+def _group(folder: Path, version: int, cpus: int, memory: int) -> None:
+    """Make a control group's files; 0: no limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cpu.stat").write_text("nr_periods 100\nnr_throttled 7\n")
+    if version == 2:
+        (folder / "cpu.max").write_text(f"{cpus * 100000 or 'max'} 100000\n")
+        (folder / "memory.max").write_text(f"{memory or 'max'}\n")
+        (folder / "memory.current").write_text(f"{5 << 30}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 29}\nactive_file {1 << 29}\n")
+        return
+    (folder / "cpu.cfs_quota_us").write_text(f"{cpus * 100000 or -1}\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    (folder / "memory.limit_in_bytes").write_text(f"{memory or 9223372036854771712}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{5 << 30}\n")
+    (folder / "memory.stat").write_text(f"cache 7\ntotal_inactive_file {1 << 29}\ntotal_active_file {1 << 29}\n")
 
-    values = {one.name: one.value for one in limits.of_cgroup(inner)}
 
-    assert values == {
-        "cgroup_cpus": 4.0, "cgroup_throttled": 0.07, "cgroup_memory": 8 << 30, "cgroup_memory_free": 4 << 30,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("trees", "own", "version"),
+    [
+        (("",), "0::/slice/job\n", 2),
+        (("cpu", "memory"), "4:memory:/slice/job\n1:cpu:/slice/job\n0::/\n", 1),
+        (("cpu,cpuacct", "memory"), "4:memory:/slice/job\n1:cpu,cpuacct:/slice/job\n", 1),
+        (("unified",), "1:name=systemd:/\n0::/slice/job\n", 2),
+    ],
+    ids=["2", "1", "1 of several", "both"],
+)
+def test_the_tightest_control_group_counts(tmp_path: Path, trees: tuple[str, ...], own: str, version: int) -> None:
+    """A group inherits the limits of those above it; pages of files are given back, so they count as free."""
+    for tree in trees:
+        _group(tmp_path / tree / "slice", version, 4, 8 << 30)
+        _group(tmp_path / tree / "slice" / "job", version, 0, 0)
+    named = tmp_path / "own"
+    named.write_text(own)
+
+    found = control_group.limits(tmp_path, named)
+
+    assert found == control_group.Limits(4.0, 0.07, 8 << 30, 4 << 30)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_containers_own_root_is_its_group(tmp_path: Path, version: int) -> None:
+    """It is named as the host sees it, by a path that is not here; one that leads out of the tree is not followed."""
+    for tree in ("cpu", "memory") if version == 1 else ("",):
+        _group(tmp_path / tree, version, 2, 6 << 30)
+    named = tmp_path / "own"
+
+    found = []
+    for path in ("/docker/4f5c", "/../../etc"):
+        named.write_text(f"4:memory:{path}\n1:cpu:{path}\n" if version == 1 else f"0::{path}\n")
+        found.append(control_group.limits(tmp_path, named))
+
+    assert found == [control_group.Limits(2.0, 0.07, 6 << 30, 2 << 30)] * 2
+
+
+def test_no_control_groups_limit_nothing(tmp_path: Path) -> None:
+    """Neither where there is no file nor where it holds nonsense."""
+    nonsense = tmp_path / "own"
+    nonsense.write_bytes(b"\xff\n:::\n")
+
+    assert control_group.limits(tmp_path / "none", tmp_path / "none") == control_group.Limits()
+    assert control_group.limits(tmp_path / "none", nonsense) == control_group.Limits()
+
+
+def test_what_a_process_may_use_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No memory, no descriptors, a file system that is read-only, a container that hides its memory: not measured."""
+
+    def raising(error: Exception) -> CheckModule:
+        def measure(_task: Task) -> Reading:
+            raise error
+
+        return cast("CheckModule", SimpleNamespace(CHECK=memory.CHECK, measure=measure, judge=memory.judge))
+
+    errors = (MemoryError(), OSError(errno.ENOMEM, "no"), OSError(errno.EMFILE, "no"), OSError(errno.EROFS, "no", "/x"))
+    answers = [child.answer_of(raising(error), Task()) for error in errors]
+
+    def unknown() -> None:
+        raise KeyError(b"MemTotal:")
+
+    def read_only(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(memory.psutil, "virtual_memory", unknown)
+    monkeypatch.setattr(disk.os, "open", read_only)
+
+    assert all(one.unmeasured and not one.error for one in answers)
+    assert child.answer_of(raising(RuntimeError("no")), Task()).error  # the control: anything else is told as a failure
+    with pytest.raises(UnmeasuredError, match="does not tell here how much memory"):
+        memory.measure(Task())
+    with pytest.raises(UnmeasuredError, match="Read-only file system, so its disk is not measured"):
+        disk.measure(Task(paths=(str(tmp_path),)))
 
 
 def test_numa_nodes_are_read_and_compared(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """The search for bad nodes and links by pairs: few rounds of disjoint pairs, right names, honest where unclear."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.diagnostics.pairs.explain import Pair, pair
+from megascale_ops.diagnostics.between.meeting import figures_of, slow_pairs
+from megascale_ops.diagnostics.pairs.explain import Pair, failed_with, pair
 from megascale_ops.diagnostics.pairs.schedule import Search, begin, most_rounds, next_round, told, verdict
 
 
@@ -23,7 +25,7 @@ def searched(search: Search, is_good: Callable[[Pair], bool]) -> Search:
     return search
 
 
-def drawn(seed: int) -> random.Random:
+def drawn(seed: int | str) -> random.Random:
     """Return a source of numbers that a failing example can name."""
     return random.Random(seed)  # noqa: S311  nothing of it is a secret
 
@@ -143,6 +145,110 @@ def test_ways_between_switches_are_measured_in_eight_rounds() -> None:
     assert search.rounds <= 8
     met = {frozenset(switches[node] for node in both) for both in search.outcomes}
     assert all(sum(leaf in both and len(both) > 1 for both in met) >= 5 for leaf in set(switches.values()))
+
+
+@given(st.integers(40, 300), st.integers(0, 8), st.integers(1, 3), st.integers(0, 2**32))
+def test_eight_rounds_are_enough_for_any_few_bad_ones(count: int, bad_count: int, partners: int, seed: int) -> None:
+    """While a tenth is bad at most, also where each node meets three others; tests grow with the nodes, not squares."""
+    nodes = names(count)
+    bad = set(drawn(seed).sample(nodes, min(bad_count, count // 10)))
+
+    search = searched(begin(nodes, partners=partners), fails_with(bad))
+
+    assert set(verdict(search).nodes) == bad
+    assert search.rounds <= 8
+    assert search.tests <= (partners * count + 1) // 2 + 6 * len(bad) + 4
+    met = Counter(node for both in search.outcomes for node in both)
+    assert min(met[node] for node in nodes if node not in bad) >= partners
+
+
+@given(st.integers(40, 240), st.integers(1, 8), st.integers(0, 2**32))
+def test_ways_that_are_bad_are_named_and_their_ends_are_not(count: int, link_count: int, seed: int) -> None:
+    """Among those that are measured first; each end has passed with two others by then, unless these are bad, too."""
+    nodes, draw = names(count), drawn(seed)
+    links = frozenset(draw.sample(next_round(begin(nodes)), link_count))
+
+    search = searched(begin(nodes), fails_with(set(), links))
+
+    assert set(verdict(search).links) == links
+    assert not verdict(search).nodes
+    assert not verdict(search).unclear
+    assert search.rounds <= 8
+    for both in links:
+        for node in both:
+            assert sum(passed for of, passed in search.outcomes.items() if node in of) >= 2
+
+
+@given(st.integers(60, 240), st.integers(1, 5), st.sampled_from(["half", "flatters", "accuses"]), st.integers(0, 2**32))
+def test_a_node_that_is_bad_with_some_only_puts_no_blame_on_others(
+    count: int, bad_count: int, kind: str, seed: int
+) -> None:
+    """It is named, or called unclear, or a way at it is named; a good one is named where two such speak against it."""
+    nodes = names(count)
+    bad = set(drawn(seed).sample(nodes, bad_count))
+
+    def is_good(both: Pair) -> bool:
+        if kind == "half":
+            return not bad.intersection(both) or drawn(f"{seed} {both}").random() < 0.5
+        if both[1] in bad:  # the second of a pair is the one that measures
+            return kind == "flatters"
+        return kind == "accuses" or not bad.intersection(both)
+
+    search = searched(begin(nodes, partners=3), is_good)
+    faults = verdict(search)
+
+    failed = failed_with(search.outcomes)
+    for node in set(faults.nodes) - bad:
+        assert len(failed[node] & bad) >= 2
+    for both in faults.links:
+        assert bad.intersection(both)
+    for node in bad & faults.good:  # it has failed with good ones, and that is told
+        if len(failed[node] & faults.good) >= 2:
+            assert node in faults.unclear
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_partners_find_what_one_does_not(seed: int) -> None:
+    """Five nodes that fail with half of the others: of one partner half of them pass unseen, of six nearly none."""
+    nodes = names(232)
+    bad = set(drawn(seed).sample(nodes, 5))
+
+    def is_good(both: Pair) -> bool:
+        return not bad.intersection(both) or drawn(f"{seed} {both}").random() < 0.5
+
+    def seen(partners: int) -> int:
+        faults = verdict(searched(begin(nodes, partners=partners), is_good))
+        told_of = set(faults.nodes) | set(faults.unclear) | {node for both in faults.links for node in both}
+        return len(bad & told_of)
+
+    assert seen(6) >= max(4, seen(1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_that_is_slow_by_half_is_named_by_the_median_of_all_pairs(seed: int) -> None:
+    """Rates with 5 % of noise, five nodes at 0.6 of the others': judged anew each round, as node 0 does."""
+    nodes, draw = names(232), drawn(seed)
+    bad = set(draw.sample(nodes, 5))
+    rates: dict[Pair, float] = {}
+
+    search = begin(nodes)
+    while pairs := next_round(search):
+        rates |= {both: (0.6 if bad.intersection(both) else 1.0) * draw.gauss(1e9, 5e7) for both in pairs}
+        slow = slow_pairs([one for both, rate in rates.items() for one in figures_of(both, (rate, rate, 1e-4))])
+        search = told(search, {both: both not in slow for both in pairs})
+        search = search._replace(outcomes={both: both not in slow for both in rates})
+
+    faults = verdict(search)
+    assert set(faults.nodes) <= bad
+    assert bad <= set(faults.nodes) | set(faults.unclear)  # one at the border of noise passes once and fails twice
+    assert len(faults.nodes) >= 4
+    assert search.rounds <= 4
+
+
+def test_no_partner_is_no_search() -> None:
+    """Each node is measured with one other at least."""
+    with pytest.raises(ValueError, match="0 partners measure nothing"):
+        begin(["a", "b"], partners=0)
 
 
 def test_two_that_fail_together_are_told_as_unclear() -> None:

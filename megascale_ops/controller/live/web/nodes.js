@@ -18,13 +18,14 @@ export class NodesView {
   }
 
   line(life) {
-    const until = life.until_wall_s > 0 ? `until ${moment(life.until_wall_s, false)}` : "until a person ends it";
+    const until = life.state === "healthy" ? "" : life.until_wall_s > 0 ? `until ${moment(life.until_wall_s, false)}` : "until a person ends it";
     return make(
       "li",
       {},
-      make("p", {}, make("strong", {}, life.node), ` is ${life.state} ${until}, by ${life.by}`),
+      make("p", {}, make("strong", {}, life.node), ` is ${life.state} ${until}${life.by ? `, by ${life.by}` : ""}`),
       make("p", { class: "hint" }, life.means ?? ""),
       make("p", {}, life.reason ?? ""),
+      life.engine ? make("p", {}, life.engine) : "",
       copyable(command(life.command, this.hasToken())),
     );
   }
