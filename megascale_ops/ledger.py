@@ -56,6 +56,10 @@ _AFTER_MARK = {
 }  # fmt: skip
 
 
+# A warning has a course: until something was done about it, however slowly, steps were made.
+_BEFORE_ORDERED = ("began", "detected", "named")
+
+
 class StepTime(NamedTuple):
     """The steps that ended in one bucket of time, all in seconds.
 
@@ -229,7 +233,7 @@ def _of_incident(incident: Incident, begin: int, end: int, up: Sequence[int], la
     passed: list[tuple[int, str]] = []
     for name, row in _AFTER_MARK.items():
         wall_s = getattr(marks, name)
-        if wall_s:
+        if wall_s and not (name in _BEFORE_ORDERED and incident.course is not None):
             at = min(end, max(begin, round(wall_s * US), passed[-1][0] if passed else begin))
             passed.append((at, row))
     formed = min(end, max(begin, round(marks.formed * US)))

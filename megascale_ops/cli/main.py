@@ -81,6 +81,7 @@ VERBS = {
     "agent": Verb("megascale_ops.cli.agent", "agent", "Run this node's agent: read ranks and host, obey orders."),
     "token": Verb("megascale_ops.cli.token", "token", "Make a controller's token, or derive one that allows less."),
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
+    "simulate": Verb("megascale_ops.cli.simulate.verb", "simulate", "Simulate a large cluster and its faults."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "submit": Verb("megascale_ops.cli.submit.verb", "submit", "Hand a job in to Slurm or Kubernetes."),

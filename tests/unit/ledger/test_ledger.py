@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from megascale_ops.ledger import EFFECTIVE, ROWS, US, Ledger, Painted, StepTime, keep_ledger
+from megascale_ops.schema.courses import Course
 from megascale_ops.schema.events import OVER, Incident, Marks
 from megascale_ops.schema.history import Turn
 
@@ -79,6 +80,17 @@ def test_what_stopped_nothing_costs_nothing_of_its_own(state: str) -> None:
     ledger = keep_ledger(T0, T0 + 20, CLEAN, [incident], steps(6, 20))
 
     assert seconds(ledger) == {"idle": 1.0, "start": 5.0, "train": 14.0}
+
+
+def test_a_warning_that_was_acted_upon_costs_from_then_on() -> None:
+    """A slow rank is watched while steps are made: what it costs until it is evicted is in the steps."""
+    watched = replace(RECOVERED, course=Course(), marks=replace(RECOVERED.marks, began=T0 + 10, detected=T0 + 12))
+
+    ledger = keep_ledger(T0, T0 + 60, KILLED, [watched], [*steps(6, 30), *steps(36, 60)])
+
+    assert seconds(ledger) == {
+        "idle": 1.4, "start": 5.0, "train": 24.0 + 20.0, "restart": 3.6, "reload": 2.0, "recompute": 4.0,
+    }  # fmt: skip
 
 
 def test_an_incident_that_goes_on_costs_until_now() -> None:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks are in the mesh, and in which groups they wait for whom when one of them does not come.
+
+Megatron's order: tensor parallel ranks are neighbours, then data parallel ones, then pipeline stages. A rank that does
+not come is missed by its tensor parallel group at once; the other stages of its pipeline wait for activations or
+gradients of their neighbour; the other pipelines have done theirs and wait in the data parallel group.
+"""
+
+from typing import NamedTuple
+
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.sim.settings import Settings
+
+
+class Wait(NamedTuple):
+    """The collective that a rank is in: its group's name, function, and for a receive the rank that it is from."""
+
+    group: str
+    function: str
+    peer: int = -1
+
+
+class Layout:
+    """All ranks' places."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.tp, self.pp = settings.tp, settings.pp
+        self.dp = settings.ranks // (settings.tp * settings.pp)
+        self.meshes = tuple(self._mesh(rank) for rank in range(settings.ranks))
+
+    def _mesh(self, rank: int) -> Mesh:
+        return Mesh(tp=rank % self.tp, dp=rank // self.tp % self.dp, pp=rank // (self.tp * self.dp))
+
+    def rank(self, tp: int, dp: int, pp: int) -> int:
+        """Return who is at these coordinates."""
+        return tp + self.tp * (dp + self.dp * pp)
+
+    def group(self, axis: str, rank: int) -> str:
+        """Return the name of a rank's group along an axis."""
+        mesh = self.meshes[rank]
+        number = {
+            "tp": mesh.dp + self.dp * mesh.pp,
+            "dp": mesh.tp + self.tp * mesh.pp,
+            "pp": mesh.tp + self.tp * mesh.dp,
+        }[axis]
+        return f"{axis}{number}"
+
+    def wait_of(self, rank: int, absent: int) -> Wait | None:
+        """Return where a rank waits because another does not come; None: it is that one."""
+        if rank == absent:
+            return None
+        here, there = self.meshes[rank], self.meshes[absent]
+        if here.dp == there.dp and here.pp == there.pp:
+            return Wait(self.group("tp", rank), "all_reduce")
+        if here.dp == there.dp and self.pp > 1:
+            nearer = here.pp + (1 if there.pp > here.pp else -1)
+            return Wait(self.group("pp", rank), "recv", self.rank(here.tp, here.dp, nearer))
+        if self.dp > 1:
+            return Wait(self.group("dp", rank), "reduce_scatter")
+        return Wait(self.group("tp", rank), "all_reduce")

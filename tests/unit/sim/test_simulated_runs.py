@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs of small clusters: the real controller meets faults that are known, and health that is legitimate."""
+
+import msgspec
+import pytest
+
+from megascale_ops.errors import UsageError
+from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.sim.faults import read_faults
+from megascale_ops.sim.kinds import KINDS
+from megascale_ops.sim.laws import DAY_S
+from megascale_ops.sim.report import Report
+from megascale_ops.sim.settings import Settings
+from megascale_ops.sim.simulate import compare, simulate
+
+# A quarter of an hour of 16 ranks with steps of 2 s takes a second of CPU; absentees get one minute, not nine.
+SMALL = Settings(
+    ranks=16,
+    ranks_per_node=4,
+    pp=1,
+    hours=0.25,
+    seed=1,
+    faults=(),
+    step_s=2.0,
+    checkpoint_every_s=200.0,
+    checkpoint_write_s=10.0,
+    start_s=10.0,
+    load_s=5.0,
+    policy=JobPolicy(absent_patience_s=60.0),
+)
+
+
+def run(*faults: str, **changes: object) -> Report:
+    """Simulate the small cluster."""
+    return simulate(msgspec.structs.replace(SMALL, **changes), read_faults(faults))
+
+
+def test_without_faults_nothing_is_lost_but_the_start_and_the_stalls_of_checkpoints() -> None:
+    """No incident, no restart; the ledger's ratio is one minus the start and the checkpoints, and so says the truth."""
+    found = run()
+
+    assert (found.state, found.incidents, found.restarts, found.refused) == ("running", (), 0, ())
+    spent = {row: seconds for row, seconds in found.rows.items() if seconds}
+    assert spent.keys() <= {"train", "straggle", "checkpoint", "start"}
+    assert spent.get("straggle", 0.0) < 0.03 * sum(spent.values())
+    assert spent["checkpoint"] == pytest.approx(4 * SMALL.checkpoint_stall_s, abs=0.1)
+    whole_s = sum(spent.values())
+    lost_s = spent["start"] + spent["checkpoint"] + spent.get("straggle", 0.0)
+    assert found.ratio == pytest.approx(1.0 - lost_s / whole_s, abs=1e-3)
+    assert found.effective == pytest.approx(found.true_effective, abs=3e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_of_each_kind_is_named_with_its_class_and_its_culprit(kind: str) -> None:
+    """One incident, about that fault, that names it; and the job trains again where it was stopped."""
+    found = run(f"{kind}@0.08:0.4")
+
+    assert [fault.kind for fault in found.faults] == [kind]
+    assert all(fault.is_right for fault in found.faults), found.incidents
+    assert {incident.about for incident in found.incidents} == {0}
+    assert found.precision == found.recall == 1.0
+    assert found.state in ("running", "degraded", "catching_up")
+    assert found.effective == pytest.approx(found.true_effective, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "legitimate",
+    [
+        {"evaluate_every_s": 200.0, "evaluate_s": 120.0},
+        {"first_step_s": 240.0},
+        {"noise": 0.05, "uneven": 0.0},
+        {"checkpoint_stall_s": 60.0},
+        {"start_s": 300.0},
+    ],
+    ids=["evaluation", "slow first step", "noise", "long save", "slow start"],
+)
+def test_what_is_legitimate_is_no_incident(legitimate: dict[str, float]) -> None:
+    """A declared evaluation, a compilation, noise, a long save, a slow start: nobody is accused, nothing is stopped."""
+    found = run(**legitimate)
+
+    assert (found.incidents, found.restarts, found.state) == ((), 0, "running")
+    assert found.steps > 50
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    """Two runs of one seed are equal to the byte, faults drawn from a law included; another seed gives another run."""
+    law = {"faults": ("fail-slow", "llama3"), "hours": 0.1, "ranks": 32}
+
+    first, again, other = (
+        msgspec.json.encode(run("segfault@0.03", "hang@0.05", seed=seed, **law)) for seed in (5, 5, 6)
+    )
+
+    assert first == again
+    assert first != other
+
+
+def test_heartbeats_that_are_left_out_change_no_verdict() -> None:
+    """With one heartbeat a second throughout, the same faults get the same verdicts, within a second or so."""
+    faults = ("network_error@0.06:0.4", "host_lost@0.15:0.7")
+
+    usual, every = run(*faults), run(*faults, every_heartbeat=True)
+
+    assert every.heartbeats > 1.3 * usual.heartbeats
+    assert [(one.fault, one.culprits, one.nodes) for one in every.incidents] == [
+        (one.fault, one.culprits, one.nodes) for one in usual.incidents
+    ]
+    assert every.effective == pytest.approx(usual.effective, abs=5e-3)
+
+
+def test_a_machine_that_is_bad_is_measured_and_kept_out() -> None:
+    """The next round has a spare in its place; without a spare the job waits, and the ledger calls that idle."""
+    with_spare = run("gpu_error@0.05:0.4", spares=1)
+    without = run("gpu_error@0.05:0.4", spares=0)
+
+    assert with_spare.rows["idle"] == 0.0
+    assert with_spare.state in ("running", "catching_up")
+    assert len(with_spare.faults) == 1
+    assert without.rows["idle"] > 300.0 or len(without.faults) > 1
+
+
+def test_what_another_policy_would_have_cost_is_told() -> None:
+    """Patience of five minutes instead of one with an absent rank costs four minutes of wall time."""
+    answer = compare(SMALL, read_faults(["hang@0.05:0.4"]), ["absent_patience_s=300"])
+
+    (choice,) = answer.choices
+    assert choice.setting == "absent_patience_s=300"
+    assert choice.saved_s == pytest.approx(-240.0, abs=30.0)
+
+
+def test_faults_that_come_while_the_job_starts_wait_until_it_trains() -> None:
+    """A fault in the first seconds hits a rank that makes steps."""
+    found = run("segfault@0.0001")
+
+    assert found.faults[0].at_s > SMALL.start_s
+    assert found.faults[0].is_right
+
+
+def test_a_fault_after_the_end_is_refused() -> None:
+    """It would be left out without a word."""
+    with pytest.raises(UsageError, match="would come after the end"):
+        run("hang@0.25")
+
+
+def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
+    """Over many seeds the laws give the number of faults that their sources count, within 5 %."""
+    import numpy as np
+
+    from megascale_ops.sim.faults import draw
+    from megascale_ops.sim.laws import LAWS
+
+    days = 300
+    for name, law in LAWS.items():
+        settings = Settings(ranks=16_384, hours=24.0, faults=(name,))
+        drawn = [fault for seed in range(days) for fault in draw(settings, np.random.default_rng(seed))]
+        expected = law.events_a_day(16_384, 8)
+        assert len(drawn) / days == pytest.approx(expected, rel=0.1), name
+        assert all(0 <= fault.at_s <= DAY_S for fault in drawn)
