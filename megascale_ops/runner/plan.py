@@ -20,7 +20,7 @@ from megascale_ops.schema.policy import value_of
 
 # 70: a name has at most 100 characters, of which the time and a dash take 23.
 _LONGEST_STEM = 70
-_PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file")
+_PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file", "hosts")
 
 
 class Machine(msgspec.Struct, frozen=True):
