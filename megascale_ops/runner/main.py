@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -44,13 +44,17 @@ from megascale_ops.runner.services.accounting import comment
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
+from megascale_ops.runner.services.tasks import stand_by, take_all_cores
 from megascale_ops.runner.services.time_up import TimeUp
-from megascale_ops.runner.slurm_step import Step
+from megascale_ops.runner.slurm_step import Step, stands_by
 from megascale_ops.runner.wrapped.limits import limits
 from megascale_ops.schema import environment
 from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
 from megascale_ops.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from megascale_ops.runner.rendezvous import MegascaleRendezvous
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +68,7 @@ class Lasting(NamedTuple):
 
     ``step``: the Slurm step that it is a task of. ``config_file``: what a controller of its own reads, too.
     ``time_up``: what follows Slurm's signal that the job's time is up; None: its signals are the ranks'. ``is_lost``:
-    whether this node is ended because nobody holds it any more: the job goes on without it.
+    whether this node is ended because its launcher has gone: the job goes on without it.
     """
 
     step: Step | None
@@ -134,6 +138,8 @@ def run(
         MegascaleError: with one sentence, when nothing could be started.
     """
     machine = look_at_machine()
+    if stands_by(config, machine.step):
+        return stand_by(os.environ)
     config = with_whole_paths(config, machine.cwd)
     plan = make_plan(config, command, machine, "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
@@ -142,6 +148,8 @@ def run(
         log.info("%s", sentence)
     if plan.master[1] and (plan.max_nodes == 1 or plan.meeting.serve) and not is_free(plan.master[1]):
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
+    if machine.step is not None and plan.nproc > 1 and machine.step.tasks_here > 1 and not machine.step.have_own_gpus:
+        take_all_cores(os.environ, machine.step.tasks_here)
     way_out = WayOut()
     time_up = _time_up(config, machine.step)
     lasting = Lasting(machine.step, config_file, time_up, is_lost)
@@ -321,10 +329,7 @@ def _launch(
             time_up.outcome = outcome.word if outcome else "cancelled"
             time_up.close()
         way_out.hurried |= outcome is None or outcome.word == "cancelled"
-        if life.is_lost():
-            handler.set_closed()  # to leave would end the job for all
-        else:
-            handler.leave(outcome.word if outcome else "cancelled")
+        _end_part(handler, outcome.word if outcome else "cancelled", is_lost=life.is_lost())
         link.close()
         wall_s = time.monotonic() - began_mono_s
         say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
@@ -332,6 +337,14 @@ def _launch(
         log.error("job %s ended: %s", plan.job, outcome.reason)
         comment(life.step, outcome.reason)
     return outcome.code
+
+
+def _end_part(handler: "MegascaleRendezvous", word: str, *, is_lost: bool) -> None:
+    """Leave the job; a node that is lost only ends, for to leave would end the job on the others."""
+    if is_lost:
+        handler.set_closed()
+    else:
+        handler.leave(word)
 
 
 def _check_again(plan: Plan) -> NodeCheck:

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -64,9 +65,10 @@ class Sshd:
     Args:
         folder: Where all of it is.
         state: What sessions get as XDG_STATE_HOME.
+        within: What it, and ssh to it, is started by: the way into a network of its own.
     """
 
-    def __init__(self, folder: Path, state: Path) -> None:
+    def __init__(self, folder: Path, state: Path, within: Sequence[str] = ()) -> None:
         if not Path(_SSHD).exists() or shutil.which("ssh-keygen") is None:
             pytest.skip("needs sshd (Debian: openssh-server), which make test installs")
         self.folder = folder
@@ -83,7 +85,7 @@ class Sshd:
         (folder / "sshd_config").write_text(_CONFIGURATION.format(port=port, folder=folder, state=state))
         (folder / "config").write_text(_CLIENT.format(port=port, closed=closed, folder=folder))
         self.ssh = f"ssh -F {folder / 'config'}"
-        self._port = port
+        self._within = within
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -92,7 +94,9 @@ class Sshd:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         with (self.folder / "sshd.log").open("wb") as log:
             self._daemon = subprocess.Popen(
-                [_SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")], stdin=subprocess.DEVNULL, stderr=log
+                [*self._within, _SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
             )
         until(self._listens, "sshd listens", why=(self.folder / "sshd.log").read_text)
         return self
@@ -105,9 +109,9 @@ class Sshd:
         self._daemon.wait(30)
 
     def _listens(self) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+        asked = [*self._within, *self.ssh.split(), "-o", "ConnectTimeout=10", "node-a", "true"]
+        done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+        return done.returncode == 0
 
 
 def _run(*command: str) -> None:

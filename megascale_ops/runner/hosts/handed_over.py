@@ -2,7 +2,7 @@
 """The far end of ``run --hosts``: what this host is to run comes on stdin, and the run lasts as long as stdin does.
 
 One line of JSON first; then a line for each signal that is handed on. The end of stdin is the end of the launcher, or
-of the connection to it: sshd tells nobody of that, and ranks that nobody watches would hold the GPUs for ever.
+of the connection to it: sshd sends no signal then, and ranks without a launcher would hold the GPUs for ever.
 """
 
 import logging

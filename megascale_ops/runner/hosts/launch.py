@@ -208,7 +208,7 @@ def _start(
 
 
 class _Signals:
-    """What came in by signals: those for ranks, and how often somebody wanted an end."""
+    """What came in by signals: those for ranks, and how often an end was asked for."""
 
     def __init__(self) -> None:
         self.for_ranks: list[int] = []

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from megascale_ops.runner.hosts.hostfile import Host
 
-# Of ssh itself: no question that nobody answers, 10 s for a connection, and a dead peer is noticed within a minute.
+# Of ssh itself: no question on a terminal that is not there, 10 s for a connection, and a dead peer is noticed in 60 s.
 OPTIONS = (
     *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-T"),
