@@ -50,7 +50,7 @@ lint: setup
 
 # mypy uses one core, the unit tests what is left. Processes last: two cores are soon full.
 test: setup
-	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin
+	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin openssh-server openssh-client
 	@.ci/helm.sh >/dev/null || true
 	@echo "lint and unit tests side by side, a few minutes: each prints what it has to say at its end"
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-unit

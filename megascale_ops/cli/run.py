@@ -5,6 +5,7 @@ torchrun's whole launch line is taken, with all its spellings and its PET_ varia
 """
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,10 @@ _OTHERS = -1  # local ranks that are not listed
     default=None,
     help="Supervise another launcher (deepspeed, mpirun, a script) and its ranks.",
 )
+@click.option("--hosts", metavar="FILE", help="Start on these hosts by ssh; one a line, as `node1 slots=8`.")
+@click.option("--ssh", metavar="COMMAND", help="With --hosts: ssh with options of its own.  [ssh]")
+@click.option("--remote-python", metavar="PATH", help="With --hosts: Python there.  [the path of this one]")
+@click.option("--handed-over", is_flag=True, hidden=True)
 @click.option("-m", "--module", is_flag=True, default=None, help="SCRIPT is a module, as in `python -m`.")
 @click.option("--no-python", is_flag=True, default=None, help="SCRIPT is a program, not Python.")
 @click.option(
@@ -165,6 +170,8 @@ def run(
     from megascale_ops.runner.main import run as start
     from megascale_ops.schema.policy_settings import read_settings, values_of
 
+    if options.pop("handed_over"):
+        return _run_handed_over()
     prefer_our_variables(ctx, options)
     explain(options)
     waits = waits_of(options.pop("rdzv_conf"))
@@ -176,6 +183,11 @@ def run(
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
+    if config.hosts:
+        from megascale_ops.runner.hosts.launch import over_hosts
+
+        need(*(() if config.controller else ("numpy",)))
+        return over_hosts(config, command, os.environ)
     # A wrapped launcher has torch where it runs; a controller on another machine has its own NumPy.
     need(*(() if config.wrap else ("torch",)), *(() if config.controller else ("numpy",)))
     if config.policy.dry_run:
@@ -184,6 +196,17 @@ def run(
     if code < _BY_SIGNAL:  # after a signal the user waits for the prompt
         _tidy(config.keep_days, config.keep_runs)
     return code
+
+
+def _run_handed_over() -> int:
+    """Run what `run --hosts` on another machine has written to stdin."""
+    from megascale_ops.cli.terminal.needs import need
+    from megascale_ops.runner.hosts.handed_over import handed_over
+    from megascale_ops.runner.main import run as start
+
+    with handed_over() as (handed, lost):
+        need(*(() if handed.config.wrap else ("torch",)))
+        return start(handed.config, handed.command, observe=_report_reply, is_lost=lost.is_set)
 
 
 def _tidy(keep_days: float, keep_runs: int) -> None:

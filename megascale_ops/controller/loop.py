@@ -350,8 +350,15 @@ class Loop:
         self.transitions.save(job)
         self._obeyed(job, {evidence.order})
 
-    def status(self, name: str | None = None) -> Status | None:
-        """Return all jobs, or one; None when there is no job of that name."""
+    async def round_ends(self, name: str, round_: int, wait_s: float) -> None:
+        """Wait until a job is over or in another round, at most ``wait_s``."""
+        await poll.round_ends(self.jobs, self.clock, name, round_, wait_s)
+
+    def status(self, name: str | None = None, *, is_brief: bool = False) -> Status | None:
+        """Return all jobs, or one, without nodes and ranks where that is enough; None when there is none of that name.
+
+        A brief answer costs the same for a job of any size: each of a job's nodes asks for one at its begin and end.
+        """
         if name is not None and name not in self.jobs:
             return None
         wanted = [self.jobs[name]] if name is not None else list(self.jobs.values())
@@ -360,9 +367,8 @@ class Loop:
         for job in wanted:
             with self.faults.contain(job.name, "describing it", is_shown=True):
                 goodput = self.goodput(job.name)
-                shown.append(
-                    controller_status.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=goodput)
-                )
+                registry = None if is_brief else self.registry
+                shown.append(controller_status.job_status(job, registry, now_s=now_s, wall_s=wall_s, goodput=goodput))
         return Status(version=MESSAGE_VERSION, wall_s=wall_s, controller_lag_s=self.lag_s, jobs=tuple(shown))
 
     def goodput(self, name: str) -> Account | None:

@@ -19,11 +19,13 @@ from megascale_ops.schema.history import History
 
 
 def job_status(
-    job: Job, registry: Registry, *, now_s: float, wall_s: float, goodput: Account | None = None
+    job: Job, registry: Registry | None, *, now_s: float, wall_s: float, goodput: Account | None = None
 ) -> JobStatus:
-    """Return one job with its nodes and ranks."""
+    """Return one job with its nodes and ranks; without a registry briefly: without them and their pace."""
     record = job.record
-    ranks = sorted(registry.ranks(job.name, record.round, job.nodes, now_s), key=lambda rank: rank.report.rank)
+    found = registry.ranks(job.name, record.round, job.nodes, now_s) if registry is not None else ()
+    ranks = sorted(found, key=lambda rank: rank.report.rank)
+    unknown = job.round.step if registry is None else -1
     progress = [rank.report.progress for rank in ranks if rank.report.progress is not None]
     step_s = [one.step_p50_s for one in progress if one.step_p50_s > 0]
     return JobStatus(
@@ -31,11 +33,11 @@ def job_status(
         state=job.told_state.value,
         round=record.round,
         world_size=record.world_size,
-        step=job.furthest_step if job.is_over else min((one.step for one in progress), default=-1),
+        step=job.furthest_step if job.is_over else min((one.step for one in progress), default=unknown),
         step_p50_s=statistics.median(step_s) if step_s else 0.0,
         restarts=record.restarts_in_all,
         since_wall_s=record.since_wall_s,
-        nodes=tuple(_node_status(node, job, registry, now_s) for node in sorted({*job.nodes, *job.waiting})),
+        nodes=_node_statuses(job, registry, now_s) if registry is not None else (),
         ranks=tuple(_rank_status(rank, job, now_s) for rank in ranks),
         incidents=record.incidents,
         useful_ratio=useful_ratio(job, wall_s),
@@ -98,6 +100,10 @@ def _accused(job: Job) -> Verdict | None:
     """Return what ends the round that is shown, once that is known."""
     incident = job.incident
     return incident.verdict if incident is not None and incident.round == job.record.round else None
+
+
+def _node_statuses(job: Job, registry: Registry, now_s: float) -> tuple[NodeStatus, ...]:
+    return tuple(_node_status(node, job, registry, now_s) for node in sorted({*job.nodes, *job.waiting}))
 
 
 def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeStatus:

@@ -82,9 +82,11 @@ class BlockingLink:
         """See ``Link.leave``."""
         return self._wait(self._link.leave(leave))
 
-    def status(self, job: str | None = None) -> Status:
+    def status(
+        self, job: str | None = None, *, brief: bool = False, while_round: int = 0, wait_s: float = 0.0
+    ) -> Status:
         """See ``Link.status``."""
-        return self._wait(self._link.status(job))
+        return self._wait(self._link.status(job, brief=brief, while_round=while_round, wait_s=wait_s))
 
     def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
         """See ``Link.incidents``."""

@@ -83,13 +83,23 @@ class Link(Connection):
         """Report that this runner is done, and how it ended."""
         await self._ask("POST", f"/v1/jobs/{quote(leave.job, safe='')}/leave", dict[str, Any], body=leave)
 
-    async def status(self, job: str | None = None) -> Status:
+    async def status(
+        self, job: str | None = None, *, brief: bool = False, while_round: int = 0, wait_s: float = 0.0
+    ) -> Status:
         """Return all jobs as the controller sees them, or one.
+
+        ``brief``: without nodes and ranks, which costs the controller the same for a job of any size. ``while_round``:
+        once the job is over or in another round, ``wait_s`` at the latest. A controller that is older than both
+        answers at once and with everything.
 
         Raises:
             VersionError: the controller has a version that this program does not support.
         """
-        found = await self._ask("GET", "/v1/status", Status, query={"job": job} if job else None)
+        query = {"job": job or "", "brief": "true" if brief else ""}
+        if while_round:
+            query |= {"while_round": str(while_round), "wait_s": str(wait_s)}
+        asked = {name: value for name, value in query.items() if value}
+        found = await self._ask("GET", "/v1/status", Status, query=asked or None, wait_s=wait_s)
         check_version(f"the controller at {self.url}", found.version, MESSAGE_VERSION)
         return found
 

@@ -68,6 +68,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # 3 s: a spare process costs a second of CPU to start; not while the ranks themselves start.
     warm_delay_s: float = 3.0
     wrap: bool = False
+    hosts: str = ""  # "": this machine alone, or wherever `run` is started by hand or by Slurm
+    ssh: str = "ssh"
+    remote_python: str = ""  # "": the path of this machine's, as where all hosts share an environment
     module: bool = False
     no_python: bool = False
     virtual_local_rank: bool = False

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -45,17 +45,23 @@ from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.eviction import Eviction
 from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
+from megascale_ops.runner.services.tasks import stand_by, take_all_cores
 from megascale_ops.runner.services.time_up import TimeUp
-from megascale_ops.runner.slurm_step import Step
+from megascale_ops.runner.slurm_step import Step, stands_by
+from megascale_ops.runner.wrapped.limits import limits
 from megascale_ops.schema import environment
 from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
 from megascale_ops.whole_file import write_whole
 
+if TYPE_CHECKING:
+    from megascale_ops.runner.rendezvous import MegascaleRendezvous
+
 log = logging.getLogger(__name__)
 
 # 2 s: the other nodes poll twice a second for the end of the job, before this run's controller ends.
 _FAREWELL_S = 2.0
+_SCRIPT_BYTES = 1 << 16  # imports stand at a script's begin
 
 
 class Lasting(NamedTuple):
@@ -63,19 +69,21 @@ class Lasting(NamedTuple):
 
     ``step``: the Slurm step that it is a task of. ``config_file``: what a controller of its own reads, too.
     ``time_up``: what follows Slurm's signal that the job's time is up, or the SIGTERM of a pod that is evicted; None:
-    the signals are the ranks'.
+    the signals are the ranks'. ``is_lost``: whether this node is ended because its launcher has gone: the job goes on
+    without it.
     """
 
     step: Step | None
     config_file: str
     time_up: TimeUp | Eviction | None
+    is_lost: Callable[[], bool]
 
 
 class Life:
     """What a run has from its begin to its end, and what is known of the end.
 
     Attributes:
-        step, config_file, time_up: As in `Lasting`.
+        step, config_file, time_up, is_lost: As in `Lasting`.
         local_workers: The ranks, once they may be started.
         child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
     """
@@ -84,7 +92,7 @@ class Life:
         self.stack = stack
         self.console = console
         self.way_out = way_out
-        self.step, self.config_file, self.time_up = lasting
+        self.step, self.config_file, self.time_up, self.is_lost = lasting
         self.local_workers: LocalWorkers | None = None
         self.child_grace_s = 0.0
         self.signals: Callable[[int], None] = self.hand_on
@@ -113,6 +121,7 @@ def run(
     observe: Callable[[str, JoinReply, str], None] | None = None,
     *,
     config_file: str = "",
+    is_lost: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run ``command`` under supervision until it ends.
 
@@ -122,6 +131,7 @@ def run(
         observe: Called with each formed round ("go") and the controller's stop ("stop"), and the options by which verbs
             find this run, for the terminal.
         config_file: Where the configuration was read; a controller of this run's own reads its section there.
+        is_lost: As in `Lasting`.
 
     Returns:
         The exit code: 0, 1 when the job failed, or 128 + signal; after a requeue, what Slurm requeues.
@@ -130,19 +140,32 @@ def run(
         MegascaleError: with one sentence, when nothing could be started.
     """
     machine = look_at_machine()
+    if stands_by(config, machine.step):
+        return stand_by(os.environ)
     config = with_whole_paths(config, machine.cwd)
     plan = make_plan(config, command, machine, "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
     find_token(config.token_file, os.environ)
-    for sentence in plan.meeting.said:
+    for sentence in (*plan.meeting.said, *([limits(command, _begin_of)] if config.wrap else [])):
         log.info("%s", sentence)
     if plan.master[1] and (plan.max_nodes == 1 or plan.meeting.serve) and not is_free(plan.master[1]):
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
+    if machine.step is not None and plan.nproc > 1 and machine.step.tasks_here > 1 and not machine.step.have_own_gpus:
+        take_all_cores(os.environ, machine.step.tasks_here)
     way_out = WayOut()
     time_up = _time_up(config, machine.step)
-    lasting = Lasting(machine.step, config_file, time_up)
+    lasting = Lasting(machine.step, config_file, time_up, is_lost)
     code = _live(config, plan, way_out, lasting, observe or (lambda _kind, _reply, _where: None))
     return time_up.end(code) if time_up is not None else code
+
+
+def _begin_of(script: str) -> str:
+    """Return the begin of a script, "" where it can't be read."""
+    try:
+        with Path(script).open("rb") as file:
+            return file.read(_SCRIPT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _time_up(config: RunConfig, step: Step | None) -> TimeUp | Eviction | None:
@@ -310,7 +333,7 @@ def _launch(
             time_up.outcome = outcome.word if outcome else "cancelled"
             time_up.close()
         way_out.hurried |= outcome is None or outcome.word == "cancelled"
-        handler.leave(outcome.word if outcome else "cancelled")
+        _end_part(handler, outcome.word if outcome else "cancelled", is_lost=life.is_lost())
         link.close()
         wall_s = time.monotonic() - began_mono_s
         say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
@@ -318,6 +341,14 @@ def _launch(
         log.error("job %s ended: %s", plan.job, outcome.reason)
         comment(life.step, outcome.reason)
     return outcome.code
+
+
+def _end_part(handler: "MegascaleRendezvous", word: str, *, is_lost: bool) -> None:
+    """Leave the job; a node that is lost only ends, for to leave would end the job on the others."""
+    if is_lost:
+        handler.set_closed()
+    else:
+        handler.leave(word)
 
 
 def _check_again(plan: Plan) -> NodeCheck:
@@ -343,7 +374,7 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
 
 def whereabouts_of(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> str:
     """Return the options by which the other verbs find this run."""
-    if is_own:
+    if is_own or config.hosts:  # with --hosts: on the machine that has started all
         return f"--run-dir {shlex.quote(plan.run_dir)}" if config.run_dir else f"--job {shlex.quote(plan.job)}"
     token = f" --token-file {shlex.quote(config.token_file)}" if config.token_file else ""
     return f"--controller {url} --job {shlex.quote(plan.job)}{token}"

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _LONG_POLL_S = 20.0
 # 3 s: a network that has just come back has no route for a second.
 _LEAVE_S = 3.0
-# 0.5 s: nothing waits for a node that is done.
+# 0.5 s: nothing waits for a node that is done, and only a controller that is too old to wait is asked so often.
 _OTHERS_POLL_S = 0.5
 # Back-off while the controller is away: the run's own restarts within a second.
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -253,7 +253,9 @@ class Membership:
         job = self._local_workers.place.job
         while time.monotonic() < deadline:
             try:
-                found = next((status for status in self._link.status(job).jobs if status.job == job), None)
+                left_s = max(0.0, min(_LONG_POLL_S, deadline - time.monotonic()))
+                told = self._link.status(job, brief=True, while_round=self.round, wait_s=left_s)
+                found = next((status for status in told.jobs if status.job == job), None)
             except MegascaleError as error:
                 log.warning("the controller does not say whether the other nodes are done: %s", error)
                 return

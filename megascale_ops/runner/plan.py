@@ -12,7 +12,7 @@ from pathlib import PurePath
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.runner.config import RunConfig
+from megascale_ops.runner.config import BY_STEP, RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
 from megascale_ops.runner.slurm_step import Step, node_name, within
 from megascale_ops.schema.identity import check_name
@@ -20,7 +20,7 @@ from megascale_ops.schema.policy import value_of
 
 # 70: a name has at most 100 characters, of which the time and a dash take 23.
 _LONGEST_STEM = 70
-_PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file")
+_PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file", "hosts")
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -158,6 +158,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     if config.module and (config.wrap or config.no_python):
         raise UsageError("--module can't be combined with --wrap or --no-python: a module is run by Python")
     _check_numbers(config)
+    asked = config.nnodes
     config, said = within(config, machine.step)
     min_nodes, max_nodes = parse_nnodes(config.nnodes)
     meeting = meet(config, (min_nodes, max_nodes), machine.is_here, is_shared=machine.step is not None)
@@ -167,7 +168,10 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         "job",
         config.job
         or default_job(
-            command, alone=not _is_named_by_step(config, meeting, machine.step), stamp=machine.stamp, step=machine.step
+            command,
+            alone=not _is_named_by_step(config, meeting, machine.step, is_one=asked == BY_STEP),
+            stamp=machine.stamp,
+            step=machine.step,
         ),
     )
     node = check_name("node", config.node_name or node_name(machine.step, machine.hostname))
@@ -194,9 +198,9 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     )
 
 
-def _is_named_by_step(config: RunConfig, meeting: Meeting, step: Step | None) -> bool:
+def _is_named_by_step(config: RunConfig, meeting: Meeting, step: Step | None, *, is_one: bool) -> bool:
     """Return whether nodes, or lives of one job, have to agree on a name: those that meet, and one that is requeued."""
-    is_all_of_step = step is not None and step.nodes == 1 and step.tasks == 1
+    is_all_of_step = step is not None and step.nodes == 1 and (step.tasks == 1 or is_one)
     return bool(meeting.controller or (config.requeues and is_all_of_step))
 
 

@@ -192,7 +192,7 @@ def check_controller(url: str, token_file: str) -> None:
     try:
         for is_last in (False, False, True):
             try:
-                link.status()
+                link.status(brief=True)
             except ControllerUnreachableError as error:
                 if is_last or not isinstance(error.__cause__, TimeoutError):
                     raise

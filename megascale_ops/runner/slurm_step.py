@@ -5,11 +5,14 @@ Slurm tells each task of a step so in its environment. So `srun megascale-ops ru
 nodes are the job's, its first node brings the controller up, at a port that all work out from the job's number, and the
 job's name has that number, too: it is the same after a requeue, and of two jobs with one script it is not.
 
-Where several tasks of a step run on one node they are runs of their own, as several torchruns would be.
+Where several tasks of a step run on one node, as scripts for plain srun have it (one task a rank), the node's first
+task is the run, with a rank for each of them, and the others wait for it. Where each task has GPUs of its own, which
+the first could not use (``--gpus-per-task``), each is a node of the job instead. ``--nnodes 1`` leaves them runs of
+their own: trials side by side.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +24,7 @@ _NO_STEP = 0xFFFF_FFF0
 # Below 32768 the kernel gives no port away by itself; above 20000 few services have theirs. 31: steps of one job, and
 # jobs that follow each other, lie apart.
 _FIRST_PORT, _PORTS, _A_JOB = 20_000, 12_000, 31
+_MOST_NODES = 65_536
 
 
 class Step(NamedTuple):
@@ -29,6 +33,8 @@ class Step(NamedTuple):
     ``job`` and ``number``: the job's and the step's; ``nodes``: how many; ``node``: which of them this is, from 0;
     ``first``: the host name of the first; ``tasks``: how many of the step run on one node, the most of any; ``gpus``:
     given to this node, 0 where Slurm counts none; ``name``: Slurm's of this node, "" where it is not told.
+    ``tasks_here``: of this node; ``rank``, ``local``: this task's number, in the step and on its node; ``all_tasks``:
+    of the step; ``gpus_a_task``: that each task has to itself, 0 where they share a node's.
     """
 
     job: int
@@ -39,6 +45,16 @@ class Step(NamedTuple):
     tasks: int
     gpus: int
     name: str = ""
+    tasks_here: int = 1
+    rank: int = 0
+    local: int = 0
+    all_tasks: int = 1
+    gpus_a_task: int = 0
+
+    @property
+    def have_own_gpus(self) -> bool:
+        """Whether each of several tasks of a node has GPUs to itself."""
+        return self.tasks > 1 and self.gpus_a_task > 0
 
 
 def read_step(environ: Mapping[str, str]) -> Step | None:
@@ -52,13 +68,41 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
     first = first_host(environ.get("SLURM_STEP_NODELIST", ""))
     if None in numbers or not first:
         return None
-    job, number, nodes, node, _ = (number or 0 for number in numbers)
+    job, number, nodes, node, rank = (number or 0 for number in numbers)
     if number >= _NO_STEP:
         return None
-    # "2(x3),1": how many tasks each node has, nodes in order, equal ones together.
-    tasks = [int(found) for found in re.findall(r"(?:^|,)(\d{1,6})", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))]
-    gpus = _number(environ.get("SLURM_GPUS_ON_NODE", "")) or 0
-    return Step(job, number, nodes, node, first, max(tasks, default=1), gpus, environ.get("SLURMD_NODENAME", ""))
+    tasks = tasks_of(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return Step(
+        job,
+        number,
+        nodes,
+        node,
+        first,
+        max(tasks, default=1),
+        _number(environ.get("SLURM_GPUS_ON_NODE", "")) or 0,
+        environ.get("SLURMD_NODENAME", ""),
+        tasks_here=tasks[node] if node < len(tasks) else max(tasks, default=1),
+        rank=rank,
+        local=_number(environ.get("SLURM_LOCALID", "")) or 0,
+        all_tasks=_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or max(1, sum(tasks)),
+        gpus_a_task=_gpus_a_task(environ),
+    )
+
+
+def tasks_of(text: str) -> list[int]:
+    """Return how many tasks each node has, by Slurm's ``2(x3),1``: nodes in order, equal ones together."""
+    found: list[int] = []
+    for number, times in re.findall(r"(?:^|,)([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", text):
+        found += [int(number)] * min(int(times or 1), _MOST_NODES)
+    return found[:_MOST_NODES]
+
+
+def _gpus_a_task(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs each task has to itself, by ``--gpus-per-task`` in its ways to be written; 0 without."""
+    text = environ.get("SLURM_GPUS_PER_TASK", "")  # "2", "h200:2"
+    found = re.search(r"(?:^|[:,])([0-9]{1,4})$", text)
+    in_tres = re.search(r"gres[:/]gpu(?:[:/]\w+)?[:=]([0-9]{1,4})", environ.get("SLURM_TRES_PER_TASK", ""))
+    return int((found or in_tres or [0, 0])[1])
 
 
 def node_name(step: Step | None, hostname: str) -> str:
@@ -84,27 +128,49 @@ def within(config: RunConfig, step: Step | None) -> tuple[RunConfig, tuple[str, 
     """
     if step is None:
         return _filled(config, "1", "1"), ()
-    alone = step.nodes == 1 or step.tasks > 1
-    said = []
-    if step.tasks > 1 and config.nnodes == BY_STEP:
-        said.append(
-            f"this Slurm step has {step.tasks} tasks a node, and each is a run of its own: for one job of them all "
-            "start one task a node, `srun --ntasks-per-node=1`"
-        )
     asked = config.nnodes
-    # With several tasks a node Slurm counts the node's GPUs to each of them.
-    config = _filled(config, "1" if alone else str(step.nodes), str(step.gpus or 1) if step.tasks == 1 else "1")
-    if alone or config.nnodes == "1" or config.controller or config.rdzv_endpoint or config.master_addr:
+    one_job = asked == BY_STEP or step.tasks == 1
+    nodes = (step.all_tasks if step.have_own_gpus else step.nodes) if one_job else 1
+    place = step.rank if step.have_own_gpus else step.node
+    config = _filled(config, str(nodes), str(_ranks(step)) if one_job else "1")
+    said = [] if asked != BY_STEP else list(_said_of_tasks(step, config.nproc_per_node))
+    if nodes == 1 or config.nnodes == "1" or config.controller or config.rdzv_endpoint or config.master_addr:
         return config, tuple(said)
     if asked == BY_STEP:
-        said.append(f"Slurm's step {step.job}.{step.number}: node {step.node} of {step.nodes}")
+        said.append(f"Slurm's step {step.job}.{step.number}: node {place} of {nodes}")
     port = _FIRST_PORT + (step.job * _A_JOB + step.number) % _PORTS
     return msgspec.structs.replace(
         config,
         rdzv_backend="static",
         rdzv_endpoint=f"{step.first}:{port}",
-        node_rank=step.node if config.node_rank < 0 else config.node_rank,
+        node_rank=place if config.node_rank < 0 else config.node_rank,
     ), tuple(said)
+
+
+def stands_by(config: RunConfig, step: Step | None) -> bool:
+    """Return whether another task of this node is the run, and starts this task's rank, too."""
+    return step is not None and step.local > 0 and not step.have_own_gpus and config.nnodes == BY_STEP
+
+
+def _ranks(step: Step) -> int:
+    """Return how many ranks this run has: a GPU each, where Slurm counts GPUs, or a task each."""
+    if step.have_own_gpus:
+        return step.gpus_a_task
+    return step.tasks_here if step.tasks > 1 else step.gpus or 1
+
+
+def _said_of_tasks(step: Step, ranks: str) -> Iterator[str]:
+    if step.have_own_gpus:
+        yield (
+            f"each of the {step.all_tasks} tasks of this Slurm step has GPUs of its own (--gpus-per-task) and is a "
+            "node of the job; with one task a node and --gpus-per-node a node's ranks have one run, and one agent"
+        )
+    elif step.tasks > 1:
+        yield (
+            f"the first of this node's {step.tasks_here} tasks starts all ranks of the node ({ranks}) and the others "
+            "wait for it; `srun --ntasks-per-node=1` needs no tasks that wait, and by `run --nnodes 1` each is a run "
+            "of its own"
+        )
 
 
 def _filled(config: RunConfig, nodes: str, ranks: str) -> RunConfig:

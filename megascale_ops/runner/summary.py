@@ -28,7 +28,7 @@ def say_summary(url: str, token: str | None, job: str, wall_s: float, run_dir: s
     known: JobStatus | None = None
     try:
         with BlockingLink(url, token, timeout_s=_ANSWER_S) as link:
-            known = next((one for one in link.status(job).jobs if one.job == job), None)
+            known = next((one for one in link.status(job, brief=True).jobs if one.job == job), None)
     except MegascaleError as error:
         log.debug("the controller tells nothing of the end: %s", error)
     log.info("%s", summary(known, job, wall_s, run_dir, where))

@@ -65,14 +65,20 @@ def shell_commands(document: Path, language: str = "sh") -> list[str]:
 
 
 def commands_run_by_tests() -> set[str]:
-    """Return what test files declare that they run, in a module-level tuple ``README_COMMANDS``."""
+    """Return what test files declare that they run, in module-level tuples.
+
+    ``README_COMMANDS`` has commands; ``GUIDES`` pages whose commands the tests read out of them.
+    """
     found: set[str] = set()
     texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     # Parsing all of them takes seconds, and nearly none has the name.
-    for text in (text for text in texts if "README_COMMANDS" in text):
+    for text in (text for text in texts if "README_COMMANDS" in text or "GUIDES" in text):
         for node in ast.parse(text).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "README_COMMANDS":
+            name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+            if isinstance(node, ast.Assign) and name == "README_COMMANDS":
                 found.update(ast.literal_eval(node.value))
+            elif isinstance(node, ast.Assign) and name == "GUIDES":
+                found.update(line for page in ast.literal_eval(node.value) for line in shell_commands(ROOT / page))
     return found
 
 

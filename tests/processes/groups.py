@@ -35,6 +35,7 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",
     "tests/processes/test_page.py": "page",
     "tests/processes/test_shared_memory.py": "users",
+    "tests/processes/test_slurm_guide.py": "Slurm's guide",
     "tests/processes/test_slurm_nodes.py": "Slurm's nodes",
     "tests/processes/test_slurm_requeue.py": "Slurm's requeues",
     "tests/processes/test_slurm_submit.py": "Slurm's submit",

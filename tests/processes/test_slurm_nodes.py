@@ -111,8 +111,8 @@ def test_without_the_right_the_job_goes_on(slurm: OneNode, launch: Launch) -> No
 
 
 def test_the_record_of_a_failed_job_names_the_verdict(slurm: OneNode, launch: Launch) -> None:
-    """`scontrol show job` and sacct show the comment; two jobs on one cluster know nothing of each other."""
-    job = Job(slurm, launch, "failed", "--policy killed=stop", "--nodes=2")
+    """`scontrol show job` shows it behind the user's own comment; two jobs on a cluster know nothing of each other."""
+    job = Job(slurm, launch, "failed", "--policy killed=stop", "--nodes=2 --comment=grant-17")
     other = Job(slurm, launch, "other", "--nnodes=1", "--nodes=1")
     other.until(r"rank 0 on n\d trains from step \d+ in round 1")
     node = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
@@ -124,5 +124,5 @@ def test_the_record_of_a_failed_job_names_the_verdict(slurm: OneNode, launch: La
     slurm.ask("scancel", other.id)
     until(lambda: not launch.living(), "all processes to end")
 
-    assert re.search(r"Comment=megascale-ops: .*rank 1", record), record
+    assert re.search(r"Comment=grant-17; megascale-ops: .*rank 1", record), record
     assert beside == "RUNNING"

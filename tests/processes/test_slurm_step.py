@@ -45,3 +45,16 @@ def test_trials_side_by_side_stay_apart(launch: Launch) -> None:
     assert state == "COMPLETED", printed
     assert "the nodes meet" not in printed
     assert len([*(launch.state / "megascale-ops").glob("plain-*")]) == 2, printed
+
+
+def test_a_task_a_rank_is_one_job_too(launch: Launch) -> None:
+    """A script for plain srun, `--ntasks-per-node=2`, with its `--wait` and `--kill-on-bad-exit`: four ranks."""
+    with OneNode(nodes=2, cpus=2) as slurm:
+        job = slurm.submit(_batch("--ntasks-per-node=2 --wait=5 --kill-on-bad-exit=1"), _env(launch))
+        slurm.until_state(job, "COMPLETED", "FAILED")
+        state, printed = slurm.job(job)["JobState"], slurm.output()
+
+    assert state == "COMPLETED", printed
+    assert printed.count("the others wait for it") == 2, printed
+    assert [one for one in range(4) if f"rank {one} done" not in printed] == [], printed
+    assert len([*(launch.state / "megascale-ops").glob("plain-*")]) == 1, printed

@@ -2,7 +2,9 @@
 """``run --wrap`` around launchers that give no RANK before Python starts: each rank is seen, named, and restarted."""
 
 import shutil
+import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -120,6 +122,57 @@ def test_ranks_of_accelerate_are_seen_and_named(launch: Launch, launcher: str, f
     assert incident.state == "recovered"
     assert launch.output().count("is done") == 2
     launch.assert_nothing_left()
+
+
+FETCHED = pytest.param("fetched", marks=pytest.mark.matrix)
+
+
+def have(launch: Launch, where: str, module: str, *packages: str) -> None:
+    """Have a launcher that `make setup` leaves out: what is installed, or fetched for this test alone."""
+    if where == "here":
+        if not find_spec(module):
+            pytest.skip(f"needs {module}, which is not installed; `make test-matrix` fetches it for the test")
+        return
+    folder = launch.tmp_path / module
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"--target={folder}"]
+    done = subprocess.run([*command, *packages], capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        pytest.skip(f"{module} can't be fetched here: {done.stderr.strip()[-300:]}")
+    launch.env["PYTHONPATH"] = str(folder)
+
+
+@pytest.mark.parametrize("where", ["here", FETCHED])
+def test_a_rank_of_deepspeed_is_named_and_what_it_cannot_have_is_said(launch: Launch, where: str) -> None:
+    """Its own launcher, which kills the others when a rank has died; the line at the start names its own restarts."""
+    have(launch, where, "deepspeed", "--no-deps", "deepspeed", "hjson", "ninja", "py-cpuinfo", "einops", "msgpack")
+    launch.env["DS_ACCELERATOR"] = "cpu"
+    command = sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={free_port()}"
+
+    run = launch.spawn("run", "--job=toy", "--wrap", "--", *command, SCRIPT, "--launcher=deepspeed", "--fault=kill")
+    assert launch.finish(run) == 0, launch.output()
+
+    incident = launch.the_incident()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (1,)), incident.verdict.reason
+    assert incident.state == "recovered"
+    assert "deepspeed is restarted as a whole" in launch.output()
+    assert "its own restarts (--elastic_training) are not seen" in launch.output()
+    launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize("where", ["here", FETCHED])
+def test_a_worker_of_ray_train_is_named(launch: Launch, where: str) -> None:
+    """Workers of a cluster that the script starts are below this run; Ray Train starts no new ones, we do."""
+    have(launch, where, "ray", "ray[train]")
+    launch.env["RAY_USAGE_STATS_ENABLED"] = "0"
+
+    run = launch.spawn("run", "--job=toy", "--wrap", "--", sys.executable, SCRIPT, "--launcher=ray", "--fault=kill")
+    assert launch.finish(run, 400) == 0, launch.output()
+
+    incident = launch.the_incident()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (1,)), incident.verdict.reason
+    assert "ray is restarted as a whole" in launch.output()
 
 
 def test_a_launcher_that_never_looks_at_its_ranks_is_ended(launch: Launch) -> None:

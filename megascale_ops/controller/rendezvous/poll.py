@@ -63,6 +63,20 @@ async def orders(jobs: Mapping[str, Job], transitions: Transitions, poll: Poll, 
             await wait_in(runner.waiters, left_s)
 
 
+async def round_ends(
+    jobs: Mapping[str, Job], clock: Callable[[], float], name: str, round_: int, wait_s: float
+) -> None:
+    """Wait until a job is over, in another round than this one, or gone; at most ``wait_s``.
+
+    All nodes that are done wait so for those that are not: they are woken by that alone.
+    """
+    deadline_s = clock() + min(wait_s, MOST_WAIT_S)
+    while (job := jobs.get(name)) is not None and (left_s := deadline_s - clock()) > 0:
+        if job.is_over or job.record.round != round_:
+            return
+        await wait_in(job.round_watchers, left_s)
+
+
 def _to_outdated(job: Job, poll: Poll) -> tuple[Order, ...]:
     """Return the order for a runner whose round went on without it: its ranks wait for peers that are gone.
 

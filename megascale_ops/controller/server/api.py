@@ -43,6 +43,7 @@ from megascale_ops.controller.server.operations import (
     Nothing,
     OrdersQuery,
     Parts,
+    StatusQuery,
     WaitQuery,
 )
 from megascale_ops.controller.server.origin import check_host, why_foreign
@@ -367,8 +368,11 @@ class Api:
         return answer(view or profiling.view(job, name))
 
     async def _status(self, request: web.Request) -> web.Response:
-        name = query_of(request, JobQuery).job or GRANT.get().job or None
-        status = self._loop.status(name)
+        asked = query_of(request, StatusQuery)
+        name = asked.job or GRANT.get().job or None
+        if name is not None and asked.while_round:
+            await self._loop.round_ends(name, asked.while_round, asked.wait_s)
+        status = self._loop.status(name, is_brief=asked.brief)
         if status is None:
             raise NotFoundError(f"there is no job {name!r}")
         return answer(status)

@@ -64,6 +64,17 @@ class JobQuery(msgspec.Struct, frozen=True):
     job: Job = ""
 
 
+class StatusQuery(msgspec.Struct, frozen=True):
+    """Which job, and how much of it; without ``job`` all that the token is for."""
+
+    job: Job = ""
+    brief: Annotated[bool, Meta(description="without nodes and ranks: as cheap for a job of any size")] = False
+    while_round: Annotated[
+        Round, Meta(description="with `job`: answer once it is over or in another round, `wait_s` at the latest")
+    ] = 0
+    wait_s: Wait = DEFAULT_WAIT_S
+
+
 class IncidentsQuery(msgspec.Struct, frozen=True):
     """Which incidents; without ``limit`` and ``before`` those that the controller has at hand."""
 
@@ -123,7 +134,7 @@ class Operation(NamedTuple):
 
 OPERATIONS: dict[str, Operation] = {
     "GET /v1/status": Operation(
-        "status", READ, "Jobs with their nodes and ranks, as of now.", Status, query=JobQuery, refuses=(404,)
+        "status", READ, "Jobs with their nodes and ranks, as of now.", Status, query=StatusQuery, refuses=(404,)
     ),
     "GET /v1/incidents": Operation(
         "incidents", READ, "Incidents, newest last, without events and texts of evidence.",

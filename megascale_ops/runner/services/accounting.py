@@ -8,11 +8,17 @@
 import logging
 import os
 
-from megascale_ops.engines.actuator import EngineError, reason_of
+from megascale_ops.engines.actuator import PREFIX, EngineError, reason_of
 from megascale_ops.engines.slurm.commands import ask
 from megascale_ops.runner.slurm_step import Step
 
 log = logging.getLogger(__name__)
+
+
+def beside(before: str, ours: str) -> str:
+    """Return a job's comment with ours in it: the user's own stays in front, one of an earlier life of the job goes."""
+    theirs = before.strip().partition(PREFIX)[0].rstrip("; ")
+    return f"{theirs}; {ours}" if theirs and theirs != "(null)" else ours
 
 
 def comment(step: Step | None, text: str) -> None:
@@ -24,7 +30,9 @@ def comment(step: Step | None, text: str) -> None:
     """
     if step is None or step.node != 0:
         return
+    job = os.environ.get("SLURM_JOB_ID", str(step.job))
     try:
-        ask("scontrol", "update", f"jobid={os.environ.get('SLURM_JOB_ID', step.job)}", f"comment={reason_of(text)}")
+        before = ask("squeue", "--noheader", f"--jobs={job}", "--format=%k")
+        ask("scontrol", "update", f"jobid={job}", f"comment={beside(before, reason_of(text))}")
     except EngineError as error:
         log.info("Slurm's record of the job does not tell why it has ended: %s", error)

@@ -27,7 +27,7 @@ def test_who_has_no_time_is_asked_three_times(
     """Thousands of runners start at once; where no program listens the user sees it at once."""
     count = 0
 
-    def status(_link: BlockingLink) -> None:
+    def status(_link: BlockingLink, **_asked: object) -> None:
         nonlocal count
         count += 1
         if count < answers_at:
@@ -73,7 +73,7 @@ def test_a_controller_that_comes_back_in_time_is_waited_for(
 ) -> None:
     """The run says at once that it waits, and once."""
 
-    def status(_link: BlockingLink) -> None:
+    def status(_link: BlockingLink, **_asked: object) -> None:
         if clock.now_s < 30.0:
             raise ControllerUnreachableError("no controller answers") from ConnectionRefusedError()
 
@@ -89,7 +89,7 @@ def test_a_controller_that_comes_back_in_time_is_waited_for(
 def test_one_that_never_comes_is_one_sentence(monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path) -> None:
     """When its time is over, and without any wait where none is granted."""
 
-    def status(_link: BlockingLink) -> None:
+    def status(_link: BlockingLink, **_asked: object) -> None:
         raise ControllerUnreachableError("no controller answers") from ConnectionRefusedError()
 
     monkeypatch.setattr(BlockingLink, "status", status)
@@ -105,7 +105,7 @@ def test_one_that_never_comes_is_one_sentence(monkeypatch: pytest.MonkeyPatch, c
 def test_one_that_says_no_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path) -> None:
     """A wrong token gets no better."""
 
-    def status(_link: BlockingLink) -> None:
+    def status(_link: BlockingLink, **_asked: object) -> None:
         raise RefusedError("this controller wants a token")
 
     monkeypatch.setattr(BlockingLink, "status", status)

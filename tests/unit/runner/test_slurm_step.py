@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.plan import Machine, Plan, make_plan
-from megascale_ops.runner.slurm_step import Step, first_host, node_name, read_step, within
+from megascale_ops.runner.slurm_step import Step, first_host, node_name, read_step, stands_by, tasks_of, within
 
 # As Slurm 22.05 and 24.11 set them in a task of `srun -N4 --ntasks-per-node=1 --gpus-per-node=8`.
 TASK = {
@@ -36,7 +36,7 @@ def plan(config: RunConfig, **task: str) -> Plan:
 
 def test_a_task_knows_its_step() -> None:
     """Nodes, the place among them, the first of them, and its GPUs."""
-    assert read_step(TASK) == Step(4711, 0, 4, 2, "gpu007", 1, 8)
+    assert read_step(TASK) == Step(4711, 0, 4, 2, "gpu007", 1, 8, rank=2, all_tasks=4)
 
 
 @pytest.mark.parametrize("left_out", ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_NODEID"])
@@ -130,12 +130,67 @@ def test_one_node_on_request_meets_nobody() -> None:
     assert (alone.max_nodes, alone.meeting.controller, alone.job) == (1, "", "train-now-1")
 
 
-def test_several_tasks_a_node_are_runs_of_their_own() -> None:
-    """As several torchruns would be; a sentence says how one job of them is started."""
-    one = plan(RunConfig(), SLURM_STEP_TASKS_PER_NODE="2(x3),1")
+def test_the_first_task_of_a_node_starts_the_ranks_of_all() -> None:
+    """`srun --ntasks-per-node=8`, a task a rank, as scripts for plain srun have it: one job, and the others wait."""
+    task = {"SLURM_STEP_TASKS_PER_NODE": "8(x3),4", "SLURM_STEP_NUM_TASKS": "28", "SLURM_LOCALID": "0"}
+    first, last = plan(RunConfig(), **task, SLURM_NODEID="0"), plan(RunConfig(), **task, SLURM_NODEID="3")
 
-    assert (one.max_nodes, one.nproc, one.meeting.controller) == (1, 1, "")
-    assert "srun --ntasks-per-node=1" in one.meeting.said[0]
+    assert [(one.max_nodes, one.nproc) for one in (first, last)] == [(4, 8), (4, 4)]
+    assert first.meeting.controller == last.meeting.controller
+    assert first.job == "train-4711"
+    assert "starts all ranks of the node (8) and the others wait for it" in first.meeting.said[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "waits"),
+    [
+        (RunConfig(), {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, True),
+        (RunConfig(), {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, False),
+        (RunConfig(nnodes="1"), {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, False),
+        (
+            RunConfig(),
+            {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x4)", "SLURM_GPUS_PER_TASK": "1"},
+            False,
+        ),
+        (RunConfig(), {"SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": ""}, False),
+    ],
+    ids=["another task", "the first", "trials", "GPUs of its own", "no step"],
+)
+def test_who_waits(config: RunConfig, task: dict[str, str], *, waits: bool) -> None:
+    """Every task of a node but the first, unless each is to be a run, or a node, of its own."""
+    assert stands_by(config, read_step({**TASK, **task})) is waits
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "1"}, 1),
+        ({"SLURM_GPUS_PER_TASK": "h200:2"}, 2),
+        ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:1"}, 1),
+        ({"SLURM_TRES_PER_TASK": "gres:gpu:h100:2"}, 2),
+    ],
+)
+def test_tasks_with_gpus_of_their_own_are_nodes(told: dict[str, str], gpus: int) -> None:
+    """The first task could not use the others' GPUs; in each Slurm's LOCAL_RANK is that of what it sees."""
+    task = {"SLURM_STEP_TASKS_PER_NODE": "2(x4)", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", **told}
+    one = plan(RunConfig(), **task, SLURM_LOCALID="1")
+
+    assert (one.max_nodes, one.nproc, one.meeting.node_rank) == (8, gpus, 5)
+    assert one.node == "gpu009"
+    assert "has GPUs of its own (--gpus-per-task) and is a node of the job" in one.meeting.said[0].replace("\n", " ")
+
+
+def test_tasks_stay_runs_of_their_own_on_request() -> None:
+    """`--nnodes 1`: trials side by side, a rank each."""
+    one = plan(RunConfig(nnodes="1"), SLURM_STEP_TASKS_PER_NODE="2(x3),1")
+
+    assert (one.max_nodes, one.nproc, one.meeting.controller, one.job) == (1, 1, "", "train-now-1")
+
+
+@given(st.text(alphabet="0123456789(x),", max_size=30))
+def test_any_list_of_tasks_is_read(text: str) -> None:
+    """Never an error, and never more than there can be."""
+    assert len(tasks_of(text)) <= 65_536
 
 
 def test_outside_of_slurm_nothing_changes() -> None:
@@ -166,9 +221,9 @@ def test_a_node_has_the_name_by_which_slurm_drains_it(task: dict[str, str], name
     [
         (3, {"SLURM_STEP_NUM_NODES": "1"}, "train-4711"),
         (0, {"SLURM_STEP_NUM_NODES": "1"}, "train-now-1"),
-        (3, {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, "train-now-1"),
+        (3, {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, "train-4711"),
     ],
-    ids=["may be requeued", "may not", "one of several"],
+    ids=["may be requeued", "may not", "two tasks"],
 )
 def test_a_job_of_one_node_keeps_its_name_through_a_requeue(requeues: int, task: dict[str, str], job: str) -> None:
     """Otherwise it would begin anew in another folder; without requeues each try is a run of its own, as ever."""
