@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from megascale_ops.link.whereabouts import link_of
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
+from tests.processes.warmed import ask, env_of_programs, start
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
 TOY = SCRIPTS / "toy.py"
@@ -74,17 +74,21 @@ def acted_upon(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 class Launch:
-    """One or more runs with a state root and a black-box root of their own."""
+    """One or more runs with a state root and a black-box root of their own.
+
+    Attributes:
+        is_cold: What is started is a program, and not forked out of a warm parent (``warmed.py``).
+    """
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
+        self.is_cold = False
         self.state = tmp_path / "state"
         self.box_root = Path("/dev/shm") / f"megascale-test-{uuid.uuid4().hex[:8]}"
         self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("MEGASCALE_")},
+            **env_of_programs(),
             "XDG_STATE_HOME": str(self.state),
             "MEGASCALE_BOX_ROOT": str(self.box_root),
-            "OMP_NUM_THREADS": "1",
         }
         self.procs: list[subprocess.Popen[bytes]] = []
 
@@ -92,27 +96,12 @@ class Launch:
         self, *arguments: str, cwd: Path | None = None, deadline_s: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
         """Run ``megascale-ops`` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
-            env=self.env,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
+        return ask(arguments, self.env, cwd=cwd, deadline_s=deadline_s, is_cold=self.is_cold)
 
     def spawn(self, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
         """Start ``megascale-ops`` in the background; its output goes to ``log``."""
         with (self.tmp_path / log).open("ab") as out:
-            proc = subprocess.Popen(
-                [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
-                env=self.env,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            proc = start(arguments, self.env, out, is_cold=self.is_cold)
         self.procs.append(proc)
         return proc
 
