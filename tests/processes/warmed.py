@@ -5,6 +5,7 @@ import atexit
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -79,7 +80,9 @@ class WarmParent:
         netns: str = "",
     ) -> Forked:
         """Start ``megascale-ops`` with these arguments, in a session of its own; its output goes to ``out``."""
-        where = {"cwd": str(cwd or Path.cwd()), "netns": netns}
+        os.umask(umask := os.umask(0o077))
+        ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+        where = {"cwd": str(cwd or Path.cwd()), "netns": netns, "umask": umask, "ignored": ignored}
         order = json.dumps({"arguments": arguments, "env": dict(env), **where}).encode()
         assert len(order) <= warm_parent.MOST
         with self._ended, Path(os.devnull).open("rb") as nothing:
