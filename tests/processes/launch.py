@@ -23,7 +23,7 @@ from megascale_ops.link.whereabouts import link_of
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
-from tests.processes.warmed import ask, env_of_programs, start
+from tests.processes.warmed import Ahead, ask, env_of_programs, start
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
 TOY = SCRIPTS / "toy.py"
@@ -77,12 +77,14 @@ class Launch:
     """One or more runs with a state root and a black-box root of their own.
 
     Attributes:
+        ahead: What a forked runner imports before it begins, for ranks that it then forks.
         is_cold: What is started is a program, and not forked out of a warm parent (``warmed.py``).
     """
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
         self.is_cold = False
+        self.ahead: Ahead | None = None
         self.state = tmp_path / "state"
         self.box_root = Path("/dev/shm") / f"megascale-test-{uuid.uuid4().hex[:8]}"
         self.env = {
@@ -101,7 +103,7 @@ class Launch:
     def spawn(self, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
         """Start ``megascale-ops`` in the background; its output goes to ``log``."""
         with (self.tmp_path / log).open("ab") as out:
-            proc = start(arguments, self.env, out, is_cold=self.is_cold)
+            proc = start(arguments, self.env, out, ahead=self.ahead, is_cold=self.is_cold)
         self.procs.append(proc)
         return proc
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, NamedTuple
 
 from tests.fixtures import warm_parent
 
@@ -40,6 +40,13 @@ class Forked(subprocess.Popen[bytes]):
         return self.returncode
 
 
+class Ahead(NamedTuple):
+    """What a runner imports before it begins, and scripts of which it may therefore fork the ranks."""
+
+    imports: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+
+
 class WarmParent:
     """The process that has imported everything; it ends with the test's.
 
@@ -50,7 +57,6 @@ class WarmParent:
     def __init__(self) -> None:
         self.cpu_s = 0.0
         self._early = warm_parent.early_variables(env_of_programs())
-        self._path = os.environ.get("PYTHONPATH")
         self._codes: dict[int, int] = {}
         self._ended = threading.Condition()
         self._pids: queue.Queue[int] = queue.Queue()  # of what was ordered; 0: the parent is gone
@@ -67,7 +73,7 @@ class WarmParent:
 
     def takes(self, env: Mapping[str, str]) -> bool:
         """Say whether it may start a program with these variables: it has begun with the same."""
-        is_like = warm_parent.early_variables(env) == self._early and env.get("PYTHONPATH") == self._path
+        is_like = warm_parent.early_variables(env) == self._early and not any(map(begins_python, folders_of(env)))
         return is_like and self._proc.poll() is None
 
     def fork(
@@ -77,13 +83,17 @@ class WarmParent:
         out: IO[bytes],
         err: IO[bytes] | None = None,
         cwd: Path | None = None,
+        *,
         netns: str = "",
+        ahead: Ahead | None = None,
     ) -> Forked:
         """Start ``megascale-ops`` with these arguments, in a session of its own; its output goes to ``out``."""
         os.umask(umask := os.umask(0o077))
         ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
-        where = {"cwd": str(cwd or Path.cwd()), "netns": netns, "umask": umask, "ignored": ignored}
-        order = json.dumps({"arguments": arguments, "env": dict(env), **where}).encode()
+        found = [folder for folder in folders_of(env) if folder not in folders_of(os.environ)]
+        where = {"folders": found, "cwd": str(cwd or Path.cwd()), "netns": netns, "umask": umask, "ignored": ignored}
+        early = (ahead or Ahead())._asdict()
+        order = json.dumps({"arguments": arguments, "env": dict(env), **where, **early}).encode()
         assert len(order) <= warm_parent.MOST
         with self._ended, Path(os.devnull).open("rb") as nothing:
             socket.send_fds(self._orders, [order], [nothing.fileno(), out.fileno(), (err or out).fileno()])
@@ -123,13 +133,29 @@ def env_of_programs() -> dict[str, str]:
     return {**named, "OMP_NUM_THREADS": "1"}
 
 
+def folders_of(env: Mapping[str, str]) -> list[str]:
+    """Return where modules are looked for before all others."""
+    return [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def begins_python(folder: str) -> bool:
+    """Say whether a folder has a file that Python runs before a program."""
+    return any(Path(folder, f"{name}.py").exists() for name in ("sitecustomize", "usercustomize"))
+
+
 @cache
 def _parent() -> WarmParent:
     return WarmParent()
 
 
 def start(
-    arguments: Sequence[str], env: Mapping[str, str], out: IO[bytes], *, netns: str = "", is_cold: bool = False
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    out: IO[bytes],
+    *,
+    netns: str = "",
+    ahead: Ahead | None = None,
+    is_cold: bool = False,
 ) -> "subprocess.Popen[bytes]":
     """Start ``megascale-ops`` in a session of its own: forked, or as a program where that would be another thing.
 
@@ -138,10 +164,11 @@ def start(
         env: Its environment.
         out: Where what it prints goes.
         netns: The network namespace that it lives in; "": ours.
+        ahead: For a runner that is forked.
         is_cold: It is started as a program in any case.
     """
     if not is_cold and _parent().takes(env):
-        return _parent().fork(arguments, env, out, netns=netns)
+        return _parent().fork(arguments, env, out, netns=netns, ahead=ahead)
     line = [*(("ip", "netns", "exec", netns) if netns else ()), *PROGRAM, *arguments]
     return subprocess.Popen(line, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
 
