@@ -86,20 +86,23 @@ class WarmParent:
         *,
         netns: str = "",
         ahead: Ahead | None = None,
+        script: str = "",
     ) -> Forked:
-        """Start ``megascale-ops`` with these arguments, in a session of its own; its output goes to ``out``."""
+        """Start ``megascale-ops``, or a rank's script, in a session of its own; its output goes to ``out``."""
         os.umask(umask := os.umask(0o077))
         ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
         found = [folder for folder in folders_of(env) if folder not in folders_of(os.environ)]
         where = {"folders": found, "cwd": str(cwd or Path.cwd()), "netns": netns, "umask": umask, "ignored": ignored}
         early = (ahead or Ahead())._asdict()
-        order = json.dumps({"arguments": arguments, "env": dict(env), **where, **early}).encode()
+        order = json.dumps({"arguments": arguments, "env": dict(env), "script": script, **where, **early}).encode()
         assert len(order) <= warm_parent.MOST
         with self._ended, Path(os.devnull).open("rb") as nothing:
             socket.send_fds(self._orders, [order], [nothing.fileno(), out.fileno(), (err or out).fileno()])
         pid = self._pids.get(timeout=READY_S)
         assert pid, "the warm parent has ended"
-        forked = warm_parent.adopt(Forked, pid, [*PROGRAM, *arguments])
+        forked = warm_parent.adopt(
+            Forked, pid, [sys.executable, "-c", script, *arguments] if script else [*PROGRAM, *arguments]
+        )
         forked.parent = self
         return forked
 
@@ -171,6 +174,13 @@ def start(
         return _parent().fork(arguments, env, out, netns=netns, ahead=ahead)
     line = [*(("ip", "netns", "exec", netns) if netns else ()), *PROGRAM, *arguments]
     return subprocess.Popen(line, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def start_rank(
+    script: str, arguments: Sequence[str], env: Mapping[str, str], err: IO[bytes]
+) -> "subprocess.Popen[bytes]":
+    """Start a rank of a script that imports torch, as `FakeNode` does with ``recorder``."""
+    return _parent().fork(arguments, env, err, script=script)
 
 
 def ask(
