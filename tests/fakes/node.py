@@ -6,7 +6,9 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
 from megascale_agents.collectors import process
@@ -23,6 +25,16 @@ BOOTSTRAP = Path(environment.__file__).parents[1] / "recorder" / "bootstrap"
 SLEEP = "import time; time.sleep(600)"
 
 
+# Of a script, with its arguments and its environment; its stderr goes to the file.
+StartRank = Callable[[str, Sequence[str], Mapping[str, str], IO[bytes]], "subprocess.Popen[bytes]"]
+
+
+def _start_program(
+    script: str, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=stderr, env=env, start_new_session=True)
+
+
 def before_others(folder: Path) -> str:
     """Return a PYTHONPATH that begins with a folder and keeps what the caller's has: the tree under test, perhaps."""
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])])
@@ -31,7 +43,9 @@ def before_others(folder: Path) -> str:
 class FakeNode:
     """One node's box root with one job on it; ``start_round`` does what a runner does."""
 
-    def __init__(self, folder: Path, job: str = "job", node: str = "node-a") -> None:
+    def __init__(
+        self, folder: Path, job: str = "job", node: str = "node-a", start_rank: StartRank | None = None
+    ) -> None:
         self.root = folder / "boxes"
         self.job_folder = self.root / job
         self.run_dir = folder / "run"
@@ -40,6 +54,7 @@ class FakeNode:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.boxes: dict[int, BoxWriter] = {}
         self.round = 0
+        self._start_rank = start_rank or _start_program
         self.run_dir.mkdir(parents=True, exist_ok=True)
 
     def start_round(
@@ -157,12 +172,12 @@ class FakeNode:
         log = self.stderr(rank)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as stderr:
-            child = subprocess.Popen(
-                [sys.executable, *([] if recorder else ["-S"]), "-c", script, str(self.job_folder), str(rank)],
-                stderr=stderr,
-                env=self._environment(rank, ranks) if recorder else None,
-                start_new_session=True,
-            )
+            arguments = (str(self.job_folder), str(rank))
+            if recorder:
+                child = self._start_rank(script, arguments, self._environment(rank, ranks), stderr)
+            else:
+                line = [sys.executable, "-S", "-c", script, *arguments]
+                child = subprocess.Popen(line, stderr=stderr, start_new_session=True)
         self.children[rank] = child
         ticks = process.read_once(child.pid).start_ticks
         return RankProcess(

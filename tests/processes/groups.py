@@ -17,6 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 GROUPS: Mapping[str, str] = {
+    "tests/processes/test_attention_cpu.py": "attention",
     "tests/processes/test_chaos.py": "chaos",
     "tests/processes/test_checkpoint_behind.py": "saves in the background",
     "tests/processes/test_checkpoint_behind_replicas.py": "replicas in the background",
@@ -28,8 +29,12 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_dashboards.py": "dashboards",
     "tests/processes/test_dashboard_schema.py": "grafana schema",
     "tests/processes/test_foreign_users.py": "users",
+    "tests/processes/test_kernels_bench.py": "benchmarks of kernels",
     "tests/processes/test_kernels_cpu.py": "kernels",
     "tests/processes/test_kubernetes_server.py": "Kubernetes",
+    "tests/processes/test_moe_cpu.py": "layers of experts",
+    "tests/processes/test_moe_family.py": "schedules of experts",
+    "tests/processes/test_moe_gpt_bench.py": "benchmarks of experts",
     "tests/processes/test_nccl_drawn.py": "NCCL's profiler",
     "tests/processes/test_nccl_profiler.py": "NCCL's profiler",
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from megascale_ops.link.whereabouts import link_of
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
+from tests.processes.warmed import Ahead, ask, env_of_programs, start
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
 TOY = SCRIPTS / "toy.py"
@@ -74,45 +74,36 @@ def acted_upon(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 class Launch:
-    """One or more runs with a state root and a black-box root of their own."""
+    """One or more runs with a state root and a black-box root of their own.
+
+    Attributes:
+        ahead: What a forked runner imports before it begins, for ranks that it then forks.
+        is_cold: What is started is a program, and not forked out of a warm parent (``warmed.py``).
+    """
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
+        self.is_cold = False
+        self.ahead: Ahead | None = None
         self.state = tmp_path / "state"
         self.box_root = Path("/dev/shm") / f"megascale-test-{uuid.uuid4().hex[:8]}"
         self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("MEGASCALE_")},
+            **env_of_programs(),
             "XDG_STATE_HOME": str(self.state),
             "MEGASCALE_BOX_ROOT": str(self.box_root),
-            "OMP_NUM_THREADS": "1",
         }
         self.procs: list[subprocess.Popen[bytes]] = []
 
     def command(
-        self, *arguments: str, cwd: Path | None = None, deadline_s: float = 180.0
+        self, *arguments: str, cwd: Path | None = None, deadline_s: float = 180.0, is_cold: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``megascale-ops`` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
-            env=self.env,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
+        """Run ``megascale-ops`` to its end; each verb is a program in one test at least."""
+        return ask(arguments, self.env, cwd=cwd, deadline_s=deadline_s, is_cold=is_cold or self.is_cold)
 
     def spawn(self, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
         """Start ``megascale-ops`` in the background; its output goes to ``log``."""
         with (self.tmp_path / log).open("ab") as out:
-            proc = subprocess.Popen(
-                [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
-                env=self.env,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            proc = start(arguments, self.env, out, ahead=self.ahead, is_cold=self.is_cold)
         self.procs.append(proc)
         return proc
 

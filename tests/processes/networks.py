@@ -82,7 +82,7 @@ class Networks:
 
     def join(self, node: Node) -> None:
         """Let a node live in its namespace."""
-        node.prefix = ("ip", "netns", "exec", self.namespace(node.name))
+        node.netns = self.namespace(node.name)
         node.local_addr = self.address("d", self.names.index(node.name) + 2)
         node.env["GLOO_SOCKET_IFNAME"] = "d0"
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
 from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, Launch, until
+from tests.processes.warmed import start
 
 MARK = "TEST_NODE_MARK"
 
@@ -29,24 +29,17 @@ MARK = "TEST_NODE_MARK"
 class Program:
     """One program of ours that the test keeps: started, killed, started again."""
 
-    def __init__(self, cluster: "Cluster", log: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, cluster: "Cluster", log: str) -> None:
         self.cluster = cluster
         self.log = log
-        self.prefix = tuple(prefix)
+        self.netns = ""  # the network namespace that it lives in; "": the test's
         self.proc: subprocess.Popen[bytes] | None = None
 
     def spawn(self, *arguments: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start ``megascale-ops`` with these arguments."""
         launch = self.cluster.launch
         with (launch.tmp_path / self.log).open("ab") as out:
-            self.proc = subprocess.Popen(
-                [*self.prefix, sys.executable, "-m", "megascale_ops.cli.main", *arguments],
-                env=env,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self.proc = start(arguments, env, out, netns=self.netns, is_cold=launch.is_cold)
         launch.procs.append(self.proc)
         return self.proc
 
@@ -64,8 +57,8 @@ class Program:
 class Controller(Program):
     """The controller of all nodes, at one address for all its lives."""
 
-    def __init__(self, cluster: "Cluster", host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
-        super().__init__(cluster, "controller.log", prefix)
+    def __init__(self, cluster: "Cluster", host: str = "127.0.0.1") -> None:
+        super().__init__(cluster, "controller.log")
         self.journal = cluster.launch.tmp_path / "ops.db"
         self.host = host
         self.port = 0
@@ -100,9 +93,9 @@ class Controller(Program):
 class Node(Program):
     """One node: what a machine of its own would be."""
 
-    def __init__(self, cluster: "Cluster", name: str, *, folder: str = "", prefix: Sequence[str] = ()) -> None:
+    def __init__(self, cluster: "Cluster", name: str, *, folder: str = "") -> None:
         folder = folder or name
-        super().__init__(cluster, f"node-{folder}.log", prefix)
+        super().__init__(cluster, f"node-{folder}.log")
         self.name = name
         launch = cluster.launch
         self.box_root = Path(f"{launch.box_root}-{folder}")

@@ -2,11 +2,9 @@
 """A real agent on a node whose GPUs, adapters and kernel log are files: what breaks is told, what hangs hangs alone."""
 
 import asyncio
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from tests.fakes.controller import FakeController
 from tests.fakes.hardware import FakeMachine, uuid_of
 from tests.fakes.node import FakeNode
 from tests.processes.launch import PATIENCE_S
+from tests.processes.warmed import env_of_programs, start
 
 pytestmark = pytest.mark.processes
 
@@ -36,13 +35,12 @@ class Watched:
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the agent by the command line."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE_")}
-        command = [
-            sys.executable, "-m", "megascale_ops.cli.main", "agent", "--controller", self.controller.url,
-            "--node", "node-a", "--box-root", str(self.node.root), *self.machine.options(), *options,
-        ]  # fmt: skip
+        arguments = (
+            "agent", "--controller", self.controller.url, "--node", "node-a", "--box-root", str(self.node.root),
+            *self.machine.options(), *options,
+        )  # fmt: skip
         with self.log.open("ab") as out:
-            self.agent = subprocess.Popen(command, stdout=out, stderr=out, env=env | self.machine.environment())
+            self.agent = start(arguments, env_of_programs() | self.machine.environment(), out)
         return self.agent
 
     def finding(self, name: str) -> HardwareFinding | None:

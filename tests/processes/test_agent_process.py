@@ -20,6 +20,7 @@ from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.controller import FakeController
 from tests.fakes.node import FakeNode
 from tests.processes.launch import PATIENCE_S
+from tests.processes.warmed import env_of_programs, start
 
 pytestmark = pytest.mark.processes
 
@@ -46,15 +47,12 @@ class Agents:
         self.started: list[subprocess.Popen[bytes]] = []
         self.log = folder / "agent.log"
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """Start one by the command line."""
-        return self.spawn(
-            "-m", "megascale_ops.cli.main", "agent",
-            "--controller", self.controller.url,
-            "--node", self.node.node,
-            "--box-root", str(self.node.root),
-            *options,
-        )  # fmt: skip
+    def start(self, *options: str, is_cold: bool = False) -> subprocess.Popen[bytes]:
+        """Start one by the command line; a cold one has loaded what it needs itself, and nothing else."""
+        where = ("--controller", self.controller.url, "--node", self.node.node, "--box-root", str(self.node.root))
+        with self.log.open("ab") as out:
+            self.started.append(start(("agent", *where, *options), env_of_programs(), out, is_cold=is_cold))
+        return self.started[-1]
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a Python program; its output goes to the log."""
@@ -321,7 +319,7 @@ async def test_nothing_heavy_is_loaded(agents: Agents) -> None:
 
 async def test_metrics_can_be_scraped(agents: Agents) -> None:
     """Under the address that the log names, by an agent that has not loaded aiohttp: 13 MB less."""
-    started = agents.start("--metrics-listen", "127.0.0.1:0")
+    started = agents.start("--metrics-listen", "127.0.0.1:0", is_cold=True)
     await agents.heard()
     line = next(line for line in agents.log.read_text().splitlines() if "metrics at " in line)
     url = line.split("metrics at ")[1].split()[0]
@@ -345,7 +343,7 @@ async def test_a_controller_behind_tls_is_told_as_well(
     await controller.start()
     agents = Agents(tmp_path, controller, node)
     try:
-        started = agents.start("--metrics-listen", "")
+        started = agents.start("--metrics-listen", "", is_cold=True)
 
         await agents.heard()
 

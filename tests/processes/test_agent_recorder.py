@@ -4,8 +4,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from megascale_ops.schema.messages import EvidenceItem, Order
 from tests.fakes.controller import FakeController
 from tests.fakes.node import FakeNode
+from tests.processes.warmed import env_of_programs, start, start_rank
 
 pytestmark = pytest.mark.processes
 
@@ -39,7 +38,7 @@ dist.all_reduce(tensor)
 def node() -> Iterator[FakeNode]:
     """Two real ranks of which one hangs; in a short path, since sockets allow 107 bytes."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        made = FakeNode(Path(folder))
+        made = FakeNode(Path(folder), start_rank=start_rank)
         made.start_round(2, script=HANG, recorder=True)
         yield made
         made.kill_all()
@@ -50,10 +49,9 @@ async def controller(node: FakeNode) -> AsyncIterator[FakeController]:
     """A controller with an agent that reports to it; both ranks have met."""
     made = FakeController()
     await made.start()
-    arguments = ["--controller", made.url, "--node", node.node, "--box-root", str(node.root), "--metrics-listen", ""]
-    agent = subprocess.Popen(  # noqa: ASYNC220  returns at once
-        [sys.executable, "-m", "megascale_ops.cli.main", "agent", *arguments]
-    )
+    where = ("--controller", made.url, "--node", node.node, "--box-root", str(node.root))
+    with Path(os.devnull).open("wb") as out:  # noqa: ASYNC230  returns at once
+        agent = start(("agent", *where, "--metrics-listen", ""), env_of_programs(), out)
     try:
         logs = [node.stderr(rank) for rank in (0, 1)]
         await made.until(lambda: all("ranks have met" in log.read_text() for log in logs), "both ranks have met")

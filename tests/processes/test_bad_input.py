@@ -13,6 +13,14 @@ from tests.processes.launch import TOY, Launch, until
 
 pytestmark = pytest.mark.processes
 
+
+@pytest.fixture
+def launch(launch: Launch) -> Launch:
+    """What is started is a program, as a user starts it: its start is part of the story."""
+    launch.is_cold = True
+    return launch
+
+
 SCRIPT = ("--", str(TOY))
 
 

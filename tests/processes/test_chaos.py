@@ -20,6 +20,7 @@ from _pytest.mark import ParameterSet
 from megascale_ops.chaos import leftovers
 from megascale_ops.chaos.faults import BY_NAME, MATRIX
 from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, until
+from tests.processes.warmed import ask, env_of_programs
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +37,7 @@ OURS = f"TEST_CHAOS_MARK={uuid.uuid4().hex}"
 def ours() -> dict[str, str]:
     """Return an environment with the mark."""
     name, _, value = OURS.partition("=")
-    return {**os.environ, name: value}
+    return {**env_of_programs(), name: value}
 
 
 def rows() -> list[ParameterSet]:
@@ -51,8 +52,7 @@ def rows() -> list[ParameterSet]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``megascale-ops chaos`` to its end."""
-    command = [sys.executable, "-m", "megascale_ops.cli.main", "chaos", *arguments]
-    return subprocess.run(command, env=ours(), capture_output=True, text=True, timeout=280, check=False)
+    return ask(("chaos", *arguments), ours(), deadline_s=280)
 
 
 def marked() -> set[int]:

@@ -12,19 +12,27 @@ from typing import Any
 import pytest
 
 from tests.processes.launch import Launch
+from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "frameworks"
+# What a library's script needs, imported once for all four ranks of its two rounds.
+SCRIPTS_OF = {
+    "transformers": ("hugging_face_checkpoints.py", ("transformers.trainer", "megascale_ops.checkpoint")),
+    "lightning": ("lightning_checkpoints.py", ("lightning.pytorch", "megascale_ops.checkpoint")),
+}
 
 
 def found_by(launch: Launch, library: str) -> dict[str, Any]:
     """Run a library's script to its end on two ranks; what it says."""
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install -e '.[frameworks]'")
-    script = {"transformers": "hugging_face", "lightning": "lightning"}[library]
+    name, imports = SCRIPTS_OF[library]
+    script = SCRIPTS / name
     launch.env |= {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    launch.ahead = Ahead(imports, (str(script),))
 
-    code = launch.finish(launch.run(script=SCRIPTS / f"{script}_checkpoints.py"), deadline_s=360.0)
+    code = launch.finish(launch.run(script=script), deadline_s=360.0)
 
     assert code == 0, launch.output()
     lines = [line.partition("found ")[2] for line in launch.output().splitlines() if "found {" in line]

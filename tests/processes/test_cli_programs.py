@@ -22,6 +22,14 @@ from tests.processes.launch import PATIENCE_S, SOON, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
 
+
+@pytest.fixture
+def launch(launch: Launch) -> Launch:
+    """What is started is a program, as a user starts it: its start is part of the story."""
+    launch.is_cold = True
+    return launch
+
+
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:7070"
 

@@ -33,7 +33,7 @@ def test_a_node_is_checked_by_its_agent(launch: Launch) -> None:
     refused = launch.command("diagnose", "--node", node)
     asked = ("diagnose", "--node", node, "--preempt", "--check", "limits", "--check", "numa")
     made = launch.command(*asked, "--json")
-    unknown = launch.command("diagnose", "--node", "nowhere")
+    unknown = launch.command("diagnose", "--node", "nowhere", is_cold=True)
     with launch.link() as link:
         shown = link.checked_node(node)
     launch.enough()

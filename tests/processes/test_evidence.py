@@ -7,8 +7,6 @@ Two ranks on Gloo meet in five all-reduces. Then rank 1 suffers a fault and rank
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -20,6 +18,7 @@ import pytest
 from megascale_ops.schema.messages import MARKS, CollectiveFact, EvidenceItem, Order
 from tests.fakes.controller import FakeController
 from tests.fakes.node import FakeNode
+from tests.processes.warmed import env_of_programs, start, start_rank
 
 pytestmark = pytest.mark.processes
 
@@ -105,7 +104,7 @@ class Told(NamedTuple):
 def node() -> Iterator[FakeNode]:
     """A node in a short path, since sockets allow 107 bytes."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        made = FakeNode(Path(folder))
+        made = FakeNode(Path(folder), start_rank=start_rank)
         yield made
         made.kill_all()
 
@@ -118,10 +117,9 @@ async def trouble(node: FakeNode, rank_1: str, rank_0: str = "dist.all_reduce") 
     controller = FakeController()
     await controller.start()
     node.start_round(2, script=script, recorder=True)
-    arguments = ["--controller", controller.url, "--node", "node-a", "--box-root", str(node.root)]
-    agent = subprocess.Popen(  # noqa: ASYNC220  returns at once
-        [sys.executable, "-m", "megascale_ops.cli.main", "agent", *arguments, "--metrics-listen", ""]
-    )
+    where = ("--controller", controller.url, "--node", "node-a", "--box-root", str(node.root))
+    with Path(os.devnull).open("wb") as out:  # noqa: ASYNC230  returns at once
+        agent = start(("agent", *where, "--metrics-listen", ""), env_of_programs(), out)
     try:
         logs = [node.stderr(rank) for rank in (0, 1)]
         await controller.until(lambda: all("have met" in log.read_text() for log in logs), "the ranks to meet")

@@ -33,7 +33,7 @@ security = "none"
 sender = "ops@h.example"
 to = ["a@h.example"]
 """)
-        tried = launch.command("notify", "test", "--config", str(config))
+        tried = launch.command("notify", "test", "--config", str(config), is_cold=True)
         assert tried.returncode == 0, tried.stderr + tried.stdout
         assert tried.stdout.count("sent in") == 3
 

@@ -71,7 +71,7 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")
     run = launch.run(*ENDLESS, "--fault=hang", options=patience, script=LOCKSTEP)
     launch.until_step(20)
-    refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
+    refused = launch.command("policy", "set", "toy", "silence_flor_s=1", is_cold=True)
     before = [incident.id for incident in launch.incidents()]
 
     eager = ("absent_patience_s=0", "silence_floor_s=5", "busy_floor_s=5", "busy_factor=1")

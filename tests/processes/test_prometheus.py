@@ -3,11 +3,9 @@
 
 import asyncio
 import contextlib
-import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -27,6 +25,7 @@ from tests.fakes.node import FakeNode
 from tests.fakes.prometheus import RealPrometheus
 from tests.fakes.scraped import samples
 from tests.fakes.served_controller import Served, serve_controller
+from tests.processes.warmed import env_of_programs, start
 
 pytestmark = pytest.mark.processes
 
@@ -107,16 +106,9 @@ class Agent:
             self._started = self._start(controller, log)
 
     def _start(self, controller: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "megascale_ops.cli.main", "agent", "--controller", controller),
-                *("--node", self.node.node, "--box-root", str(self.node.root), "--metrics-listen", "127.0.0.1:0"),
-                *self.machine.options(),
-            ],
-            env={**os.environ, **self.machine.environment()},
-            stdout=log,
-            stderr=log,
-        )
+        place = ("--node", self.node.node, "--box-root", str(self.node.root), "--metrics-listen", "127.0.0.1:0")
+        arguments = ("agent", "--controller", controller, *place, *self.machine.options())
+        return start(arguments, {**env_of_programs(), **self.machine.environment()}, log)
 
     async def look(self, served: Served) -> str:
         """Let ranks step until hardware has been looked at; return where the metrics are."""

@@ -9,6 +9,14 @@ from tests.processes.launch import Launch, until
 
 pytestmark = pytest.mark.processes
 
+
+@pytest.fixture
+def launch(launch: Launch) -> Launch:
+    """What is started is a program, as a user starts it: its start is part of the story."""
+    launch.is_cold = True
+    return launch
+
+
 # Rank 0 has handlers, rank 1 has none: of a SIGUSR2 it would die.
 HANDLERS = """
 import os, signal, sys, time

@@ -11,6 +11,14 @@ from tests.processes.launch import Launch, until
 
 pytestmark = pytest.mark.processes
 
+
+@pytest.fixture
+def launch(launch: Launch) -> Launch:
+    """What is started is a program, as a user starts it: its start is part of the story."""
+    launch.is_cold = True
+    return launch
+
+
 # A script that leaves its folder, prints two variables, and fails once.
 WANDERER = """
 import os, sys

@@ -35,7 +35,7 @@ def test_a_job_is_stopped_in_order_and_its_result_says_so(launch: Launch) -> Non
     none_there = launch.command("stop", "tpy")
     refused = launch.command("stop", "toy", "--checkpoint", "--wait=20")
     still = launch.until_more_steps(5)
-    done = launch.command("stop", "toy")
+    done = launch.command("stop", "toy", is_cold=True)
     code = launch.finish(run)
 
     assert none_there.returncode == 1
@@ -63,7 +63,7 @@ def test_a_checkpoint_comes_first_where_it_is_asked_for(launch: Launch) -> None:
     code = launch.finish(run)
     other = launch.run("--steps=60", script=PLAIN, job="other")
     assert launch.finish(other) == 0
-    compared = launch.command("compare", "toy", str(launch.run_dir("other")))
+    compared = launch.command("compare", "toy", str(launch.run_dir("other")), is_cold=True)
 
     assert done.returncode == 0, done.stderr
     assert "a checkpoint was written" in done.stdout

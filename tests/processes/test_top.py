@@ -123,7 +123,7 @@ def test_while_the_controller_is_away_that_is_said_and_tried_again(
     once = launch.command("top", f"--controller=http://127.0.0.1:{port}")
     assert (once.returncode, "\x1b" in once.stdout) == (0, False)
     assert "No job has joined this controller yet." in once.stdout
-    wrong = launch.command("top", f"--controller=http://127.0.0.1:{port}", "--job=nope")
+    wrong = launch.command("top", f"--controller=http://127.0.0.1:{port}", "--job=nope", is_cold=True)
     assert (wrong.returncode, wrong.stderr) == (1, "megascale-ops: there is no job 'nope'\n")
 
 

@@ -58,7 +58,7 @@ def test_an_incident_is_drawn_after_the_run_has_ended(launch: Launch) -> None:
     (incident,) = [one for one in launch.incidents() if one.state == "recovered"]
 
     trace, said = traced(launch, "toy", f"--incident={incident.id}")
-    over = launch.command("trace", "toy")
+    over = launch.command("trace", "toy", is_cold=True)
 
     assert "rank 1 (culprit)" in said
     names = [one.name for one in trace.tracks.values() if one.pid]

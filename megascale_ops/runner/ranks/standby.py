@@ -19,12 +19,15 @@ ranks' value.
 
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import os
 import runpy
 import sys
 
+# How an archive begins, and a file of this Python's bytecode.
+_NO_SOURCE = (b"PK\x03\x04", importlib.util.MAGIC_NUMBER)
 _IMPORTS = ("torch", "torch._dynamo", "torch.distributed.checkpoint")
 
 
@@ -49,18 +52,37 @@ def _take_on(order: dict[str, object]) -> list[str]:
 
 
 def _run(argv: list[str]) -> None:
-    """Run ``-m module args`` or ``script args`` the way ``python -u`` would."""
+    """Run ``-m module args`` or ``script args`` the way ``python -u`` would.
+
+    What the script has made lives to the end of Python, in ``__main__``, also where it ends by ``sys.exit``. Freed
+    before that, a model in torch's DDP waits for ever for Gloo's thread, which waits for Python's lock.
+    """
     arguments = [a for a in argv if a != "-u"] if argv[:1] == ["-u"] else argv
+    main = sys.modules["__main__"] = type(sys)("__main__")
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = os.getcwd()  # noqa: PTH109  as below
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        whole = os.path.abspath(arguments[0])  # noqa: PTH100  pathlib costs its import
-        # runpy itself puts a folder with __main__.py first.
-        sys.path[0] = whole if os.path.isdir(whole) else os.path.dirname(whole)  # noqa: PTH112, PTH120  as above
-        runpy.run_path(arguments[0], run_name="__main__")
+        _run_module(arguments[1])
+        return
+    sys.argv = arguments
+    whole = os.path.abspath(arguments[0])  # noqa: PTH100  pathlib costs its import
+    is_folder = os.path.isdir(whole)  # noqa: PTH112  as above
+    sys.path[0] = whole if is_folder else os.path.dirname(whole)  # noqa: PTH120  as above
+    source = b""
+    if not is_folder:
+        with io.open_code(whole) as file:
+            source = file.read()
+    if is_folder or source[:4] in _NO_SOURCE:
+        vars(main).update(runpy.run_path(arguments[0], run_name="__main__"))
+        return
+    vars(main).update(__file__=arguments[0], __cached__=None, __builtins__=__builtins__)
+    exec(compile(source, arguments[0], "exec", dont_inherit=True), vars(main))  # noqa: S102  as Python does
+
+
+def _run_module(name: str) -> None:
+    """Run a module as ``__main__``, by what Python itself calls for ``-m``."""
+    run = vars(runpy)["_run_module_as_main"]
+    run(name)
 
 
 def _make_context() -> None:

@@ -196,3 +196,46 @@ def test_a_rank_gets_the_spare_of_its_own_gpu(tmp_path: Path, monkeypatch: pytes
 def _ready(pool: warm.WarmPool) -> dict[int, RankPopen]:
     """Return the processes of the spares that wait, by their local rank."""
     return {one.local_rank: one.proc for one in list(vars(pool)["_spares"]) if one.is_ready()}
+
+
+_WITNESS = """
+import os, sys
+
+
+class Witness:
+    def __del__(self, ending=sys.is_finalizing, write=os.write):
+        write(1, f"{ending()}\\n".encode())
+"""
+# No function of the script's own: it would hold the script's names, and so what they name.
+_LEAVES = "import sys\nfrom witness import Witness\nmade = Witness()\nif __name__ != '__main__': sys.exit(1)\n"
+
+
+@pytest.mark.parametrize("how", ["script", "script that exits", "module", "folder"])
+def test_what_a_script_has_made_lives_to_the_end_of_python(tmp_path: Path, how: str) -> None:
+    """As below ``python``: torch's DDP, freed sooner, may wait for ever for Gloo, which waits for Python's lock."""
+    (tmp_path / "torch.py").write_text("raise ImportError('none here: this is about something else')\n")
+    (tmp_path / "witness.py").write_text(_WITNESS)
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "leaves.py", tmp_path / "folder" / "__main__.py"):
+        path.write_text(_LEAVES + ("sys.exit(0)\n" if "exits" in how else ""))
+    argv = {"module": ["-m", "leaves"], "folder": [str(tmp_path / "folder")]}.get(how, [str(tmp_path / "leaves.py")])
+    ready, told = os.pipe()
+    spare = subprocess.Popen(
+        [sys.executable, str(vars(warm)["_STANDBY"]), str(told)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        pass_fds=(told,),
+    )
+    order = {
+        "argv": ["-u", *argv], "env": dict(os.environ), "cwd": str(tmp_path), "stdout": "", "stderr": "",
+        "bootstrap": "",
+    }  # fmt: skip
+
+    out, err = spare.communicate(json.dumps(order).encode() + b"\n", timeout=60)
+
+    for end in (ready, told):
+        os.close(end)
+    assert spare.returncode == 0, err
+    assert out == b"True\n", err

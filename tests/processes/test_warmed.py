@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is forked out of the warm parent is a process like the program that it stands for."""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from megascale_ops.runner.processes import start_ticks
+from tests.processes.launch import ENDLESS, TOY, Launch, until
+from tests.processes.warmed import Forked
+
+pytestmark = pytest.mark.processes
+
+
+def words_of(pid: int) -> list[str]:
+    """Return a process's command line."""
+    return [word for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") if word]
+
+
+def sockets_of(pid: int) -> set[Path]:
+    """Return the names of a process's sockets."""
+    links = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            links.add(path.readlink())
+    return {link for link in links if link.name.startswith("socket:")}
+
+
+@pytest.mark.parametrize("is_cold", [False, True], ids=["forked", "a program"])
+def test_what_is_forked_looks_like_the_program(launch: Launch, *, is_cold: bool) -> None:
+    """Runner, controller, agent and rank, by what /proc shows of them; all end with the runner."""
+    launch.is_cold = is_cold
+    run = launch.run(*ENDLESS, nproc=1, script=TOY)
+    launch.until_step(5)
+    found = launch.round_file()
+    assert found is not None
+    pids = {"run": run.pid, "controller": found.controller_pid, "agent": found.agent_pid, "rank": found.ranks[0].pid}
+
+    assert isinstance(run, Forked) != is_cold
+    assert len(set(pids.values())) == 4
+    for name, pid in pids.items():
+        words, env = words_of(pid), psutil.Process(pid).environ()
+        assert words[0] == sys.executable
+        assert words[1:3] == (["-u", str(TOY)] if name == "rank" else ["-m", "megascale_ops.cli.main"]), words
+        assert name in (words[3], "rank")
+        assert env["XDG_STATE_HOME"] == str(launch.state)
+        assert ("RANK" in env) == (name == "rank")
+        assert os.getsid(pid) == os.getpgid(pid) == pid
+        if name != "run":
+            assert psutil.Process(pid).ppid() == run.pid
+            assert sockets_of(pid).isdisjoint(sockets_of(run.pid)), "a socket of the runner's would outlive it there"
+    assert sockets_of(run.pid)
+    run.send_signal(signal.SIGKILL)
+
+    assert run.wait(30) == -signal.SIGKILL
+    assert run.poll() == -signal.SIGKILL
+    until(lambda: not any(start_ticks(pid) for pid in pids.values()), "all that the runner has started to end with it")

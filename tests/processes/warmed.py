@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of ours, forked where their start is no part of the story: out of ``tests/fixtures/warm_parent.py``."""
+
+import atexit
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
+
+from tests.fixtures import warm_parent
+
+PROGRAM = (sys.executable, "-m", "megascale_ops.cli.main")
+READY_S = 120.0
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A child of the warm parent, with the face of one of our own."""
+
+    parent: "WarmParent"
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.parent.code_of(self.pid, 0.0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            self.returncode = self.parent.code_of(self.pid, timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+
+class Ahead(NamedTuple):
+    """What a runner imports before it begins, and scripts of which it may therefore fork the ranks."""
+
+    imports: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+
+
+class WarmParent:
+    """The process that has imported everything; it ends with the test's.
+
+    Attributes:
+        cpu_s: CPU time of those of its children that have ended, with what these have waited for.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self._early = warm_parent.early_variables(env_of_programs())
+        self._codes: dict[int, int] = {}
+        self._ended = threading.Condition()
+        self._pids: queue.Queue[int] = queue.Queue()  # of what was ordered; 0: the parent is gone
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        room = "x" * warm_parent.ROOM
+        with theirs:
+            self._proc = subprocess.Popen(
+                [sys.executable, "-m", "tests.fixtures.warm_parent", str(theirs.fileno()), room],
+                env={**env_of_programs(), "ROOM": room}, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
+                cwd=Path(__file__).parents[2], start_new_session=True,
+            )  # fmt: skip
+        threading.Thread(target=self._listen, name="warm-parent", daemon=True).start()
+        atexit.register(self.close)
+
+    def takes(self, env: Mapping[str, str]) -> bool:
+        """Say whether it may start a program with these variables: it has begun with the same."""
+        is_like = warm_parent.early_variables(env) == self._early and not any(map(begins_python, folders_of(env)))
+        return is_like and self._proc.poll() is None
+
+    def fork(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        out: IO[bytes],
+        err: IO[bytes] | None = None,
+        cwd: Path | None = None,
+        *,
+        netns: str = "",
+        ahead: Ahead | None = None,
+        script: str = "",
+    ) -> Forked:
+        """Start ``megascale-ops``, or a rank's script, in a session of its own; its output goes to ``out``."""
+        os.umask(umask := os.umask(0o077))
+        ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+        found = [folder for folder in folders_of(env) if folder not in folders_of(os.environ)]
+        where = {"folders": found, "cwd": str(cwd or Path.cwd()), "netns": netns, "umask": umask, "ignored": ignored}
+        early = (ahead or Ahead())._asdict()
+        order = json.dumps({"arguments": arguments, "env": dict(env), "script": script, **where, **early}).encode()
+        assert len(order) <= warm_parent.MOST
+        with self._ended, Path(os.devnull).open("rb") as nothing:
+            socket.send_fds(self._orders, [order], [nothing.fileno(), out.fileno(), (err or out).fileno()])
+        pid = self._pids.get(timeout=READY_S)
+        assert pid, "the warm parent has ended"
+        forked = warm_parent.adopt(
+            Forked, pid, [sys.executable, "-c", script, *arguments] if script else [*PROGRAM, *arguments]
+        )
+        forked.parent = self
+        return forked
+
+    def code_of(self, pid: int, timeout_s: float | None) -> int | None:
+        """Return the exit status of a child; None when there is none within ``timeout_s``."""
+        with self._ended:
+            self._ended.wait_for(lambda: pid in self._codes, timeout_s)
+            return self._codes.get(pid)
+
+    def close(self) -> None:
+        """End it, and what still lives of its children."""
+        self._orders.shutdown(socket.SHUT_RDWR)
+        self._proc.wait(READY_S)
+
+    def _listen(self) -> None:
+        while raw := self._orders.recv(warm_parent.MOST):
+            told = json.loads(raw)
+            if "began" in told:
+                self._pids.put(told["began"])
+                continue
+            with self._ended:
+                self._codes[told["ended"]] = told["code"]
+                self.cpu_s += told["cpu_s"]
+                self._ended.notify_all()
+        self._pids.put(0)
+
+
+def env_of_programs() -> dict[str, str]:
+    """Return what programs of ours are started with in tests, where nothing else is said."""
+    named = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE_")}
+    return {**named, "OMP_NUM_THREADS": "1"}
+
+
+def folders_of(env: Mapping[str, str]) -> list[str]:
+    """Return where modules are looked for before all others."""
+    return [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def begins_python(folder: str) -> bool:
+    """Say whether a folder has a file that Python runs before a program."""
+    return any(Path(folder, f"{name}.py").exists() for name in ("sitecustomize", "usercustomize"))
+
+
+@cache
+def _parent() -> WarmParent:
+    return WarmParent()
+
+
+def start(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    out: IO[bytes],
+    *,
+    netns: str = "",
+    ahead: Ahead | None = None,
+    is_cold: bool = False,
+) -> "subprocess.Popen[bytes]":
+    """Start ``megascale-ops`` in a session of its own: forked, or as a program where that would be another thing.
+
+    Args:
+        arguments: Of the program.
+        env: Its environment.
+        out: Where what it prints goes.
+        netns: The network namespace that it lives in; "": ours.
+        ahead: For a runner that is forked.
+        is_cold: It is started as a program in any case.
+    """
+    if not is_cold and _parent().takes(env):
+        return _parent().fork(arguments, env, out, netns=netns, ahead=ahead)
+    line = [*(("ip", "netns", "exec", netns) if netns else ()), *PROGRAM, *arguments]
+    return subprocess.Popen(line, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def start_rank(
+    script: str, arguments: Sequence[str], env: Mapping[str, str], err: IO[bytes]
+) -> "subprocess.Popen[bytes]":
+    """Start a rank of a script that imports torch, as `FakeNode` does with ``recorder``."""
+    return _parent().fork(arguments, env, err, script=script)
+
+
+def ask(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    cwd: Path | None = None,
+    deadline_s: float,
+    is_cold: bool = False,
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``megascale-ops`` to its end.
+
+    Args:
+        arguments: Of the program.
+        env: Its environment.
+        cwd: Where it runs; None: here.
+        deadline_s: How long it may take.
+        is_cold: It is started as a program in any case.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer, and was killed.
+    """
+    if is_cold or not _parent().takes(env):
+        line = [*PROGRAM, *arguments]
+        return subprocess.run(line, env=env, cwd=cwd, capture_output=True, text=True, timeout=deadline_s, check=False)
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        proc = _parent().fork(arguments, env, out.buffer, err.buffer, cwd)
+        try:
+            code = proc.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            proc.kill()
+            raise
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(proc.args, code, out.read(), err.read())
+
+
+def spent_s() -> float:
+    """Return the CPU time of what was forked and has ended, for ``--cpu-times``."""
+    return _parent().cpu_s if _parent.cache_info().currsize else 0.0
