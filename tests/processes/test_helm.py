@@ -26,6 +26,7 @@ README_COMMANDS = (
     "megascale-ops submit kubernetes job.toml --dry-run",
 )
 GUIDE = CHART.parents[2] / "docs" / "how-to" / "kubernetes.md"
+KEPT = {"helm.sh/resource-policy": "keep"}
 MONITORING: Json = {"monitoring": {part: {"enabled": True} for part in ("scrape", "rules", "dashboards")}}
 GPT: Json = {"image": "example.com/train:1", "command": ["train.py"], "nodes": 2, "minNodes": 1}
 
@@ -37,10 +38,12 @@ def held(*places: str) -> list[Json]:
 
 
 def named(objects: list[Json]) -> dict[tuple[str, str], Json]:
-    """Return objects by kind and name, without Helm's labels."""
+    """Return objects by kind and name, without what is Helm's: labels, and that it leaves one at an uninstall."""
     found = {}
     for one in copy.deepcopy(objects):
         labels = one["metadata"].pop("labels", {})
+        if one["metadata"].get("annotations") == KEPT:
+            del one["metadata"]["annotations"]
         own = {key: value for key, value in labels.items() if key not in OF_HELM}
         if own:
             one["metadata"]["labels"] = own
@@ -115,6 +118,13 @@ def test_a_controller_that_touches_no_node_has_no_account() -> None:
     pod = made["Deployment", "megascale-ops-controller"]["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in pod
+
+
+def test_an_uninstall_leaves_the_journal() -> None:
+    """It and nothing else: what a job was restarted for, and which nodes are bad, outlives the release."""
+    kept = [one["metadata"]["name"] for one in rendered() if one["metadata"].get("annotations") == KEPT]
+
+    assert kept == ["megascale-ops-journal"]
 
 
 def test_two_releases_share_no_name() -> None:
