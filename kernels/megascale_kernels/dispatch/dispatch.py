@@ -83,8 +83,12 @@ def ag_gemm_in_place(x: Tensor, w: Tensor, workspace: Workspace) -> tuple[Tensor
 def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None) -> Tensor:
     """This rank's rows of the sum over ranks of x @ w, plus bias; no autograd. Raises what `ag_gemm` raises."""
     route = _route("gemm_rs", x, w, bias, workspace, config)
-    contest = route.contest
-    chosen = route.config if contest is None else contest.begin()
+    contest, chosen = route.contest, route.config
+    if contest is not None and contest.decided:
+        chosen = contest.best
+        contest = None
+    elif contest is not None:
+        chosen = contest.begin()
     if chosen is None:
         out = serial.gemm_rs(route.call, x, w, workspace, bias)
     else:
@@ -142,8 +146,12 @@ def _ag_gemm(
 ) -> tuple[Tensor, Tensor | None]:
     """The product, and the gathered rows where `rows` wants them."""
     route = _route("ag_gemm", x, w, bias, workspace, config, rows)
-    contest = route.contest
-    chosen = route.config if contest is None else contest.begin()
+    contest, chosen = route.contest, route.config
+    if contest is not None and contest.decided:
+        chosen = contest.best
+        contest = None
+    elif contest is not None:
+        chosen = contest.begin()
     gathered: Tensor | None
     if chosen is None:
         out, gathered = serial.ag_gemm(route.call, x, w, workspace, bias)
@@ -180,6 +188,9 @@ def _route(
         operator, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, config,
         None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device), rows,
     )  # fmt: skip
+    route: Route | None = workspace.planned.plans.get(key)  # without the two steps of `plan` at every call
+    if route is not None:
+        return route
     return workspace.plan(key, lambda: _first_route(operator, x, w, bias, workspace, config, rows))
 
 

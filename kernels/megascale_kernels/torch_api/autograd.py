@@ -101,8 +101,8 @@ def _weight_gradient(x: Tensor | None, dout: Tensor, w: Tensor) -> Tensor:
     return matmul(x.T, dout) if w.is_contiguous() else matmul(dout.T, x).T
 
 
-def _wanted(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+def _wanted(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad))
 
 
 class AgGemm(torch.autograd.Function):

@@ -67,9 +67,11 @@ def ag_gemm(
         RankMismatch: ranks called different things.
         TileTimeout: a peer did not come; later calls raise it as well, until all ranks have called `workspace.reset`.
     """
-    rows = _as_rows(x, "ag_gemm")
+    rows = x if x.ndim == 2 else _as_rows(x, "ag_gemm")
     room = custom_ops if torch.compiler.is_compiling() else autograd
     out, gathered = room.ag_gemm(rows, w, bias, workspace, config, fresh=return_gathered, save=save_gathered)
+    if rows is x:  # two dimensions, as the kernels have them: even a view costs the host a microsecond
+        return out if gathered is None else (out, gathered)
     leading = (x.shape[0] * workspace.world_size, *x.shape[1:-1])
     out = out.view(*leading, w.shape[1])
     return out if gathered is None else (out, gathered.view(*leading, x.shape[-1]))
@@ -95,7 +97,7 @@ def gemm_rs(
     Raises:
         Unsupported, WorkspaceTooSmall, RankMismatch, TileTimeout: as `ag_gemm`.
     """
-    rows = _as_rows(x, "gemm_rs")
+    rows = x if x.ndim == 2 else _as_rows(x, "gemm_rs")
     world_size = workspace.world_size
     if x.shape[0] % world_size:
         raise Unsupported(
@@ -104,7 +106,7 @@ def gemm_rs(
         )
     room = custom_ops if torch.compiler.is_compiling() else autograd
     out: Tensor = room.gemm_rs(rows, w, bias, workspace, config)
-    return out.view(x.shape[0] // world_size, *x.shape[1:-1], w.shape[1])
+    return out if rows is x else out.view(x.shape[0] // world_size, *x.shape[1:-1], w.shape[1])
 
 
 def gemm_ar(
@@ -125,10 +127,10 @@ def gemm_ar(
     Raises:
         Unsupported, RankMismatch, TileTimeout: as `ag_gemm`.
     """
-    rows = _as_rows(x, "gemm_ar")
+    rows = x if x.ndim == 2 else _as_rows(x, "gemm_ar")
     room = custom_ops if torch.compiler.is_compiling() else autograd
     out: Tensor = room.gemm_ar(rows, w, bias, workspace, config)
-    return out.view(*x.shape[:-1], w.shape[1])
+    return out if rows is x else out.view(*x.shape[:-1], w.shape[1])
 
 
 def _as_rows(x: Tensor, what: str) -> Tensor:
@@ -139,8 +141,6 @@ def _as_rows(x: Tensor, what: str) -> Tensor:
     """
     if x.ndim < 2:
         raise Unsupported(f"{what}: x must be [rows, K] or [rows, ..., K], got shape {tuple(x.shape)}")
-    if x.ndim == 2:
-        return x
     if not torch.compiler.is_compiling() and not x.is_contiguous():
         raise Unsupported(f"{what}: x of shape {tuple(x.shape)} has strides {x.stride()}: call .contiguous()")
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -19,6 +19,7 @@ from megascale_kernels.dispatch import dispatch  # noqa: E402
 from megascale_kernels.dispatch.serial import Call  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.memory.operands import Weight, check_config  # noqa: E402
+from megascale_kernels.memory.planned import Planned  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.progress import board_format  # noqa: E402
@@ -241,6 +242,7 @@ class FarAway:
     dtype = torch.bfloat16
     memory = torch.zeros(1, dtype=torch.int32)  # tensors are compared with where this lies
     deadline_s = 30.0
+    planned = Planned()
 
     def plan(self, _key: object, make: Callable[[], object]) -> object:
         """Nothing is kept."""

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
+from megascale_kernels import reference  # noqa: E402
 from megascale_kernels.dispatch import dispatch  # noqa: E402
-from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
+from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.launching.native import Launcher  # noqa: E402
 from megascale_kernels.memory import planned  # noqa: E402
 from megascale_kernels.memory import workspace as workspaces  # noqa: E402
@@ -185,6 +186,55 @@ def test_a_call_that_is_planned_walks_down_six_files(
 
     assert len(launched) == 2
     assert [room for room in visited if room not in AT_ITS_END] == [file.format(operator.__name__) for file in ROAD]
+
+
+def functions_called(call: Callable[[], object]) -> list[str]:
+    """The functions of this package in Python that a call enters, in their order."""
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and "/megascale_kernels/" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+class Settled:
+    """A contest that the serial path has won."""
+
+    decided, best = True, None
+
+
+@pytest.mark.parametrize("settled", [None, Settled()], ids=["by the model", "by a contest"])
+@pytest.mark.parametrize(("operator", "most"), [(ag_gemm, 12), (gemm_rs, 11)])
+def test_a_serial_call_on_a_gpu_is_few_steps_more_than_its_collective_and_product(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, operator: Callable[..., torch.Tensor], most: int,
+    settled: Settled | None,
+) -> None:  # fmt: skip
+    """Where serial wins each step counts: with 25 a call took the host 1.4 to 1.5 of NCCL and cuBLAS by hand."""
+    for name in ("gather_rows", "_scatter_sums"):
+        monkeypatch.setattr(reference, name, lambda out, _rows, group: out.zero_())  # noqa: ARG005 - as torch's
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(workspace, "device", torch.device("cuda"))
+    monkeypatch.setattr(workspace, "world_size", 2)
+    monkeypatch.setattr(dispatch, "_overlapped", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_contest", lambda *_: settled)
+    plain = reference.ag_gemm if operator is ag_gemm else reference.gemm_rs
+    operator(X, W, workspace)
+
+    steps = functions_called(lambda: operator(X, W, workspace))
+
+    assert len(steps) <= most, steps
+    assert len(steps) - len(functions_called(lambda: plain(X, W, workspace.group))) <= 9
+    assert steps[-1] in ("matmul", "reduce_scatter")
+    workspace.broken = KernelError("an earlier call failed")
+    with pytest.raises(KernelError, match="an earlier call failed"):
+        operator(X, W, workspace)
 
 
 def test_new_code_is_compiled_once_and_ranks_meet_after_it(
