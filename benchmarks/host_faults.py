@@ -46,36 +46,7 @@ LEAST_TAKEN = 0.15
 CHILD_S = 120.0
 LINK_MBIT = 1000
 _NEW_NETWORK = 0x4000_0000  # CLONE_NEWNET
-NEIGHBOUR = """
-import ctypes, mmap
-size = 256 << 20
-one, other = mmap.mmap(-1, size), mmap.mmap(-1, size)
-a, b = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (one, other))
-ctypes.memset(a, 1, size), ctypes.memset(b, 2, size)
-print("begun", flush=True)
-while True:
-    ctypes.memmove(b, a, size)
-"""
-HOG = """
-import sys, time
-print("begun", flush=True)
-while True:  # four fifths of the core
-    end = time.monotonic() + 0.08
-    while time.monotonic() < end: pass
-    time.sleep(0.02)
-"""
-WRONG_CLOCK = """
-import socket, struct, sys, time
-server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-server.bind(("127.0.0.1", 123))
-print("begun", flush=True)
-def stamp(at): return struct.pack("!II", int(at + 2208988800), int(at % 1 * 2**32))
-while True:
-    asked, who = server.recvfrom(512)
-    now = time.time() + float(sys.argv[1])
-    head = bytes([0x24, 1, asked[2], 0xEC]) + struct.pack("!II", 0, 0) + b"GPS\\0"
-    server.sendto(head + stamp(now - 1) + asked[40:48] + stamp(now) + stamp(now), who)
-"""
+BESIDE = Path(__file__).parent / "scripts" / "beside.py"
 
 
 class Row(NamedTuple):
@@ -170,7 +141,7 @@ def reading_of(check: str, cores: set[int], before: Callable[[], None] = at_once
 
 
 @contextlib.contextmanager
-def beside(code: str, *given: str, core: int | None = None, priority: int = 0) -> Iterator[None]:
+def beside(*given: str, core: int | None = None, priority: int = 0) -> Iterator[None]:
     """Have another program run meanwhile, on one core."""
 
     def before() -> None:
@@ -179,7 +150,7 @@ def beside(code: str, *given: str, core: int | None = None, priority: int = 0) -
         if priority:
             at_once(priority)
 
-    command = [sys.executable, "-c", code, *given]
+    command = [sys.executable, str(BESIDE), *given]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -207,7 +178,7 @@ def a_fleet(sick: str, core: int, other: int) -> Trial:
     readings = {}
     for node in [f"n{number}" for number in range(FLEET)]:
         before = memory_rate(reading_of("memory", {core})) if node == sick else 0.0
-        with beside(NEIGHBOUR, core=other, priority=1) if node == sick else contextlib.nullcontext():
+        with beside("memory", core=other, priority=1) if node == sick else contextlib.nullcontext():
             found = reading_of("memory", {core})
         readings[node] = {"memory": found}
         if node == sick:
@@ -247,7 +218,7 @@ def memory_alone(draw: Random) -> Trial:
 def cores(hogged: int | None) -> Trial:
     """Measure two cores; what is said of shared cores counts as named, for it is what a hog is told by."""
     wanted = set(sorted(os.sched_getaffinity(0))[:2])
-    with beside(HOG, core=hogged, priority=2) if hogged is not None else contextlib.nullcontext():
+    with beside("core", core=hogged, priority=2) if hogged is not None else contextlib.nullcontext():
         found = reading_of("cpu", wanted)
     module = modules()["cpu"][1]
     findings = result_of(module.CHECK, found, module.judge, 1.0).findings
@@ -350,7 +321,7 @@ def clock(offset_s: float) -> Trial:
             if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
                 raise PermissionError("no network namespace can be made here")
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            with beside(WRONG_CLOCK, str(offset_s)), subprocess.Popen(
+            with beside("clock", str(offset_s)), subprocess.Popen(
                 [daemon, "-x", "-d", "-f", f"{folder}/chrony.conf"], stderr=subprocess.DEVNULL
             ) as chrony:  # fmt: skip
                 try:

@@ -270,7 +270,7 @@ def one_word(training: Training) -> None:
     try:
         if told["survive"] == "shrink":
             if DEVICE == "cuda":  # else torch files the smaller group under the CPU, where no tensor of a GPU finds it
-                distributed.distributed_c10d._get_default_group().bound_device_id = training.device  # noqa: SLF001
+                distributed.group.WORLD.bound_device_id = training.device
             distributed.shrink_group([1], shrink_flags=1)
         elif DEVICE == "cuda":
             distributed.distributed_c10d._abort_process_group()  # noqa: SLF001  there is no public one
