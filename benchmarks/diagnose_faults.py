@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is a bad node named, and a good one not: faults drawn at random, put into a node, judged by the self-check itself.
 
-Three kinds, in one table. *Real*: a run of ``megascale-ops diagnose`` on this machine, with the fault around it (a
+Four kinds, in one table. *Real*: a run of ``megascale-ops diagnose`` on this machine, with the fault around it (a
 disk over FUSE that is slow, damages or hangs; a full file system, one without inodes; few open files; a small
 /dev/shm). What this machine has anyhow is found by a run without a fault first and counts as neither. *Drawn*: readings
 of a fleet of nodes with GPUs as healthy ones differ (H200, benchmarks/results/diagnose_h200.txt), one of them changed,
 through the checks' own ``judge`` and the fleet's comparison. *GPU* (``--gpu-seconds``): a GPU of this machine, drawn
-at random, slowed by a second process.
+at random, slowed by a second process. *Host* (``host_faults.py``): the checks' own ``measure`` beside real neighbours,
+limits, clocks and links of this machine.
 
 Named: the thing with the fault is found bad (or warned of), and nothing else is. A clean run: nothing is.
 
     python benchmarks/diagnose_faults.py --seed 7 --trials 20 --clean 50 > benchmarks/results/diagnose_faults.txt
     python benchmarks/diagnose_faults.py --kinds drawn --trials 20 --clean 50
+    python benchmarks/diagnose_faults.py --kinds host --trials 20 --clean 50 [--only link]
     python benchmarks/diagnose_faults.py --kinds gpu --gpu-seconds 130
 """
 
@@ -428,9 +430,9 @@ def table(rows: Rows, clean: Clean) -> Iterator[str]:
                 yield f"\nnamed in a clean run ({name}): {one.named}: {one.texts[:3]}"
 
 
-def of_this_machine(draw: random.Random, trials: int, runs: int, rows: Rows, clean: Clean) -> None:
+def of_this_machine(draw: random.Random, trials: int, runs: int, rows: Rows, clean: Clean, only: str) -> None:
     """Inject what this machine permits, drawn one by one from all of them: no fault has its own quiet minute."""
-    wanted = [name for name in REAL for _ in range(trials)]
+    wanted = [name for name in REAL if only in name for _ in range(trials)]
     draw.shuffle(wanted)
     for name in wanted:
         how, fault = REAL[name]
@@ -458,6 +460,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=20, help="of each fault that is drawn; real ones a quarter")
     parser.add_argument("--clean", type=int, default=50)
     parser.add_argument("--kinds", default="real,drawn")
+    parser.add_argument("--only", default="", help="faults of this machine with this word in their names")
     parser.add_argument("--gpu-seconds", type=float, default=120.0)
     options = parser.parse_args(arguments)
     draw, kinds = random.Random(options.seed), options.kinds.split(",")
@@ -468,7 +471,11 @@ def main(arguments: list[str] | None = None) -> int:
             rows[name] = how, [fault(draw) for _ in range(options.trials)]
         clean["fleets of 2 to 32 nodes with 8 GPUs"] = [judged(fleet(draw), "") for _ in range(options.clean)]
     if "real" in kinds:
-        of_this_machine(draw, max(1, options.trials // 4), options.clean, rows, clean)
+        of_this_machine(draw, max(1, options.trials // 4), options.clean, rows, clean, options.only)
+    if "host" in kinds:
+        from benchmarks.host_faults import of_the_host
+
+        of_the_host(draw, options.trials, options.clean, options.only, rows, clean)
     if "gpu" in kinds:
         for name, trial in gpu_trials(draw, time.monotonic() + options.gpu_seconds):
             if name:
@@ -477,6 +484,7 @@ def main(arguments: list[str] | None = None) -> int:
                 clean.setdefault("the GPUs of this machine", []).append(trial)
             print(f"# {name or 'clean'}: {trial.named}", file=sys.stderr, flush=True)
     given = f"--seed {options.seed} --trials {options.trials} --clean {options.clean} --kinds {options.kinds}"
+    given += f" --only '{options.only}'" if options.only else ""
     print(f"$ python benchmarks/diagnose_faults.py {given}\n")
     print("\n".join(table(rows, clean)))
     wrong = any(not one.is_right for _, trials in rows.values() for one in trials)

@@ -15,9 +15,12 @@ take.
 | in-process | the killed one, of a spare with its context; the survivor aborts its communicator and keeps all else |
 | shrink | nothing: the survivor goes on alone (``ncclCommShrink`` with abort) |
 
-Ways take turns until ``--seconds`` are over. A stage is over when the slower rank is through it; stages that spares did
-before count as none. Each wait has a deadline; a way that does not come back is told as that.
+Ways take turns until ``--seconds`` are over; the first start, which loads torch from a cold disk, comes before that. A
+stage is over when the slower rank is through it; stages that spares did before count as none. Each wait has a deadline;
+a way that does not come back is told as that. On the CPU there is no ``shrink``: Gloo's groups can't, and the table
+says so.
 
+    python benchmarks/restart_stages.py --ways warm,context,nccl,in-process,shrink --seconds 300   # two GPUs, one call
     python benchmarks/restart_stages.py --seconds 140 [--ways cold,warm] [--nvrx FOLDER] [--layers 8 --width 4096]
 """
 
@@ -41,6 +44,8 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "scripts" / "stage_marks.py"
 # 45 s: a cold start over NCCL took 8 s on two H200.
 DEADLINE_S = 45.0
+# 180 s: what is made ready before a kill is not measured, and torch's files may lie on a cold disk.
+READY_S = 180.0
 # By the stage that ends it; a column may have several.
 COLUMNS = {
     "stop and start": ("told", "aborted", "started", "ordered"),
@@ -106,13 +111,19 @@ class Marks:
         rows = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
         return [(float(row[0]), int(row[1]), row[4]) for row in rows]
 
-    def await_stage(self, stage: str, ranks: tuple[int, ...], alive: "subprocess.Popen[bytes] | None" = None) -> None:
+    def await_stage(
+        self,
+        stage: str,
+        ranks: tuple[int, ...],
+        alive: "subprocess.Popen[bytes] | None" = None,
+        within_s: float = DEADLINE_S,
+    ) -> None:
         """Wait until each of these ranks is through a stage.
 
         Raises:
             BrokenError: one is not in time, or says that it failed.
         """
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + within_s
         while True:
             seen = {rank: [name for _, _, name in self.of(rank)] for rank in ranks}
             if all(stage in names for names in seen.values()):
@@ -122,7 +133,7 @@ class Marks:
                 raise BrokenError(failed.replace("_", " "))
             if time.monotonic() > end or (alive is not None and alive.poll() is not None):
                 last = {rank: names[-1:] for rank, names in seen.items()}
-                raise BrokenError(f"no step of all ranks within {DEADLINE_S:.0f} s; last stages {last}")
+                raise BrokenError(f"no step of all ranks within {within_s:.0f} s; last stages {last}")
             time.sleep(0.01)
 
 
@@ -151,6 +162,7 @@ class Bare:
         self.marks = Marks(folder)
         self.log = (folder / "log").open("ab")
         self.generation = 0
+        self.deadline_s = options.deadline
         self.held: dict[str, int] = {}  # by level: memory of a GPU that a spare holds
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.spares: dict[int, subprocess.Popen[bytes]] = {}
@@ -179,12 +191,12 @@ class Bare:
             self.spares[rank] = subprocess.Popen(
                 command, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log
             )
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + READY_S
         for spare in self.spares.values():
             assert spare.stdout is not None
             come, _, _ = select.select([spare.stdout], [], [], max(0.0, end - time.monotonic()))
             if not come or spare.stdout.readline() != b"ready\n":
-                raise BrokenError(f"a spare of level {level} was not ready within {DEADLINE_S:.0f} s")
+                raise BrokenError(f"a spare of level {level} was not ready within {READY_S:.0f} s")
         if before:
             self.held[level] = held_bytes() - before
 
@@ -194,8 +206,8 @@ class Bare:
         self.marks.forget()
         for rank in (0, 1):
             self.ranks[rank] = self._cold(rank)
-        self.marks.await_stage("stepped", (0, 1))
-        end = time.monotonic() + DEADLINE_S
+        self.marks.await_stage("stepped", (0, 1), within_s=READY_S)
+        end = time.monotonic() + READY_S
         while not (self.marks.folder / "state.pt").exists() and time.monotonic() < end:
             time.sleep(0.05)
 
@@ -239,7 +251,7 @@ class Bare:
                     self.ranks[rank] = self.spares.pop(rank)
                     _say(self.ranks[rank], self.order(rank))
         left = (0,) if way == "shrink" else (0, 1)
-        self.marks.await_stage("stepped", left)
+        self.marks.await_stage("stepped", left, within_s=self.deadline_s)
         return trial_of(self.marks, left, fault_s)
 
     def end(self) -> None:
@@ -388,12 +400,19 @@ class Results:
             yield f"{way}: {len(reasons)} without a new step: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def of_bare(ways: list[str], until_s: float, options: argparse.Namespace, port: int, results: Results) -> None:
-    """Take turns with the bare launcher until the time is over."""
+def of_bare(ways: list[str], seconds: float, options: argparse.Namespace, port: int, results: Results) -> None:
+    """Take turns with the bare launcher until the time is over, which begins with the first step of all."""
+    if not ways:
+        return
     with folder_of("bare") as folder:
         bare = Bare(folder, port, options)
         try:
-            lives = False
+            try:
+                bare.start_cold()
+            except BrokenError as error:
+                results.fail("the first start", _with_log(folder, error))
+                return
+            lives, until_s = True, time.monotonic() + seconds
             while ways and time.monotonic() < until_s:
                 for way in list(ways):
                     if time.monotonic() > until_s:
@@ -406,13 +425,18 @@ def of_bare(ways: list[str], until_s: float, options: argparse.Namespace, port: 
                         results.note(way, [bare.trial(way)])
                         lives = way != "shrink"
                     except BrokenError as error:
-                        tail = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
-                        results.fail(way, f"{error} {' '.join(tail)}"[:500])
+                        results.fail(way, _with_log(folder, error))
                         ways.remove(way)
         finally:
             bare.end()
             bare.log.close()
             results.held.update(bare.held)
+
+
+def _with_log(folder: Path, error: BrokenError) -> str:
+    """Return why a way broke, with the last line that its ranks have printed."""
+    tail = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+    return f"{error} {' '.join(tail)}"[:500]
 
 
 def main() -> None:
@@ -421,18 +445,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=140.0)
     parser.add_argument("--ways", default=",".join((*BARE, *LAUNCHERS)), help="comma separated")
     parser.add_argument("--kills", type=int, default=3, help="of each launch by a launcher")
+    parser.add_argument(
+        "--deadline", type=float, default=DEADLINE_S, help="seconds from a kill to the new step, at most"
+    )
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--nvrx", type=Path, default=ROOT / ".extra" / "nvrx", help="where it is installed")
     options = parser.parse_args()
     ways, results, began_s = options.ways.split(","), Results(), time.monotonic()
+    if unknown := [way for way in ways if way not in (*BARE, *LAUNCHERS)]:
+        parser.error(f"--ways: there is no way {unknown[0]!r}, but {', '.join((*BARE, *LAUNCHERS))}")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     import torch
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     until_s = began_s + options.seconds
-    if not (options.nvrx / "nvidia_resiliency_ext").is_dir():
+    if any(way.startswith("nvrx") for way in ways) and not (options.nvrx / "nvidia_resiliency_ext").is_dir():
         ways = [way for way in ways if not way.startswith("nvrx")]
         print(f"# NVRx is not in {options.nvrx}: its rows are missing", file=sys.stderr)
     launchers = [way for way in ways if way in LAUNCHERS]
@@ -444,7 +473,8 @@ def main() -> None:
             results.fail(way, str(error))
         except OSError as error:
             results.fail(way, f"it can't be started: {error}")
-    of_bare([way for way in ways if way in BARE], until_s, options, store.port, results)
+    left_s = max(1.0, until_s - time.monotonic())
+    of_bare([way for way in ways if way in BARE], left_s, options, store.port, results)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, Gloo"
     weights = options.layers * options.width**2 * 4 / 1e9
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "-"

@@ -269,6 +269,8 @@ def one_word(training: Training) -> None:
     training.told = told
     try:
         if told["survive"] == "shrink":
+            if DEVICE == "cuda":  # else torch files the smaller group under the CPU, where no tensor of a GPU finds it
+                distributed.group.WORLD.bound_device_id = training.device
             distributed.shrink_group([1], shrink_flags=1)
         elif DEVICE == "cuda":
             distributed.distributed_c10d._abort_process_group()  # noqa: SLF001  there is no public one

@@ -62,20 +62,24 @@ def check_node(node: str, ask: "CheckAsk", where: tuple[str | None, str | None],
 
 
 def _wait_for(link: object, view: "SelfCheckView", ask: "CheckAsk") -> "SelfCheck":
+    from megascale_ops.errors import ControllerUnreachableError
     from megascale_ops.link import BlockingLink
     from megascale_ops.schema.health import DEADLINES_S
 
     assert isinstance(link, BlockingLink)
     limit_s = DEADLINES_S[ask.depth] + _SLACK_S
     began_s = time.monotonic()
-    asked = view.id
+    asked, away = view.id, ""
     while view.state == "waiting" and view.id == asked:
         took_s = time.monotonic() - began_s
         if took_s > limit_s:
-            raise MegascaleError(f"the check of node {view.node} has no end in {limit_s:.0f} s")
-        begun([f"node {view.node}, for {took_s:.0f} s"])
+            raise MegascaleError(f"the check of node {view.node} has no end in {limit_s:.0f} s{away}")
+        begun([f"node {view.node}, for {took_s:.0f} s{away}"])
         time.sleep(_POLL_S)
-        view = link.checked_node(view.node)
+        try:
+            view, away = link.checked_node(view.node), ""
+        except ControllerUnreachableError:  # the agent measures on, and a controller that comes back is asked
+            away = "; the controller is away"
     ended()
     if view.check is None or view.id != asked:
         raise MegascaleError(f"the check of node {view.node} is forgotten: the controller was started again meanwhile")

@@ -102,14 +102,19 @@ def take_part(place: Place, told_round: Callable[[int, int], object], measuring:
         if place.rank:
             _await_host(place.host)
         store: Store = TCPStore(*place.host, is_master=place.rank == 0, wait_for_workers=False, timeout=patience)
-        store.set(f"node/{place.rank}", msgspec.json.encode(_Come(place.name, place.switch)))
-        return _drive(store, place, told_round, measuring) if place.rank == 0 else _follow(store, place, measuring)
+        return meet(store, place, told_round, measuring)
     except (DistError, OSError) as error:
         where = f"{place.host[0]}:{place.host[1]}"
         first_line = next(iter(str(error).splitlines()), "")
         raise MegascaleError(
             f"the meeting at {where} failed on {place.name} ({first_line}): is node 0 there?"
         ) from error
+
+
+def meet(store: Store, place: Place, told_round: Callable[[int, int], object], measuring: Measure) -> PairsReport:
+    """Take this node's part by any store that has torch's ``set``, ``get`` and ``check``; see ``take_part``."""
+    store.set(f"node/{place.rank}", msgspec.json.encode(_Come(place.name, place.switch)))
+    return _drive(store, place, told_round, measuring) if place.rank == 0 else _follow(store, place, measuring)
 
 
 def _await_host(host: tuple[str, int]) -> None:

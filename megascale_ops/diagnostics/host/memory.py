@@ -3,7 +3,8 @@
 
 NUMA nodes of one host are equals, and so are those of all hosts of a fleet: a memory module that is gone, or trained
 to a lower rate, takes its share of channels and is seen as a node that is slower than the others. Bytes read and bytes
-written are both counted; ``memmove`` of large blocks writes past the caches, so nothing else is moved.
+written are both counted; ``memmove`` of large blocks writes past the caches, so nothing else is moved. A node is
+credited with the best of several bursts.
 """
 
 import contextlib
@@ -33,6 +34,9 @@ _MOST_THREADS = 64
 # An eighth of what is free: a job that runs beside must not be killed for memory.
 _SHARE_OF_FREE = 8
 _QUICK, _FULL = 7, 40
+# 4 bursts of a tenth of a second or more, a quarter apart: what other programs of the host do to its memory for a
+# moment is over in one of them, what holds a node back is there in all. In one burst healthy nodes differed by a fifth.
+_BURSTS, _APART_S, _BURST_S = 4, 0.25, 0.1
 _BARRIER_S = 30.0
 # 80 %: as in the check of cores.
 ENOUGH_SHARE = 0.8
@@ -50,7 +54,7 @@ def measure(task: Task) -> Reading:
         size = min(_BUFFER_BYTES, _free_bytes() // _SHARE_OF_FREE // (2 * len(chosen))) // mmap.PAGESIZE * mmap.PAGESIZE
         if size < _LEAST_BUFFER_BYTES:
             raise UnmeasuredError(f"too little free memory to measure its bandwidth ({_free_bytes() >> 20} MiB)")
-        samples, share = _copy(chosen, size, _FULL if task.thorough else _QUICK)
+        samples, share = _best_of(chosen, size, thorough=task.thorough)
         # Where other work took part of the cores the rate is theirs as well: it is told, and compared with none.
         peers = f"{len(chosen)} threads" if share >= ENOUGH_SHARE else ""
         figures.append(Figure("memory_copy", f"NUMA node {node}", median(samples), tuple(samples), peers))
@@ -82,16 +86,34 @@ def _free_bytes() -> int:
     return free if left is None else min(free, int(left))
 
 
+def _best_of(cpus: list[int], size: int, *, thorough: bool) -> tuple[list[float], float]:
+    """Return what ``_copy`` returns, of the best of several bursts: those that got their cores before all others."""
+    found = []
+    for burst in range(_BURSTS):
+        if burst:
+            time.sleep(_APART_S)
+        found.append(_copy(cpus, size, _FULL if thorough else _QUICK))
+    return max(found, key=lambda one: (one[1] >= ENOUGH_SHARE, median(one[0])))
+
+
 def _copy(cpus: list[int], size: int, rounds: int) -> tuple[list[float], float]:
-    """Copy on these processors at once, ``rounds`` times.
+    """Copy on these processors at once, ``rounds`` times and for ``_BURST_S``.
 
     Returns:
         Bytes moved per second in each round, and the least share of a core that a thread got.
     """
     marks: list[float] = []
     shares: list[float] = []
-    barrier = threading.Barrier(len(cpus), action=lambda: marks.append(time.perf_counter()), timeout=_BARRIER_S)
     failed: list[Exception] = []
+
+    over = threading.Event()
+
+    def note() -> None:  # by one thread, while all others wait: all see the same end
+        marks.append(time.perf_counter())
+        if len(marks) > rounds and marks[-1] - marks[0] >= _BURST_S:
+            over.set()
+
+    barrier = threading.Barrier(len(cpus), action=note, timeout=_BARRIER_S)
 
     def work(cpu: int) -> None:
         try:
@@ -100,15 +122,7 @@ def _copy(cpus: list[int], size: int, rounds: int) -> tuple[list[float], float]:
                 a, b = (ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in (source, target))
                 ctypes.memset(a, 1, size)  # the pages are put where this processor is
                 ctypes.memset(b, 2, size)
-                used_s = wall_s = 0.0
-                for _ in range(rounds):
-                    barrier.wait()
-                    began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-                    ctypes.memmove(b, a, size)
-                    used_s += time.thread_time() - began_cpu_s
-                    wall_s += time.perf_counter() - began_s
-                barrier.wait()
-                shares.append(used_s / wall_s)
+                shares.append(_copy_until(over, barrier, (b, a, size)))
         except threading.BrokenBarrierError:
             return  # another one has failed, and says why
         except Exception as error:  # noqa: BLE001  raised in the thread that waits
@@ -125,6 +139,19 @@ def _copy(cpus: list[int], size: int, rounds: int) -> tuple[list[float], float]:
     moved = 2 * size * len(cpus)
     # The first round finds clocks asleep.
     return [moved / (end_s - begin_s) for begin_s, end_s in pairwise(marks)][1:], min(shares)
+
+
+def _copy_until(over: threading.Event, barrier: threading.Barrier, blocks: tuple[int, int, int]) -> float:
+    """Copy again and again, in step with the other threads; return the share of its core that this one got."""
+    used_s = wall_s = 0.0
+    while True:
+        barrier.wait()
+        if over.is_set():
+            return used_s / wall_s
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        ctypes.memmove(*blocks)
+        used_s += time.thread_time() - began_cpu_s
+        wall_s += time.perf_counter() - began_s
 
 
 def judge(reading: Reading) -> list[CheckFinding]:

@@ -2,10 +2,11 @@
 """The benchmark that draws faults, in small: all of a few are named, and it fails where the judgement does."""
 
 import random
+from pathlib import Path
 
 import pytest
 
-from benchmarks import diagnose_faults
+from benchmarks import diagnose_faults, host_faults
 from benchmarks.diagnose_faults import DRAWN, Trial, judged, main
 from megascale_ops.diagnostics import judgement
 
@@ -56,3 +57,46 @@ def _with_a_bad_clock(
     )
     readings["n00"]["clock"] = diagnose_faults.Reading(figures, clock.facts)
     return readings
+
+
+def test_what_the_host_had_without_effect_is_in_no_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault that did nothing, and one that can't be injected here, are told; the others are trials and clean runs."""
+    seen = iter([True, False] * 2)
+
+    def sick(_draw: random.Random) -> Trial:
+        if next(seen):
+            raise host_faults.NoFaultError("40.0 GB/s beside it, 40.1 without")
+        return Trial("n1", ("n1",))
+
+    def forbidden(_draw: random.Random) -> Trial:
+        raise PermissionError("no right")
+
+    rows = {
+        "a": host_faults.Row("how", sick, lambda _draw: Trial("", ())),
+        "b": host_faults.Row("how", forbidden, forbidden),
+    }
+    monkeypatch.setattr(host_faults, "ROWS", rows)
+    found: diagnose_faults.Rows = {}
+    clean: diagnose_faults.Clean = {}
+
+    host_faults.of_the_host(random.Random(1), 4, 3, "", found, clean)  # noqa: S311  no secret
+
+    said = capsys.readouterr().err
+    assert len(found["a"][1]) == 2
+    assert len(clean["without a"]) == 3
+    assert "2 of 4 trials were without effect" in said
+    assert "b: not injected: no right" in said
+
+
+def test_nodes_meet_in_a_folder_as_in_torchs_store(tmp_path: Path) -> None:
+    """What is set is there whole; a key that is not there is told as that."""
+    store = host_faults.FolderStore(str(tmp_path))
+
+    store.set("round/1", b"pairs")
+    store.set("listen/1/0", "10.0.0.1 7000")
+
+    assert (store.get("round/1"), store.get("listen/1/0")) == (b"pairs", b"10.0.0.1 7000")
+    assert store.check(["round/1", "listen/1/0"])
+    assert not store.check(["round/1", "round/2"])

@@ -2,6 +2,7 @@
 """What the checks of the host say of numbers, and what they read of a machine that is not this one."""
 
 import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self, cast
@@ -276,6 +277,29 @@ def test_no_control_groups_limit_nothing(tmp_path: Path) -> None:
 
     assert control_group.limits(tmp_path / "none", tmp_path / "none") == control_group.Limits()
     assert control_group.limits(tmp_path / "none", nonsense) == control_group.Limits()
+
+
+def test_a_moment_in_which_others_use_memory_makes_no_node_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of several bursts counts, of those that got their cores; what holds back all of them is seen."""
+    bursts = iter([([20e9] * 6, 0.99), ([39e9] * 6, 0.98), ([60e9] * 6, 0.3), ([40e9] * 6, 0.99)])
+    monkeypatch.setattr(memory, "_copy", lambda *_: next(bursts))
+    monkeypatch.setattr(memory.time, "sleep", lambda _s: None)
+
+    best = memory._best_of([0], 1 << 24, thorough=False)
+    bursts = iter([([20e9 + number] * 6, 0.2) for number in range(4)])
+    shared = memory._best_of([0], 1 << 24, thorough=False)
+
+    assert best == ([40e9] * 6, 0.99)
+    assert shared == ([20e9 + 3] * 6, 0.2)
+
+
+def test_a_burst_lasts_long_enough_and_each_copy_has_its_rate() -> None:
+    """At least so many copies and a tenth of a second, on this machine's first core."""
+    rates, share = memory._copy([min(os.sched_getaffinity(0))], 1 << 24, 7)
+
+    assert len(rates) >= 6
+    assert min(rates) > 0
+    assert 0 < share <= 1.05
 
 
 def test_what_a_process_may_use_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from megascale_ops.cli.diagnose import verb
+from megascale_ops.cli.diagnose import remote, verb
 from megascale_ops.cli.diagnose.telling import is_watched
 from megascale_ops.diagnostics.children import Child
 from megascale_ops.diagnostics.report import CheckResult, Fact, Figure, NodeReport
-from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
+from megascale_ops.link import BlockingLink
+from megascale_ops.schema.health import CheckAsk, SelfCheck, SelfCheckView
 
 
 @pytest.mark.parametrize(
@@ -90,3 +92,41 @@ def test_what_is_printed_as_json_follows_a_schema(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(jsonschema.ValidationError, match="figures"):
         jsonschema.validate(short, schema)
+
+
+class Away(BlockingLink):
+    """A controller that is away for a while, as a client sees it."""
+
+    def __init__(self, answers: list[SelfCheckView | None]) -> None:
+        self.answers = answers
+
+    def checked_node(self, node: str) -> SelfCheckView:
+        """Answer, or be away."""
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise ControllerUnreachableError(f"no controller answers for {node}")
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "trouble"),
+    [
+        ([None, None, SelfCheckView("b", "done", "id", check=SelfCheck("b", "quick", "good"))], ""),
+        ([None, SelfCheckView("b", "done", "older", check=SelfCheck("b", "quick", "good"))], "started again meanwhile"),
+        ([None] * 9, "no end in 130 s; the controller is away"),
+    ],
+)
+def test_a_controller_that_is_away_for_a_while_ends_no_check(
+    answers: list[SelfCheckView | None], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again until the check's deadline; one that has forgotten the check, or stays away, is a sentence."""
+    passed = iter(range(0, 1000, 30))
+    monkeypatch.setattr(remote.time, "sleep", lambda _s: None)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: float(next(passed)))
+    asked = SelfCheckView("b", "waiting", "id")
+
+    if trouble:
+        with pytest.raises(MegascaleError, match=trouble):
+            remote._wait_for(Away(answers), asked, CheckAsk())
+    else:
+        assert remote._wait_for(Away(answers), asked, CheckAsk()).status == "good"
