@@ -156,7 +156,7 @@ def within(config: RunConfig, step: Step | None) -> tuple[RunConfig, tuple[str, 
     return msgspec.structs.replace(
         config,
         rdzv_backend="static",
-        rdzv_endpoint=f"{step.first}:{port}",
+        rdzv_endpoint=f"{step.first if step.nodes > 1 else '127.0.0.1'}:{port}",
         node_rank=place if config.node_rank < 0 else config.node_rank,
     ), tuple(said)
 

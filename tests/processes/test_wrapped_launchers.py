@@ -142,6 +142,7 @@ def have(launch: Launch, where: str, module: str, *packages: str) -> None:
     launch.env["PYTHONPATH"] = str(folder)
 
 
+@pytest.mark.timeout(1500)  # 900 s to fetch it, 500 s to run: its launcher imports torch twice before a rank does
 @pytest.mark.parametrize("where", ["here", FETCHED])
 def test_a_rank_of_deepspeed_is_named_and_what_it_cannot_have_is_said(launch: Launch, where: str) -> None:
     """Its own launcher, which kills the others when a rank has died; the line at the start names its own restarts."""
@@ -150,7 +151,7 @@ def test_a_rank_of_deepspeed_is_named_and_what_it_cannot_have_is_said(launch: La
     command = sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={free_port()}"
 
     run = launch.spawn("run", "--job=toy", "--wrap", "--", *command, SCRIPT, "--launcher=deepspeed", "--fault=kill")
-    assert launch.finish(run) == 0, launch.output()
+    assert launch.finish(run, 500) == 0, launch.output()
 
     incident = launch.the_incident()
     assert incident.verdict is not None

@@ -194,6 +194,15 @@ def test_tasks_with_gpus_of_their_own_are_nodes(told: dict[str, str], gpus: int)
     assert "has GPUs of its own (--gpus-per-task) and is a node of the job" in one.meeting.said[0].replace("\n", " ")
 
 
+def test_tasks_of_one_node_meet_on_its_loopback() -> None:
+    """Its name need not be known there, and no other machine reaches what they meet at."""
+    task = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    one = plan(RunConfig(), **task, SLURM_NODEID="0", SLURM_PROCID="1", SLURM_GPUS_PER_TASK="1")
+
+    assert (one.max_nodes, one.job) == (2, "train-4711")
+    assert one.meeting.controller.startswith("http://127.0.0.1:")
+
+
 def test_tasks_stay_runs_of_their_own_on_request() -> None:
     """`--nnodes 1`: trials side by side, a rank each."""
     one = plan(RunConfig(nnodes="1"), SLURM_STEP_TASKS_PER_NODE="2(x3),1")
