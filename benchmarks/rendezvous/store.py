@@ -4,8 +4,8 @@
 The store is a real TCPStore in a process of its own, as node rank 0 offers one for each round; nodes and ranks are
 threads that open a connection each, and what they run is torch's own code: ``_assign_worker_ranks`` of its elastic
 engine (one call a node), then ``_store_based_barrier`` (one a rank), which a script gets after ``init_process_group``
-by TORCH_DIST_INIT_BARRIER=1. Requests are counted at the clients, CPU seconds are the server's, growth is the exponent of
-these from row to row: 1 is linear, 2 squared.
+by TORCH_DIST_INIT_BARRIER=1. Requests are counted at the clients, CPU seconds are the server's, growth is the exponent
+of these from row to row: 1 is linear, 2 squared.
 
 The last lines are MegaScale's lesson (NSDI 2024, 3.5). With that variable each ``new_group`` has a barrier of *all*
 ranks, whoever is in it, so a job asks for ranks times groups, and groups grow with ranks; with

@@ -183,6 +183,8 @@ def run(
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
+    if not config.hosts and (options["ssh"] is not None or options["remote_python"] is not None):
+        raise UsageError("--ssh and --remote-python are for --hosts FILE, which is missing")
     if config.hosts:
         from megascale_ops.runner.hosts.launch import over_hosts
 

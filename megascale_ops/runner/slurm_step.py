@@ -72,6 +72,7 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
     if number >= _NO_STEP:
         return None
     tasks = tasks_of(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    here = tasks[node] if node < len(tasks) else max(tasks, default=1)
     return Step(
         job,
         number,
@@ -81,11 +82,11 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
         max(tasks, default=1),
         _number(environ.get("SLURM_GPUS_ON_NODE", "")) or 0,
         environ.get("SLURMD_NODENAME", ""),
-        tasks_here=tasks[node] if node < len(tasks) else max(tasks, default=1),
+        tasks_here=here,
         rank=rank,
         local=_number(environ.get("SLURM_LOCALID", "")) or 0,
         all_tasks=_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or max(1, sum(tasks)),
-        gpus_a_task=_gpus_a_task(environ),
+        gpus_a_task=_gpus_a_task(environ, here),
     )
 
 
@@ -97,12 +98,25 @@ def tasks_of(text: str) -> list[int]:
     return found[:_MOST_NODES]
 
 
-def _gpus_a_task(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs each task has to itself, by ``--gpus-per-task`` in its ways to be written; 0 without."""
-    text = environ.get("SLURM_GPUS_PER_TASK", "")  # "2", "h200:2"
-    found = re.search(r"(?:^|[:,])([0-9]{1,4})$", text)
-    in_tres = re.search(r"gres[:/]gpu(?:[:/]\w+)?[:=]([0-9]{1,4})", environ.get("SLURM_TRES_PER_TASK", ""))
-    return int((found or in_tres or [0, 0])[1])
+def _gpus_a_task(environ: Mapping[str, str], tasks: int) -> int:
+    """Return how many GPUs each task has to itself; 0 where all of a node see all of them.
+
+    By ``--gpus-per-task`` as sbatch hands it on, else by how Slurm has bound them (22.05 tells tasks no more than
+    that), else because this task sees fewer than its node was given (``--gpu-bind``): then its share of them.
+
+    Args:
+        environ: The task's.
+        tasks: How many run on this node.
+    """
+    by_number = re.search(r"(?:^|[:,])([0-9]{1,4})$", environ.get("SLURM_GPUS_PER_TASK", ""))  # "2", "h200:2"
+    by_tres = re.search(r"gres[:/]gpu(?:[:/]\w+)?[:=]([0-9]{1,4})", environ.get("SLURM_TRES_PER_TASK", ""))
+    by_bind = re.search(r"gpu:per_task:([0-9]{1,4})", environ.get("SLURMD_TRES_BIND", ""))
+    found = by_number or by_tres or by_bind
+    if found is not None:
+        return int(found[1])
+    given, visible = _number(environ.get("SLURM_GPUS_ON_NODE", "")) or 0, environ.get("CUDA_VISIBLE_DEVICES", "")
+    seen = len([one for one in visible.split(",") if one])
+    return max(1, min(seen, given // max(1, tasks))) if 0 < seen < given else 0
 
 
 def node_name(step: Step | None, hostname: str) -> str:
@@ -142,7 +156,7 @@ def within(config: RunConfig, step: Step | None) -> tuple[RunConfig, tuple[str, 
     return msgspec.structs.replace(
         config,
         rdzv_backend="static",
-        rdzv_endpoint=f"{step.first}:{port}",
+        rdzv_endpoint=f"{step.first if step.nodes > 1 else '127.0.0.1'}:{port}",
         node_rank=place if config.node_rank < 0 else config.node_rank,
     ), tuple(said)
 

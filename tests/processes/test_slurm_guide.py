@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.servers import until
 from tests.fakes.slurm import SOON, OneNode
 from tests.processes.guides import blocks
 from tests.processes.launch import PLAIN, Launch
@@ -60,7 +61,13 @@ def submit(slurm: OneNode, launch: Launch, script: str, name: str) -> str:
     env["PATH"] = f"{PROGRAM.parent}:{os.environ['PATH']}"
     head, rest = script.split("\n", 1)
     job = slurm.submit(f"{head}\n#SBATCH --chdir={launch.tmp_path}\n{rest}", env, name)
-    slurm.until_state(job, "COMPLETED", "FAILED", "CANCELLED")
+    ended = ("COMPLETED", "FAILED", "CANCELLED")
+    until(
+        lambda: slurm.job(job)["JobState"] in ended,
+        f"the job is one of {ended}",
+        deadline_s=300.0,  # several runs of two nodes, on a machine that has other work
+        why=lambda: slurm.output(name) + slurm.logs(),
+    )
     printed = slurm.output(name)
     assert slurm.job(job)["JobState"] == "COMPLETED", printed
     return printed

@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 
 import pytest
@@ -141,6 +142,7 @@ def have(launch: Launch, where: str, module: str, *packages: str) -> None:
     launch.env["PYTHONPATH"] = str(folder)
 
 
+@pytest.mark.timeout(1500)  # 900 s to fetch it, 500 s to run: its launcher imports torch twice before a rank does
 @pytest.mark.parametrize("where", ["here", FETCHED])
 def test_a_rank_of_deepspeed_is_named_and_what_it_cannot_have_is_said(launch: Launch, where: str) -> None:
     """Its own launcher, which kills the others when a rank has died; the line at the start names its own restarts."""
@@ -149,7 +151,7 @@ def test_a_rank_of_deepspeed_is_named_and_what_it_cannot_have_is_said(launch: La
     command = sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={free_port()}"
 
     run = launch.spawn("run", "--job=toy", "--wrap", "--", *command, SCRIPT, "--launcher=deepspeed", "--fault=kill")
-    assert launch.finish(run) == 0, launch.output()
+    assert launch.finish(run, 500) == 0, launch.output()
 
     incident = launch.the_incident()
     assert incident.verdict is not None
@@ -160,14 +162,17 @@ def test_a_rank_of_deepspeed_is_named_and_what_it_cannot_have_is_said(launch: La
     launch.assert_nothing_left()
 
 
+@pytest.mark.timeout(2000)  # 900 s to fetch it, 900 s to run
 @pytest.mark.parametrize("where", ["here", FETCHED])
 def test_a_worker_of_ray_train_is_named(launch: Launch, where: str) -> None:
     """Workers of a cluster that the script starts are below this run; Ray Train starts no new ones, we do."""
     have(launch, where, "ray", "ray[train]")
     launch.env["RAY_USAGE_STATS_ENABLED"] = "0"
 
-    run = launch.spawn("run", "--job=toy", "--wrap", "--", sys.executable, SCRIPT, "--launcher=ray", "--fault=kill")
-    assert launch.finish(run, 400) == 0, launch.output()
+    # Its sockets' names have to be short. 15 minutes: it starts a dozen programs of its own, and everything twice here.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as launch.env["RAY_TMPDIR"]:
+        run = launch.spawn("run", "--job=toy", "--wrap", "--", sys.executable, SCRIPT, "--launcher=ray", "--fault=kill")
+        assert launch.finish(run, 900) == 0, launch.output()
 
     incident = launch.the_incident()
     assert incident.verdict is not None

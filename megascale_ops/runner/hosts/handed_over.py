@@ -50,6 +50,7 @@ def handed_over() -> Iterator[tuple[Handed, threading.Event]]:
     try:
         handed = msgspec.json.decode(source.readline(), type=Handed)
     except msgspec.MsgspecError as error:
+        source.close()
         raise UsageError(f"run --handed-over is for run --hosts, which writes to its stdin: {error}") from None
     try:
         os.chdir(handed.cwd)

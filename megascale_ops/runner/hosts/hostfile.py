@@ -85,7 +85,7 @@ def choose(hosts: tuple[Host, ...], path: str, *, most_nodes: int, nproc: str) -
         UsageError: there are fewer hosts, or a host has fewer slots, than are asked for.
     """
     if len(hosts) < most_nodes:
-        raise UsageError(f"--nnodes asks for {most_nodes} nodes, and {path} names {len(hosts)} hosts")
+        raise UsageError(f"--nnodes asks for {most_nodes} nodes, and {path} names {len(hosts)}")
     asked = int(nproc) if nproc.isdecimal() else 0
     for host in hosts:
         if host.slots and asked > host.slots:

@@ -68,7 +68,7 @@ def over_hosts(config: RunConfig, command: tuple[str, ...], environ: Mapping[str
     if not command:
         raise UsageError("nothing to run: give the training script after `--`, as in `run --hosts FILE -- train.py`")
     hosts, nnodes = _hosts(config)
-    line = shlex.split(config.ssh)
+    line = _words(config.ssh)
     python = config.remote_python or machine.python
     before = {name: environ[name] for name in ("PYTHONPATH",) if environ.get(name)}
     there = _look(line, hosts, python, before)
@@ -96,6 +96,21 @@ def over_hosts(config: RunConfig, command: tuple[str, ...], environ: Mapping[str
             far.append(Far(host, _start(line, host, python, before, Handed(own, command, machine.cwd, env, token))))
         stack.callback(_end, far)
         return _wait(far)
+
+
+def _words(command: str) -> list[str]:
+    """Return the user's ssh as words.
+
+    Raises:
+        UsageError: its quotes do not match, or it has none.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--ssh {command!r} can't be read: {str(error).lower()}") from None
+    if not words:
+        raise UsageError("--ssh is empty: name the program, as in --ssh 'ssh -p 2222'")
+    return words
 
 
 def _hosts(config: RunConfig) -> tuple[tuple[Host, ...], str]:
@@ -155,7 +170,7 @@ def _look(line: Sequence[str], hosts: Sequence[Host], python: str, env: Mapping[
         except subprocess.TimeoutExpired:
             return ssh.There("", ""), f"line {host.line}: {host.target}: no answer within {_LOOK_S:g} s"
         except OSError as error:
-            raise UsageError(f"ssh can't be started ({error}): name it with --ssh") from None
+            raise UsageError(f"{line[0]} can't be started ({error.strerror}): name ssh with --ssh") from None
         why = ssh.why_not(host, python, version, done.returncode, done.stdout, done.stderr)
         return ssh.read_look(done.stdout), why
 

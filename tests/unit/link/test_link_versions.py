@@ -104,7 +104,9 @@ async def test_a_controller_of_a_far_version_is_refused_before_anything_starts(
 ) -> None:
     """A runner asks for the status first, so that it never trains under a controller that it can't understand."""
     theirs = MESSAGE_VERSION + distance
-    monkeypatch.setattr(served.loop, "status", lambda _name: Status(version=theirs, wall_s=0.0, controller_lag_s=0.0))
+    monkeypatch.setattr(
+        served.loop, "status", lambda _name, **_asked: Status(version=theirs, wall_s=0.0, controller_lag_s=0.0)
+    )
 
     async with Link(served.url) as link:
         if abs(distance) > 1:

@@ -67,7 +67,7 @@ def test_ranks_are_the_slots_or_what_is_asked_for() -> None:
 
 def test_more_than_there_is_is_refused() -> None:
     """Nodes beyond the hosts, ranks beyond a host's slots."""
-    with pytest.raises(UsageError, match="--nnodes asks for 3 nodes, and hosts names 2 hosts"):
+    with pytest.raises(UsageError, match="--nnodes asks for 3 nodes, and hosts names 2"):
         choose(HOSTS, "hosts", most_nodes=3, nproc="")
     with pytest.raises(UsageError, match="hosts, line 1: a has 8 slots, and --nproc-per-node asks for 9"):
         choose(HOSTS, "hosts", most_nodes=2, nproc="9")

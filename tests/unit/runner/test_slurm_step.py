@@ -153,8 +153,18 @@ def test_the_first_task_of_a_node_starts_the_ranks_of_all() -> None:
             False,
         ),
         (RunConfig(), {"SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": ""}, False),
+        (
+            RunConfig(),
+            {
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
+                "SLURM_GPUS_ON_NODE": "2",
+                "CUDA_VISIBLE_DEVICES": "0,1",
+            },
+            True,
+        ),
     ],
-    ids=["another task", "the first", "trials", "GPUs of its own", "no step"],
+    ids=["another task", "the first", "trials", "GPUs of its own", "no step", "all see all GPUs"],
 )
 def test_who_waits(config: RunConfig, task: dict[str, str], *, waits: bool) -> None:
     """Every task of a node but the first, unless each is to be a run, or a node, of its own."""
@@ -168,6 +178,10 @@ def test_who_waits(config: RunConfig, task: dict[str, str], *, waits: bool) -> N
         ({"SLURM_GPUS_PER_TASK": "h200:2"}, 2),
         ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:1"}, 1),
         ({"SLURM_TRES_PER_TASK": "gres:gpu:h100:2"}, 2),
+        # As Slurm 22.05 sets them by `srun --gpus-per-task=1 -n2` on a node with two, and by `--gpu-bind`.
+        ({"SLURMD_TRES_BIND": "gpu:per_task:1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "2"}, 1),
+        ({"SLURMD_TRES_BIND": "gpu:single:1", "CUDA_VISIBLE_DEVICES": "3"}, 1),
+        ({"SLURMD_TRES_BIND": "gpu:closest", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, 4),
     ],
 )
 def test_tasks_with_gpus_of_their_own_are_nodes(told: dict[str, str], gpus: int) -> None:
@@ -178,6 +192,15 @@ def test_tasks_with_gpus_of_their_own_are_nodes(told: dict[str, str], gpus: int)
     assert (one.max_nodes, one.nproc, one.meeting.node_rank) == (8, gpus, 5)
     assert one.node == "gpu009"
     assert "has GPUs of its own (--gpus-per-task) and is a node of the job" in one.meeting.said[0].replace("\n", " ")
+
+
+def test_tasks_of_one_node_meet_on_its_loopback() -> None:
+    """Its name need not be known there, and no other machine reaches what they meet at."""
+    task = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    one = plan(RunConfig(), **task, SLURM_NODEID="0", SLURM_PROCID="1", SLURM_GPUS_PER_TASK="1")
+
+    assert (one.max_nodes, one.job) == (2, "train-4711")
+    assert one.meeting.controller.startswith("http://127.0.0.1:")
 
 
 def test_tasks_stay_runs_of_their_own_on_request() -> None:
