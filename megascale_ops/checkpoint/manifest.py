@@ -63,6 +63,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str | msgspec.UnsetType = msgspec.UNSET  # the version of this program that saved it
     parent: int | msgspec.UnsetType = msgspec.UNSET  # step of the checkpoint that the training last restored or sealed
     mesh: Layout | msgspec.UnsetType = msgspec.UNSET  # how the ranks that saved it were laid out
+    # Of entries of which ranks held other parts: the number of each rank's variant (``state.variants``).
+    variants: dict[str, tuple[int, ...]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FileSeen(msgspec.Struct, frozen=True):
@@ -188,6 +190,13 @@ def saved_by(manifest: Manifest) -> str:
 def mesh_of(manifest: Manifest) -> str:
     """The dimensions of the mesh by which it was saved: ``dp=2 tp=2``; empty: not known."""
     return "" if isinstance(manifest.mesh, msgspec.UnsetType) else plain(manifest.mesh.spelled())
+
+
+def variant_of(manifest: Manifest, entry: str, rank: int, world_size: int) -> int | None:
+    """Which variant of an entry a rank of a job of that size had saved; None: it was no such job, or had none."""
+    numbers = () if isinstance(manifest.variants, msgspec.UnsetType) else manifest.variants.get(entry, ())
+    same_job = manifest.world_size == world_size == len(numbers)
+    return numbers[rank] if same_job and numbers[rank] >= 0 else None
 
 
 def encode(manifest: Manifest) -> bytes:

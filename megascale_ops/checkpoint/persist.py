@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from msgspec import UNSET
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -28,8 +27,7 @@ from megascale_ops.checkpoint.dcp_storage import Reader, Writer, load_alone, qui
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.checkpoint.ranks import EchoError, Ranks, cause_of
 from megascale_ops.checkpoint.state.capture import capture_all, in_one_line, is_stateful
-from megascale_ops.checkpoint.state.layout import Layout
-from megascale_ops.checkpoint.state.variants import put_together
+from megascale_ops.checkpoint.state.variants import World, put_together
 from megascale_ops.checkpoint.value_kinds import dtype_named
 from megascale_ops.errors import CheckpointError
 
@@ -100,10 +98,9 @@ def digest_own(folder: Path, ranks: Ranks, algorithm: str) -> list[FileEntry]:
     return own
 
 
-def sealed_of(step: int, world_size: int, layout: Layout | None, files: tuple[FileEntry, ...]) -> Manifest:
+def sealed_of(step: int, world_size: int, world: World, files: tuple[FileEntry, ...]) -> Manifest:
     """The manifest of a save that is over now."""
-    mesh = UNSET if layout is None else layout
-    return Manifest(step=step, world_size=world_size, written_wall_s=time.time(), files=files, mesh=mesh)
+    return Manifest(step=step, world_size=world_size, written_wall_s=time.time(), files=files, **world.told())
 
 
 def read_into(folder: Path, sealed: Manifest, state: dict[str, Any], allowed: Allowed) -> None:

@@ -33,7 +33,7 @@ from megascale_ops.checkpoint.manifest import CheckpointReport, Fault, FileSeen,
 from megascale_ops.checkpoint.notify import tell_progress
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.state.capture import capture_all
-from megascale_ops.checkpoint.state.variants import keys_here, put_together
+from megascale_ops.checkpoint.state.variants import of_rank
 from megascale_ops.checkpoint.storage import describe
 from megascale_ops.checkpoint.trust.file_digests import digest_of
 from megascale_ops.checkpoint.value_kinds import dtype_named
@@ -148,7 +148,9 @@ class Restore:
         structures: dict[str, contents.Structure] = {}
 
         def decode() -> list[str]:
-            structures.update((name, _structure(name, value, raws, allowed)) for name, value in state.items())
+            for name, value in state.items():
+                own = manifests.variant_of(sealed, name, self._ranks.rank, self._ranks.world_size)
+                structures[name] = _structure(name, value, raws, own, allowed)
             return persist.pickled_keys(structures, allowed)
 
         pickled = self._ranks.agree(self._doing, decode)
@@ -281,10 +283,13 @@ class _Collecting(Planned):
         return self.plan.files[chunk.file], landing, into
 
 
-def _structure(name: str, value: object, raws: Mapping[str, bytes], allowed: Allowed) -> contents.Structure:
+def _structure(
+    name: str, value: object, raws: Mapping[str, bytes], own: int | None, allowed: Allowed
+) -> contents.Structure:
     try:
         found = [values.decode(raws[key], allowed) for key in contents.structure_keys(name, raws)]
     except (ValueError, CheckpointError) as exc:
         raise CheckpointError(f"{name!r} can't be read: {exc}") from exc
-    have = keys_here(value, capture_all({name: value})[name]) if len(found) > 1 else None
-    return contents.Structure(put_together(found, have, allowed))
+    if len(found) == 1:
+        return contents.Structure(found[0])
+    return contents.Structure(of_rank(found, value, capture_all({name: value})[name], own, allowed))

@@ -4,11 +4,11 @@
 A name means the same on every rank that has it, so of tensors nothing has to be agreed on. But what says where in the
 entry they stand is one structure for each entry, and that of stage 0 has no place for the layers of stage 1. So ranks
 tell each other a digest of what they hold (which keys, which tensors of which shape), and their mesh. Where digests
-differ each *variant* is stored, and a restore puts them together: a rank gets those keys that it has, whatever the
-ranks were that saved them.
+differ each *variant* is stored, and a restore puts them together: a rank gets those keys that it has, whoever had saved
+them. In a job of as many ranks as before it gets its own variant, unless it has become a rank of another stage.
 
-    told = variants.describe(...)                 on each rank
-    as_guessed = variants.settle(..., all that was told, ...)
+    told = variants.take_apart(state, allowed, flat)          on each rank
+    as_guessed = variants.settle(doing, all that was told, flat, ranks)
 
 What would be lost is refused: a name that is one tensor here and another one there, and an optimizer that numbers its
 parameters where number 0 is another parameter on another rank.
@@ -20,6 +20,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.ranks import Ranks
 from megascale_ops.checkpoint.state.layout import Layout, of_job
 from megascale_ops.checkpoint.state.meshes import layout_of, mesh_in
+from megascale_ops.checkpoint.value_kinds import Slot
 from megascale_ops.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,6 +45,18 @@ class Told(NamedTuple):
     layout: Layout | None  # the mesh that it is in
 
 
+class World(NamedTuple):
+    """What a manifest tells of the ranks that saved: their mesh, and, of entries with several, whose is which."""
+
+    layout: Layout | None = None
+    variants: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+    def told(self) -> dict[str, Any]:
+        """The fields of a manifest; none where there is nothing to tell."""
+        found = {"mesh": self.layout, "variants": dict(self.variants)}
+        return {name: value for name, value in found.items() if value}
+
+
 class Variants:
     """What is known of a job's ranks from one save to the next; one for each manager, the same on every rank.
 
@@ -54,6 +68,8 @@ class Variants:
         self.layouts: tuple[Layout, ...] = ()
         """The meshes of all ranks, the largest first: of one that is not whole there may be several."""
         self._given = None if mesh is None else layout_of(mesh)
+        self.world = World()
+        """What is known of the ranks since the last ``settle``."""
         self._numbers: dict[str, int] = {}
         self._held: _Held | None = None
         self._digests: dict[str, bytes] = {}
@@ -91,11 +107,6 @@ class Variants:
             self._digests = {name: _digest(held.keys[name], self._described[name]) for name in structures}
         return Told(self._digests, guessed, self._given or mesh_in(tensors.values()))
 
-    @property
-    def layout(self) -> Layout | None:
-        """How the ranks are laid out; None: nothing tells."""
-        return self.layouts[0] if self.layouts else None
-
     def settle(self, doing: str, told: Sequence[Told], flat: dict[str, torch.Tensor], ranks: Ranks) -> bool:
         """Name this rank's structures as the variants that they are; collective.
 
@@ -115,6 +126,8 @@ class Variants:
         numbers = _numbered([each.digests for each in told])
         mine = numbers[ranks.rank]
         apart = sorted({name for each in numbers for name, number in each.items() if number})
+        table = {name: tuple(each.get(name, -1) for each in numbers) for name in apart}
+        self.world = World(self.layouts[0] if self.layouts else None, table)
         if apart:
             self._check(doing, apart, [each.digests for each in told], ranks)
         for name, number in mine.items():
@@ -140,6 +153,27 @@ class Variants:
         self._checked = list(told)
 
 
+def of_rank(
+    variants: Sequence[Any],
+    value: object,
+    captured: Any,  # noqa: ANN401  whatever a user puts there
+    own: int | None,
+    allowed: Allowed,
+) -> Any:  # noqa: ANN401  same
+    """The structure of an entry for this rank.
+
+    Args:
+        variants: all that are stored, in the order of their numbers.
+        value: the entry as the user gave it.
+        captured: what ``capture`` made of it.
+        own: the number of the variant that this rank had saved; None: not known, or of another job.
+        allowed: into which dataclasses to look.
+    """
+    if own is not None and own < len(variants) and _covers(variants[own], captured):
+        return variants[own]
+    return put_together(variants, keys_here(value, captured), allowed)
+
+
 def put_together(variants: Sequence[Any], have: Any, allowed: Allowed) -> Any:  # noqa: ANN401  whatever a user puts there
     """One structure of several.
 
@@ -152,12 +186,36 @@ def put_together(variants: Sequence[Any], have: Any, allowed: Allowed) -> Any:  
     return variants[0] if len(variants) == 1 else _together(variants, have, allowed, None)
 
 
+def _covers(saved: Any, have: Any) -> bool:  # noqa: ANN401  same
+    """Whether a structure is that of an entry as it is here, which may still lack what comes with training.
+
+    All keys that are here stand in it. It has no tensors more in a dict of tensors: those are layers of another stage.
+    """
+    if isinstance(have, Mapping) and isinstance(saved, Mapping):
+        more = [item for key, item in saved.items() if key not in have]
+        if any(_holds(item, Slot) for item in more) and _holds(have, torch.Tensor):
+            return False
+        return all(key in saved and _covers(saved[key], item) for key, item in have.items())
+    if isinstance(have, (list, tuple)) and isinstance(saved, (list, tuple)):
+        return len(have) <= len(saved) and all(map(_covers, saved, have))
+    return True
+
+
 def keys_here(value: object, captured: Any) -> Any:  # noqa: ANN401  same
     """What of an entry says which keys of it are here: an optimizer has the moments of its parameters before a step."""
     if not isinstance(value, torch.optim.Optimizer) or not isinstance(captured, Mapping):
         return captured
     count = sum(len(group["params"]) for group in value.param_groups)
     return {**captured, "state": {number: {} for number in range(count)}}
+
+
+def _holds(value: object, kind: type) -> bool:
+    """Whether one of a kind stands in a nest."""
+    if isinstance(value, Mapping):
+        return any(_holds(item, kind) for item in value.values())
+    if isinstance(value, (list, tuple, deque)):
+        return any(_holds(item, kind) for item in value)
+    return isinstance(value, kind)
 
 
 # -- what a rank holds ----------------------------------------------------------------------------------------------

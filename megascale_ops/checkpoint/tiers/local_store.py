@@ -244,7 +244,7 @@ class LocalStore:
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
             folder = storage.partial_folder(root, step, writer)
             raw = foreign.read(folder / plan.FILE_NAME, max(entry.size_bytes for entry in files))
-            return persist.sealed_of(step, ranks.world_size, watch.variants.layout, files), raw
+            return persist.sealed_of(step, ranks.world_size, watch.variants.world, files), raw
 
         def seal(sealed: Manifest, raw_plan: bytes) -> None:
             if leads:
@@ -298,7 +298,7 @@ class LocalStore:
         assert met.desk is not None, "asked for only where saves are in the background"
         writer = begun[met.nodes.lead_of(ranks.rank)]
         if ranks.leads:
-            met.desk.expect(save, partial(persist.sealed_of, step, ranks.world_size, watch.variants.layout))
+            met.desk.expect(save, partial(persist.sealed_of, step, ranks.world_size, watch.variants.world))
         return LocalSet(self, met, save, writer, watch)
 
     def leave_waiting(self, step: int, ranks: Ranks) -> None:

@@ -87,9 +87,8 @@ class Watch:
     ) -> Manifest:
         """The manifest of this save, with the program that makes it and the checkpoint that it goes on from."""
         parent = self.parent if self.parent >= 0 else msgspec.UNSET
-        mesh = self.variants.layout or msgspec.UNSET
         head = self.step, self.ranks.world_size, written_wall_s, files
-        return Manifest(*head, metric=metric, code=__version__, parent=parent, mesh=mesh)
+        return Manifest(*head, metric=metric, code=__version__, parent=parent, **self.variants.world.told())
 
     def without_tensors(self) -> "Watch":
         """This one, which holds neither state nor tensors any more: it is kept until a save in the background ends."""

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from megascale_ops.checkpoint import contents
+from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.allowed import Allowed
-from megascale_ops.checkpoint.state.variants import Variants, keys_here, put_together
+from megascale_ops.checkpoint.manifest import Manifest
+from megascale_ops.checkpoint.state.variants import Variants, keys_here, of_rank, put_together
+from megascale_ops.checkpoint.value_kinds import Slot
 from megascale_ops.errors import CheckpointError
 
 PLAIN = Allowed()
@@ -102,6 +105,55 @@ def test_a_rank_of_the_same_stage_gets_its_dict_in_its_order() -> None:
     saved = [{"r0": 1, "all": 2}, {"r1": 1, "all": 2}]
 
     assert list(put_together(saved, {"all": 0, "r1": 0}, PLAIN)) == ["r1", "all"]
+
+
+@pytest.mark.parametrize(
+    ("have", "own", "expected"),
+    [
+        ({"all": 0}, 1, {"all": 2, "b": 1}),  # a fresh object that has not come to "b" yet
+        ({}, 1, {"all": 2, "b": 1}),
+        ({"all": 0, "a": 0}, 1, {"all": 2, "a": 1}),  # another stage than the rank had
+        ({"all": 0}, None, {"all": 2}),  # of another job: what it has
+        ({}, None, {"all": 2, "a": 1, "b": 1}),
+        ({"all": 0}, 7, {"all": 2}),
+    ],
+)
+def test_a_rank_of_the_same_job_gets_what_it_had_saved(
+    have: dict[str, int], own: int | None, expected: dict[str, int]
+) -> None:
+    """Also what it does not have yet, unless it has become another rank."""
+    saved = [{"all": 2, "a": 1}, {"all": 2, "b": 1}]
+
+    assert of_rank(saved, have, have, own, PLAIN) == expected
+
+
+@pytest.mark.parametrize(("here", "expected"), [((0,), (0,)), ((0, 1), (0, 1)), ((1, 2), (1, 2)), ((), (0, 1))])
+def test_stages_that_were_cut_elsewhere_for_as_many_ranks_get_their_layers(
+    here: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    """A layer less is another stage; a dict that has none is a fresh one."""
+    saved = [
+        {"model": {key: Slot(key) for key in stage(0, 1)}, "seen": 1},
+        {"model": {key: Slot(key) for key in stage(2)}, "seen": 1},
+    ]
+    have = {"model": stage(*here), "seen": 0}
+
+    assert of_rank(saved, have, have, 0, PLAIN)["model"].keys() == stage(*expected).keys()
+
+
+def test_a_manifest_tells_whose_variant_is_which() -> None:
+    """Only of entries of which there are several, and to a job of as many ranks."""
+    states: list[dict[str, Any]] = [{"model": stage(0), "lr": 1}, {"model": stage(1), "lr": 1}, {"lr": 1}]
+    known = [Variants() for _ in states]
+    settled(states, known)
+
+    sealed = Manifest(7, 3, 0.0, (), **known[0].world.told())
+
+    assert [dict(each.world.variants) for each in known] == [{"model": (0, 1, -1)}] * 3
+    assert manifests.decode(manifests.encode(sealed)) == sealed
+    assert [manifests.variant_of(sealed, "model", rank, 3) for rank in range(3)] == [0, 1, None]
+    assert manifests.variant_of(sealed, "model", 0, 2) is None
+    assert manifests.variant_of(sealed, "lr", 0, 3) is None
 
 
 def test_one_variant_is_taken_as_it_is() -> None:
