@@ -4,8 +4,9 @@
 A name means the same on every rank that has it, so of tensors nothing has to be agreed on. But what says where in the
 entry they stand is one structure for each entry, and that of stage 0 has no place for the layers of stage 1. So ranks
 tell each other a digest of what they hold (which keys, which tensors of which shape), and their mesh. Where digests
-differ each *variant* is stored, and a restore puts them together: a rank gets those keys that it has, whoever had saved
-them. In a job of as many ranks as before it gets its own variant, unless it has become a rank of another stage.
+differ each *variant* is stored, and a restore puts them together: a rank gets those keys that it has, by whichever
+ranks they were saved. In a job of as many ranks as before it gets its own variant, unless it has become a rank of
+another stage.
 
     told = variants.take_apart(state, allowed, flat)          on each rank
     as_guessed = variants.settle(doing, all that was told, flat, ranks)
