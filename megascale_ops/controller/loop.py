@@ -26,7 +26,7 @@ from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.job import Job, Runner, wait_in
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
-from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Transitions, is_urgent
+from megascale_ops.controller.job.transitions import MOST_INCIDENTS, URGENT_S, Journal, Transitions, again_in_s
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
@@ -67,8 +67,6 @@ FORGET_NODE_S = 3600.0
 MOST_NODES = 65_536
 # 64 of one node: each user's runs there may bring one. The one that reports a job is looked for among them.
 MOST_AGENTS = 64
-# Agents of urgent jobs report five times a second, so that orders and reports arrive in time.
-URGENT_S = 0.2
 # Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.
 SMALL_JOB = 64
 
@@ -185,17 +183,17 @@ class Loop:
             self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
         self.hardware.ingest_heartbeat(heartbeat, only_job)
         view = folded.node
-        urgent = self._take_reports(heartbeat, view)
+        again_s = self._take_reports(heartbeat, view)
         if heartbeat.done_orders:
             self._done(heartbeat, view)
         held = self.transitions.agent_orders.get(heartbeat.node)
         orders = tuple(order for order in held.values() if self._may_have(view, order)) if held else ()
-        again_s = URGENT_S if urgent or orders else 0.0
+        again_s = URGENT_S if orders else again_s
         return HeartbeatReply(orders=orders, send_full=folded.send_full, again_s=again_s)
 
-    def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> bool:
-        """Hand on an agent's report of each job; return whether one of them is judged right now."""
-        urgent = False
+    def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> float:
+        """Hand on an agent's report of each job; return how soon the next one is wanted, 0 where that is no matter."""
+        again_s, nodes = 0.0, len(self.registry)
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
             job = self.jobs.get(report.job)
@@ -212,8 +210,9 @@ class Loop:
                     self._judge(job, report, view, sent_wall_s)
                 except Exception as error:  # noqa: BLE001  this job's fault is not the node's other jobs'
                     self.faults.note(job.name, f"taking in a heartbeat of node {view.node}", error)
-            urgent = urgent or is_urgent(job.state)
-        return urgent
+            wanted_s = again_in_s(job.state, self.clock() - job.entered_s, nodes)
+            again_s = min(again_s or wanted_s, wanted_s) if wanted_s else again_s
+        return again_s
 
     def _tell_cut(self, job: Job, report: JobReport, node: str) -> None:
         """Journal once for each round and node that its report of a job was cut."""

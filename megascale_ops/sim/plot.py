@@ -68,14 +68,26 @@ def _curve(run: Report) -> Iterator[str]:
         yield f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#eee"/>'
         yield _text(LEFT - 6, y + 4, f"{step:,}", 'text-anchor="end"')
     yield from _hours(run, bottom)
-    points = " ".join(f"{_x(run, at):.1f},{bottom - CURVE * (step + 1) / most:.1f}" for at, step in run.progress)
+    points = " ".join(f"{_x(run, at):.1f},{bottom - CURVE * (step + 1) / most:.1f}" for at, step in _held(run))
     yield f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="1.5"/>'
-    yield _text(LEFT, TOP - 8, "step")
+    letters = {_MARKS[fault.kind]: fault.kind for fault in run.faults}
+    told = "".join(f", {letter}: {kind.replace('_', ' ')}" for letter, kind in letters.items())
+    yield _text(LEFT, TOP - 8, f"step{told}{' (orange: not named rightly)' if told else ''}")
     for fault in run.faults:
         x, colour = _x(run, fault.at_s), _GOOD if fault.is_right else _BAD
         yield f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="{colour}" stroke-dasharray="3 3"/>'
         name = f"{fault.kind} of rank {fault.rank}: {'named rightly' if fault.is_right else 'not named rightly'}"
         yield f'<g fill="{colour}"><title>{escape(name)}</title>{_text(x + 2, TOP + 10, _MARKS[fault.kind])}</g>'
+
+
+def _held(run: Report) -> Iterator[tuple[float, int]]:
+    """Yield when the job was at which step; while it stands still it stays where it was, and goes back at once."""
+    before = -1
+    for at_s, step in run.progress:
+        if step <= before:
+            yield at_s, before
+        yield at_s, step
+        before = step
 
 
 def _hours(run: Report, bottom: float) -> Iterator[str]:

@@ -2,8 +2,10 @@
 """Simulate a cluster around the real controller, from settings to what came of it."""
 
 import asyncio
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -52,11 +54,23 @@ def simulate(settings: Settings, named: Sequence[Fault] = ()) -> Report:
         controller = Embedded(f"sqlite:///{Path(folder) / 'ops.db'}", clock=clock.mono_s, wall=clock.wall_s)
         try:
             world = World(settings, faults, controller, clock)
-            with asyncio.Runner(loop_factory=lambda: VirtualTime(clock)) as runner:
+            with _silence(), asyncio.Runner(loop_factory=lambda: VirtualTime(clock)) as runner:
                 runner.run(world.run())
             return _report(world, controller)
         finally:
             controller.close()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the controller's log quiet: its times are virtual, and every incident is in the report."""
+    log = logging.getLogger("megascale_ops.controller")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def compare(settings: Settings, named: Sequence[Fault], policies: Sequence[str]) -> Answer:

@@ -57,11 +57,11 @@ def simulate(
     so is time. Prints the effective training time ratio with its parts, whether each verdict named the class and the
     rank of the fault that was injected, and with --compare what other policies would have made of the same faults.
     """
-    import logging
     from importlib import import_module
     from pathlib import Path
 
     import_module("numpy")  # what is missing is reported before anything begins
+    from megascale_ops.errors import UsageError
     from megascale_ops.schema.policy import JobPolicy
     from megascale_ops.schema.policy_settings import read_settings, values_of
     from megascale_ops.sim import simulate as simulation
@@ -69,10 +69,10 @@ def simulate(
     from megascale_ops.sim.report import sentences
     from megascale_ops.sim.settings import Settings
 
-    # What it logs is of virtual time, and every incident is in the output.
-    logging.getLogger("megascale_ops.controller").setLevel(logging.ERROR)
     laws = tuple(name.strip() for name in faults.split(",") if name.strip() not in ("", "none"))
     settings = Settings(faults=laws, policy=JobPolicy(**values_of(read_settings(policy))), **numbers)
+    if plot is not None and not Path(plot).absolute().parent.is_dir():
+        raise UsageError(f"the picture can't be written to {plot}: there is no such folder")
     answer = simulation.compare(settings, read_faults(named), compare)
     if plot is not None:
         from megascale_ops.sim.plot import draw

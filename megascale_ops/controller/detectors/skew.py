@@ -49,16 +49,19 @@ class Skewing:
             watch = self._watches[job.name] = SkewWatch(job.record.world_size)
         watch.ingest_samples(node, samples)
 
-    def know(self, job: "Job", node: str, report: "RankReport") -> None:
-        """Note where a rank and its group are, and that it was late for a good reason where it wrote a checkpoint."""
-        self._unseen.setdefault(job.name, Unseen()).know(report.rank, report.collective)
-        watch = self._watches.get(job.name)
-        if watch is None:
-            return
-        watch.know(report.rank, node, report.mesh)
-        for work in report.work:
-            if work.checkpoint_s > 0:
-                watch.skew.late_starts.excuse(report.rank, work.checkpoint_s)
+    def know(self, job: "Job", node: str, reports: "Sequence[RankReport]") -> None:
+        """Note where ranks and their groups are, and which were late for a good reason: they wrote a checkpoint."""
+        unseen, watch = self._unseen.get(job.name), self._watches.get(job.name)
+        if unseen is None:
+            unseen = self._unseen[job.name] = Unseen()
+        for report in reports:
+            unseen.know(report.rank, report.collective)
+            if watch is None:
+                continue
+            watch.know(report.rank, node, report.mesh)
+            for work in report.work:
+                if work.checkpoint_s > 0:
+                    watch.skew.late_starts.excuse(report.rank, work.checkpoint_s)
 
     def pieces(self, job: "Job", steps: "Watch") -> "Pieces[dict[str, Verdict]]":
         """Return the verdicts that hold now, by the keys of warnings; makes a pass, piece by piece, when it is time.

@@ -77,17 +77,18 @@ class Slowness:
     def ingest_report(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
         """Take a node's report of its ranks; without the steps themselves where they come as rows."""
         self.own_checks.ingest_report(job, node, report)
-        for rank in report.ranks:
-            if not rank.work or rank.round != report.round:
-                continue
-            watched = self._open(job, rank.round)
+        stepped = [rank for rank in report.ranks if rank.work and rank.round == report.round]
+        if not stepped:
+            return
+        watched = self._open(job, report.round)
+        for rank in stepped:
             watched.steps.hear(rank.rank, rank.process.starved)
             if steps:
                 watched.steps.ingest_steps(rank.rank, node, rank.mesh, rank.work)
                 watched.losses.ingest_losses(rank.rank, node, rank.work, job.record.policy)
             if rank.sending >= 0.0:
                 watched.links.ingest_sending(rank.rank, node, rank.sending, rank.work, rank.sending_to)
-            self.skewing.know(job, node, rank)
+        self.skewing.know(job, node, stepped)
 
     def take_rows(self, job: Job, round_: int, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
         """Take steps of many ranks of a round, as a history hands them on; those of a round that is over are void."""

@@ -196,7 +196,7 @@ class StepHistory:
     def _know(self, rank: int, node: str, mesh: Mesh) -> bool:
         """Note where a rank is; False for one that cannot be."""
         place = self._places.get(rank)
-        if place is not None and place.node == node and place.mesh == mesh:
+        if place is not None and place.node == node and (place.mesh is mesh or place.mesh == mesh):
             return True
         if not 0 <= rank < MOST_RANKS:
             return False

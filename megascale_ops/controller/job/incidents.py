@@ -79,12 +79,19 @@ def close(incident: Incident, state: str, done: str = "") -> Incident:
 
 
 def add_evidence(incident: Incident, items: Iterable[EvidenceItem]) -> Incident:
-    """Add pieces of evidence, texts cut and bounded in number; a later look at a rank replaces the one before."""
+    """Add pieces of evidence, texts cut and bounded in number; a later look at a rank replaces the one before.
+
+    Of more than there is room for (12,288 ranks give 24,576) those about the ranks that the verdict names stay.
+    """
     cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)
     anew = {(item.kind, item.rank) for item in cut if item.ok and item.rank >= 0 and item.kind in LOOKED_AT_AGAIN}
     kept = tuple(item for item in incident.evidence if (item.kind, item.rank) not in anew)
-    room = MOST_EVIDENCE - len(kept)
-    return _replace(incident, evidence=kept + cut[: max(0, room)])
+    found = kept + cut
+    if len(found) > MOST_EVIDENCE:
+        named = frozenset(incident.verdict.culprits if incident.verdict is not None else ())
+        # Of equals the first to come are kept.
+        found = tuple(sorted(found, key=lambda one: one.rank not in named))[:MOST_EVIDENCE]
+    return _replace(incident, evidence=found)
 
 
 def _sentence(before: str, more: str) -> str:

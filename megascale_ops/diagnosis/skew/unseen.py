@@ -38,10 +38,10 @@ class Unseen:
 
     def know(self, rank: int, position: CollectivePosition | None) -> None:
         """Note how far a rank's group is."""
-        if position is None or position.enqueued < 0:
-            return
         known = self._ranks.get(rank)
         if known is None and len(self._ranks) >= _MOST_RANKS:
+            return  # nearly always, of a large job
+        if position is None or position.enqueued < 0:
             return
         if known is None or known.name != position.name or position.enqueued < known.last:
             self._ranks[rank] = _Count(position)

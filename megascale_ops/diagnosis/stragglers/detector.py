@@ -62,8 +62,9 @@ class Watch:
 
     def hear(self, rank: int, starved: float) -> None:
         """Take in for which share of the last second a rank wanted a core in vain."""
-        before = self._starved.get(rank, starved)
-        self._starved[rank] = before + _NEWEST * (starved - before)
+        before = self._starved.get(rank)
+        if before != starved:  # of most ranks it is 0 all the time
+            self._starved[rank] = starved if before is None else before + _NEWEST * (starved - before)
 
     def starved_of(self, rank: int) -> float:
         """Return for which share of the time a rank wants a core in vain, more than a typical one."""

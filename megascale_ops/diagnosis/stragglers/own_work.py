@@ -7,6 +7,7 @@ second and a process of one gigabyte. A rank is known by its *place*, the order 
 Pure: plain records, and the arithmetic of one step.
 """
 
+import math
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -190,11 +191,23 @@ class Rows:
         found: list[float] = row[~np.isnan(row)].tolist()
         return found
 
+    def newest_s(self, place: int, most: int) -> list[float]:
+        """Return the newest of a rank's excesses, at most so many, the newest first; cheap, for it is asked often."""
+        found: list[float] = []
+        for row in reversed(self._rows):
+            excess_s = float(row.excess_s[place]) if place < len(row.excess_s) else math.nan
+            if not math.isnan(excess_s):
+                found.append(excess_s)
+                if len(found) == most:
+                    break
+        return found
+
     def excesses_of(self, places: Places) -> Floats:
         """Return the excesses of some ranks (places, steps), oldest first; NaN where nothing was reported."""
         found: Floats = np.full((len(places), len(self._rows)), np.nan)
+        furthest = places.max(initial=-1)
         for column, row in enumerate(self._rows):
-            if len(row.excess_s) > places.max(initial=-1):
+            if len(row.excess_s) > furthest:
                 found[:, column] = row.excess_s[places]
             else:
                 there = places < len(row.excess_s)

@@ -304,10 +304,13 @@ class Group:
         worth_s = policy.straggler_share * self.step_s
         is_above = self._costs.totals[:, place] > heights
         window = self.count - int(self._costs.began[is_above, place].min())
-        excesses = self.rows.excesses_s(place)[-window:]
-        # Now, too: a sum comes down slowly, and a rank slow for half of the window may be well again.
-        typical_s = min(statistics.median_high(excesses), statistics.median_high(excesses[-PERSISTENT:]))
-        if window < self._persistent() or typical_s < worth_s:
+        if window < self._persistent():
+            return
+        # Now, too: a sum comes down slowly, and a rank slow for half of the window may be well again. And this first:
+        # of machines that are not quite alike, some hundreds in ten thousand are above the thresholds all the time.
+        if statistics.median_high(self.rows.newest_s(place, min(PERSISTENT, window))) < worth_s:
+            return
+        if statistics.median_high(self.rows.excesses_s(place)[-window:]) < worth_s:
             return
         if not self._stands(place, window, heights, policy):
             return

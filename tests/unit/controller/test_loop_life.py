@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from megascale_ops.controller.job.transitions import again_in_s
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.messages import Evidence, EvidenceItem, Leave
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, RankError
@@ -177,6 +179,14 @@ async def test_agents_of_an_urgent_job_report_sooner() -> None:
 
     assert calm == 0.0
     assert world.beat("a").again_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("nodes", "later_s"), [(1, 0.2), (400, 0.2), (1_536, 0.768), (12_500, 6.25)])
+def test_many_nodes_report_sooner_for_as_long_as_evidence_takes(nodes: int, later_s: float) -> None:
+    """Then at most 2,000 heartbeats a second in all: an absent rank is waited for nine minutes. No calm job asks."""
+    assert again_in_s(State.CONFIRMING, 1.0, nodes) == 0.2
+    assert again_in_s(State.CONFIRMING, 60.0, nodes) == pytest.approx(later_s)
+    assert again_in_s(State.RUNNING, 60.0, nodes) == 0.0
 
 
 async def test_a_process_continued_in_time_costs_nothing() -> None:

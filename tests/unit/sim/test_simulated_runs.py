@@ -13,17 +13,17 @@ from megascale_ops.sim.report import Report
 from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.simulate import compare, simulate
 
-# A quarter of an hour of 16 ranks with steps of 2 s takes a second of CPU; absentees get one minute, not nine.
+# Seven minutes of 16 ranks with steps of 2 s take half a second of CPU; absentees get one minute, not nine.
 SMALL = Settings(
     ranks=16,
     ranks_per_node=4,
     pp=1,
-    hours=0.25,
+    hours=0.12,
     seed=1,
     faults=(),
     step_s=2.0,
-    checkpoint_every_s=200.0,
-    checkpoint_write_s=10.0,
+    checkpoint_every_s=60.0,
+    checkpoint_write_s=5.0,
     start_s=10.0,
     load_s=5.0,
     policy=JobPolicy(absent_patience_s=60.0),
@@ -43,17 +43,17 @@ def test_without_faults_nothing_is_lost_but_the_start_and_the_stalls_of_checkpoi
     spent = {row: seconds for row, seconds in found.rows.items() if seconds}
     assert spent.keys() <= {"train", "straggle", "checkpoint", "start"}
     assert spent.get("straggle", 0.0) < 0.03 * sum(spent.values())
-    assert spent["checkpoint"] == pytest.approx(4 * SMALL.checkpoint_stall_s, abs=0.1)
+    assert spent["checkpoint"] == pytest.approx(6 * SMALL.checkpoint_stall_s, abs=0.1)
     whole_s = sum(spent.values())
     lost_s = spent["start"] + spent["checkpoint"] + spent.get("straggle", 0.0)
     assert found.ratio == pytest.approx(1.0 - lost_s / whole_s, abs=1e-3)
-    assert found.effective == pytest.approx(found.true_effective, abs=3e-3)
+    assert found.effective == pytest.approx(found.true_effective, abs=0.01)  # it ends with the last whole step
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_of_each_kind_is_named_with_its_class_and_its_culprit(kind: str) -> None:
     """One incident, about that fault, that names it; and the job trains again where it was stopped."""
-    found = run(f"{kind}@0.08:0.4")
+    found = run(f"{kind}@0.03:0.4")
 
     assert [fault.kind for fault in found.faults] == [kind]
     assert all(fault.is_right for fault in found.faults), found.incidents
@@ -66,11 +66,11 @@ def test_a_fault_of_each_kind_is_named_with_its_class_and_its_culprit(kind: str)
 @pytest.mark.parametrize(
     "legitimate",
     [
-        {"evaluate_every_s": 200.0, "evaluate_s": 120.0},
-        {"first_step_s": 240.0},
+        {"evaluate_every_s": 100.0, "evaluate_s": 60.0},
+        {"first_step_s": 120.0},
         {"noise": 0.05, "uneven": 0.0},
-        {"checkpoint_stall_s": 60.0},
-        {"start_s": 300.0},
+        {"checkpoint_stall_s": 30.0},
+        {"start_s": 120.0},
     ],
     ids=["evaluation", "slow first step", "noise", "long save", "slow start"],
 )
@@ -79,15 +79,15 @@ def test_what_is_legitimate_is_no_incident(legitimate: dict[str, float]) -> None
     found = run(**legitimate)
 
     assert (found.incidents, found.restarts, found.state) == ((), 0, "running")
-    assert found.steps > 50
+    assert found.steps > 40
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     """Two runs of one seed are equal to the byte, faults drawn from a law included; another seed gives another run."""
-    law = {"faults": ("fail-slow", "llama3"), "hours": 0.1, "ranks": 32}
+    law = {"faults": ("fail-slow", "llama3"), "hours": 0.08}
 
     first, again, other = (
-        msgspec.json.encode(run("segfault@0.03", "hang@0.05", seed=seed, **law)) for seed in (5, 5, 6)
+        msgspec.json.encode(run("segfault@0.02", "hang@0.04", seed=seed, **law)) for seed in (5, 5, 6)
     )
 
     assert first == again
@@ -98,7 +98,7 @@ def test_heartbeats_that_are_left_out_change_no_verdict() -> None:
     """With one heartbeat a second throughout, the same faults get the same verdicts, within a second or so."""
     faults = ("network_error@0.06:0.4", "host_lost@0.15:0.7")
 
-    usual, every = run(*faults), run(*faults, every_heartbeat=True)
+    usual, every = run(*faults, hours=0.25), run(*faults, hours=0.25, every_heartbeat=True)
 
     assert every.heartbeats > 1.3 * usual.heartbeats
     assert [(one.fault, one.culprits, one.nodes) for one in every.incidents] == [
@@ -109,22 +109,22 @@ def test_heartbeats_that_are_left_out_change_no_verdict() -> None:
 
 def test_a_machine_that_is_bad_is_measured_and_kept_out() -> None:
     """The next round has a spare in its place; without a spare the job waits, and the ledger calls that idle."""
-    with_spare = run("gpu_error@0.05:0.4", spares=1)
-    without = run("gpu_error@0.05:0.4", spares=0)
+    with_spare = run("gpu_error@0.03:0.4", spares=1)
+    without = run("gpu_error@0.03:0.4", spares=0)
 
     assert with_spare.rows["idle"] == 0.0
     assert with_spare.state in ("running", "catching_up")
     assert len(with_spare.faults) == 1
-    assert without.rows["idle"] > 300.0 or len(without.faults) > 1
+    assert without.rows["idle"] > 100.0 or len(without.faults) > 1
 
 
 def test_what_another_policy_would_have_cost_is_told() -> None:
-    """Patience of five minutes instead of one with an absent rank costs four minutes of wall time."""
-    answer = compare(SMALL, read_faults(["hang@0.05:0.4"]), ["absent_patience_s=300"])
+    """An absent rank is waited for as long as a step may take, 109 s here; with a patience of 240 s, 131 s longer."""
+    answer = compare(SMALL, read_faults(["hang@0.03:0.4"]), ["absent_patience_s=240"])
 
     (choice,) = answer.choices
-    assert choice.setting == "absent_patience_s=300"
-    assert choice.saved_s == pytest.approx(-240.0, abs=30.0)
+    assert choice.setting == "absent_patience_s=240"
+    assert choice.saved_s == pytest.approx(-131.0, abs=15.0)
 
 
 def test_faults_that_come_while_the_job_starts_wait_until_it_trains() -> None:
@@ -142,16 +142,16 @@ def test_a_fault_after_the_end_is_refused() -> None:
 
 
 def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
-    """Over many seeds the laws give the number of faults that their sources count, within 5 %."""
+    """Over many seeds the laws give the number of faults that their sources count, within 10 %."""
     import numpy as np
 
     from megascale_ops.sim.faults import draw
     from megascale_ops.sim.laws import LAWS
 
-    days = 300
+    days = 100
     for name, law in LAWS.items():
-        settings = Settings(ranks=16_384, hours=24.0, faults=(name,))
+        settings = Settings(ranks=98_304, hours=24.0, faults=(name,))
         drawn = [fault for seed in range(days) for fault in draw(settings, np.random.default_rng(seed))]
-        expected = law.events_a_day(16_384, 8)
+        expected = law.events_a_day(98_304, 8)
         assert len(drawn) / days == pytest.approx(expected, rel=0.1), name
         assert all(0 <= fault.at_s <= DAY_S for fault in drawn)
