@@ -4,7 +4,7 @@
 # a time, then what is about time and needs the cores, alone. Five on two cores: with three at a time the cores were idle
 # for half of the time.
 #
-# Some 690 tests each start a handful of programs on two cores that others may use too. A machine that stands still for
+# Some 740 tests each start a handful of processes on two cores that others may use too. A machine that stands still for
 # ten seconds breaks promises about time that the code keeps. So up to three tests that failed are held once more, with
 # the machine to themselves; what fails again has failed. The first failure stays in the output, for whoever looks for
 # a race: a test that comes up here twice has one. The last line names them all, so that nobody overlooks them.
