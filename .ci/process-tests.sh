@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests with real processes: first six at a time, then what is about time and waits for most of it (`calm`), five at a
 # time, then what is about time and needs the cores, alone. Six on two cores: with three at a time the cores were idle for
-# half of the time, and programs are forked since, which takes half of the CPU time.
+# half of the time, and programs are forked since, which takes a third less CPU time.
 #
 # Some 740 tests each start a handful of processes on two cores that others may use too. A machine that stands still for
 # ten seconds breaks promises about time that the code keeps. So up to three tests that failed are held once more, with
