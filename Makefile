@@ -22,7 +22,7 @@ help:
 	@echo "make test            lint, types, floors and all tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
-	@echo "make test-processes  tests with real processes, about 15 minutes"
+	@echo "make test-processes  tests with real processes, 10 to 15 minutes"
 	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
 	@echo "make test-versions   the releases of Python, torch and Triton that are supported, one environment each; some 25 GB, 40 minutes"
 	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes and the HTTP API, about 20 minutes"

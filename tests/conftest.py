@@ -2,6 +2,7 @@
 """What holds for all tests."""
 
 import gc
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,16 @@ __all__ = ["pytest_addoption", "pytest_runtest_protocol"]  # pytest finds hooks 
 # A test never asserts speed; an example that takes more than 0.2 s on a machine with other work would be a failure.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: what is found lives to the end, and each look goes over it all."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -200,7 +200,7 @@ class Launch:
         assert len(acted_upon(found)) == 1, f"one incident to be acted upon:\n{told}\n{self.output()}"
         return acted_upon(found)[0]
 
-    def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 180.0) -> int:
+    def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 360.0) -> int:
         """Wait for a run to end and return its exit code."""
         try:
             return proc.wait(deadline_s)

@@ -160,7 +160,7 @@ class Node(Program):
         found = self.round_file()
         return [rank.pid for rank in found.ranks] if found is not None else []
 
-    def finish(self, deadline_s: float = 180.0) -> int:
+    def finish(self, deadline_s: float = 360.0) -> int:
         """Wait for its runner to end and return the exit code."""
         assert self.proc is not None
         try:
@@ -259,7 +259,7 @@ class Cluster:
         programs: list[Program] = [self.controller, *self.nodes.values()]
         return "\n".join(f"--- {one.log}\n{one.output()[-4000:]}" for one in programs)
 
-    def finish(self, *names: str, deadline_s: float = 180.0) -> None:
+    def finish(self, *names: str, deadline_s: float = 360.0) -> None:
         """Let the job come to its end, and wait until these runners (default: all) have ended well."""
         self.enough()
         for name in names or self.nodes:

@@ -21,6 +21,7 @@ README_COMMANDS = ("make demo",)
 @pytest.mark.alone  # four faults, each named within seconds, before four ranks that need both cores
 def test_the_demo_comes_true(launch: Launch) -> None:
     """All four faults are named with the right rank, the loss falls, and nothing is left behind."""
+    launch.is_cold = True
     demo = launch.spawn("demo", log="demo.log")
     code = launch.finish(demo, deadline_s=360.0)  # three quarters of a minute where nothing else runs
     said = launch.output("demo.log")

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 
 import pytest
 
@@ -34,8 +35,11 @@ def hold(launch: Launch, commands: list[str]) -> None:
     assert commands
     for command in commands:
         program, *arguments = shlex.split(command)
-        assert program == "megascale-ops"
-        done = launch.command(*arguments, cwd=launch.tmp_path)
+        if program == "megascale-ops":
+            done = launch.command(*arguments, cwd=launch.tmp_path)
+        else:
+            line = [program, *arguments]
+            done = subprocess.run(line, cwd=launch.tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{command}: {done.stderr or done.stdout}"
         assert done.stdout.strip(), f"{command} says nothing"
 

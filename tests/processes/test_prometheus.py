@@ -108,7 +108,8 @@ class Agent:
     def _start(self, controller: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         place = ("--node", self.node.node, "--box-root", str(self.node.root), "--metrics-listen", "127.0.0.1:0")
         arguments = ("agent", "--controller", controller, *place, *self.machine.options())
-        return start(arguments, {**env_of_programs(), **self.machine.environment()}, log)
+        # A program: its memory is judged.
+        return start(arguments, {**env_of_programs(), **self.machine.environment()}, log, is_cold=True)
 
     async def look(self, served: Served) -> str:
         """Let ranks step until hardware has been looked at; return where the metrics are."""

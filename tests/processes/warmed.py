@@ -17,8 +17,8 @@ from tempfile import TemporaryFile
 from typing import IO, NamedTuple
 
 from tests.fixtures import warm_parent
+from tests.fixtures.warm_parent import PROGRAM
 
-PROGRAM = (sys.executable, "-m", "megascale_ops.cli.main")
 READY_S = 120.0
 
 
