@@ -46,6 +46,7 @@ _ROOMS = (
             "megascale_ops/checkpoint/manager.py": ("CheckpointManager",),
             "megascale_ops/checkpoint/manifest.py": ("CheckpointReport",),
             "megascale_ops/checkpoint/latest.py": ("newest", "verify"),
+            "megascale_ops/checkpoint/state/per_rank.py": ("PerRank", "RandomStates"),
             "megascale_ops/checkpoint/tiers/settings.py": ("LocalTier",),
         },
     ),

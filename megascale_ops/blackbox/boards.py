@@ -118,12 +118,12 @@ def parse(data: bytes) -> Board | None:
 
 def _waits(words: Sequence[int], launch: int) -> tuple[int, bool]:
     """Return (peer, gave up) of a role in this launch, (-1, False) without a wait; giving up outlives the launch."""
-    tile, state, _, peer, needed, seen = words
+    _, state, _, peer, needed, seen = words
     if needed >> SIGNATURE_BITS != launch or peer < 0:
         return -1, False
-    is_done = tile & ALL_TILES_DONE == ALL_TILES_DONE
     gave_up = state == GAVE_UP
-    return (peer, gave_up) if gave_up or (state == WAITING and not is_done and seen != needed) else (-1, False)
+    # Whether its tiles are done is not asked: two warpgroups may share a role, and one has ended while the other waits.
+    return (peer, gave_up) if gave_up or (state == WAITING and seen != needed) else (-1, False)
 
 
 def _tiles_done(board: Board) -> int | None:

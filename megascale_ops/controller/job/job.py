@@ -125,8 +125,7 @@ class Job:
         self.saves = 0
         self.waiters: set[asyncio.Future[None]] = set()  # until everything is journaled
         self.joining: set[Runner] = set()  # runners with a pending join
-        self.round_watchers: set[asyncio.Future[None]] = set()  # requests that wait for the end of the round
-        self._watched_round = record.round  # that they wait for
+        self.round_watchers: dict[int, set[asyncio.Future[None]]] = {}  # by round: requests that wait for its end
 
     @property
     def name(self) -> str:
@@ -218,9 +217,8 @@ class Job:
     def wake(self) -> None:
         """Let all waiting joins look again."""
         _wake(self.waiters)
-        if self.round_watchers and (self.is_over or self.record.round != self._watched_round):
-            self._watched_round = self.record.round
-            _wake(self.round_watchers)
+        for ended in [round_ for round_ in self.round_watchers if self.is_over or round_ != self.record.round]:
+            _wake(self.round_watchers.pop(ended))
         for runner in self.joining:
             runner.wake()
 

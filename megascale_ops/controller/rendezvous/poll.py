@@ -74,7 +74,7 @@ async def round_ends(
     while (job := jobs.get(name)) is not None and (left_s := deadline_s - clock()) > 0:
         if job.is_over or job.record.round != round_:
             return
-        await wait_in(job.round_watchers, left_s)
+        await wait_in(job.round_watchers.setdefault(round_, set()), left_s)
 
 
 def _to_outdated(job: Job, poll: Poll) -> tuple[Order, ...]:
