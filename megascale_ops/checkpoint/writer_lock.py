@@ -22,6 +22,7 @@ from megascale_ops.checkpoint.lock_files import LockFile, Names
 from megascale_ops.checkpoint.writers import Answer, Seen, Writer
 from megascale_ops.errors import CheckpointError
 
+KEEPER = "checkpoint-lease"  # the thread that renews them
 # A sixth of the lease: five renewals may fail.
 _RENEW_S = writers.LEASE_S / 6
 # 0.2 s: how soon a death on this machine, or a renewal, is seen by a process that waits for it.
@@ -212,7 +213,7 @@ def _keep(lock: WriterLock) -> None:
     _held.add(lock)
     if _keeper is None or not _keeper.is_alive():
         stopped = threading.Event()
-        _keeper = threading.Thread(target=_renew_all, args=(stopped,), name="checkpoint-lease", daemon=True)
+        _keeper = threading.Thread(target=_renew_all, args=(stopped,), name=KEEPER, daemon=True)
         atexit.register(_release_all, os.getpid(), stopped)
         _keeper.start()
 
