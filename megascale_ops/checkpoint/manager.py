@@ -431,7 +431,7 @@ class CheckpointManager:
     def _look_for_writers(self, ranks: "Ranks") -> None:
         """Wait for what former processes of this job still write; warn where a save will be refused (no error)."""
         try:
-            answer = self._lock().poll_lock(ranks.rank, ranks.world_size)
+            answer = self._lock().poll_lock_of_the_living(ranks.rank, ranks.world_size)
             if answer.verb == "take" and self._remote is None:
                 unfinished.await_unfinished(unfinished.in_folder(self.path))
             elif answer.verb == "take" and self._remote is not None:

@@ -2,6 +2,7 @@
 """This process as a writer of checkpoints, and whether another one of this machine still lives."""
 
 import os
+import signal
 import socket
 import time
 import uuid
@@ -13,6 +14,7 @@ from megascale_ops.checkpoint.writers import Life, Process, Writer
 # The names of schema.environment; schema and checkpoint share a floor and do not import each other.
 _JOB, _JOB_ID, _ROUND, _NODE = "MEGASCALE_JOB", "MEGASCALE_JOB_ID", "MEGASCALE_ROUND", "MEGASCALE_NODE"
 _PF_EXITING = 0x4  # include/linux/sched.h: the process has begun to die and runs no more of its program
+_KILLED = 1 << (signal.SIGKILL - 1)  # its bit among the signals that are pending
 
 
 def this_process() -> Process:
@@ -66,13 +68,14 @@ def life_of(process: Process, me: Process) -> Life:
     stat = _read_stat(process.pid)
     if stat is None:
         return _life_by_signal(process.pid)
-    state, flags, threads, start_ticks = stat
+    state, flags, threads, start_ticks, pending = stat
     if start_ticks != process.start_ticks:
         return "dead"  # its pid was given to another
     if threads <= 1 and state in "ZXx":
         return "dead"
-    # The kernel frees 140 GB in seconds, and a restart that follows a SIGKILL at once comes in between.
-    return "dying" if flags & _PF_EXITING else "alive"
+    # The kernel frees 140 GB in seconds, and a restart that follows a SIGKILL at once comes in between; on a busy
+    # machine also before the process has been given a core to die on.
+    return "dying" if flags & _PF_EXITING or pending & _KILLED else "alive"
 
 
 def _life_by_signal(pid: int) -> Life:
@@ -86,10 +89,13 @@ def _life_by_signal(pid: int) -> Life:
     return "unknown"
 
 
-def _read_stat(pid: int) -> tuple[str, int, int, int] | None:
-    """State, flags, number of threads and start ticks (proc_pid_stat(5): fields 3, 9, 20, 22); None: not known."""
+def _read_stat(pid: int) -> tuple[str, int, int, int, int] | None:
+    """State, flags, number of threads, start ticks and pending signals; None: not known.
+
+    proc_pid_stat(5): fields 3, 9, 20, 22, 31. The last are those of its first thread, and SIGKILL is given to each.
+    """
     with suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = text[text.rindex(")") + 2 :].split()
-        return fields[0], int(fields[6]), int(fields[17]), int(fields[19])
+        return fields[0], int(fields[6]), int(fields[17]), int(fields[19]), int(fields[28])
     return None

@@ -70,6 +70,20 @@ class WriterLock:
         with self._busy:
             return self._judge(self._observe(), processes.describe_writer(rank, world_size), changed=False)
 
+    def poll_lock_of_the_living(self, rank: int, world_size: int) -> Answer:
+        """The same, once the end of a process that is dying is over, or after ``_MOST_WATCH_S``.
+
+        A restart that follows a SIGKILL at once would find the folder held, and miss what the killed process's writer
+        seals.
+
+        Raises:
+            OSError: the folder can't be listed.
+        """
+        until_s = time.monotonic() + _MOST_WATCH_S
+        while (answer := self.poll_lock(rank, world_size)).soon and time.monotonic() < until_s:
+            time.sleep(_WATCH_S)
+        return answer
+
     def hold(self, rank: int, world_size: int) -> int:
         """Hold the folder from now on; the number of our name, which no other writer ever has.
 

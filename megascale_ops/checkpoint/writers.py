@@ -85,11 +85,15 @@ class Seen(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """``take`` the folder, ``watch`` on, or ``refuse``; and why. Not ``certain``: taken for its silence alone."""
+    """``take`` the folder, ``watch`` on, or ``refuse``; and why.
+
+    Not ``certain``: taken for its silence alone. ``soon``: its process is ending, so that it is known in moments.
+    """
 
     verb: Literal["take", "watch", "refuse"]
     reason: str
     certain: bool = True
+    soon: bool = False
 
 
 def decode(raw: bytes) -> Writer | None:
@@ -138,4 +142,5 @@ def _judge_living(seen: Seen, writer: Writer) -> Answer:
     lease_s = min(max(writer.lease_s, _LEAST_LEASE_S), _MOST_LEASE_S)
     if seen.unchanged_s >= lease_s:
         return Answer("take", f"{writer.who()} did not renew its lease for {lease_s:.0f} s", certain=False)
-    return Answer("watch", f"{writer.who()} may still write there; its lease is {lease_s:.0f} s")
+    is_dying = seen.life == "dying"
+    return Answer("watch", f"{writer.who()} may still write there; its lease is {lease_s:.0f} s", soon=is_dying)

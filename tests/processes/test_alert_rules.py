@@ -42,7 +42,9 @@ def tool(*command: str) -> str:
 
 def test_rules_and_configuration_are_accepted() -> None:
     """``promtool check rules`` and ``amtool check-config`` find nothing wrong."""
-    assert "32 rules found" in tool("promtool", "check", "rules", str(RULES / "alerts.yml"))
+    alerts = RULES / "alerts.yml"
+    count = alerts.read_text(encoding="utf-8").count("- alert: ")
+    assert f"SUCCESS: {count} rules found" in tool("promtool", "check", "rules", str(alerts))
     assert "SUCCESS" in tool("promtool", "check", "rules", str(RULES / "recording.yml"))
     assert "SUCCESS" in tool("amtool", "check-config", str(CONFIGURATION))
 

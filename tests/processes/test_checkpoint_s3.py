@@ -225,7 +225,7 @@ def test_a_restart_waits_for_what_an_orphan_still_writes(behind: dict[str, Any])
     orphan = behind["orphan"]
 
     assert orphan["sealed before"] == []
-    assert orphan["restored"] == orphan["in flight"], orphan
+    assert orphan["restored"] == orphan["in flight"], orphan["said"]
     assert orphan["whole"]
     assert "waiting for the checkpoint that is still written to s3://" in orphan["said"]
 

@@ -53,6 +53,33 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path, caplog: 
 
 
 @pytest.mark.parametrize(
+    ("flags", "pending", "life"),
+    [(0x400000, 0, "alive"), (0x400004, 0, "dying"), (0x400000, 1 << 8, "dying"), (0x400000, 1 << 14, "alive")],
+    ids=["lives", "is taken apart", "SIGKILL waits for a core", "SIGTERM does"],
+)
+def test_a_killed_process_is_dying_before_it_is_dead(
+    monkeypatch: pytest.MonkeyPatch, flags: int, pending: int, life: str
+) -> None:
+    """By its flags, or by the signal that no program can refuse."""
+    other = neighbour()
+    monkeypatch.setattr(processes, "_read_stat", lambda _pid: ("R", flags, 3, other.start_ticks, pending))
+
+    assert processes.life_of(other, processes.this_process()) == life
+
+
+def test_a_restart_awaits_the_end_of_a_process_that_is_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would miss what that one's writer process is about to seal. The control: one that lives."""
+    lives = ["dying", "dying", "dead", "alive"]
+    monkeypatch.setattr(processes, "life_of", lambda _process, _me: lives.pop(0))
+    monkeypatch.setattr(writer_lock, "_WATCH_S", 0.0)
+    put(tmp_path, neighbour())
+
+    answers = [WriterLock(tmp_path).poll_lock_of_the_living(0, 1).verb for _ in range(2)]
+
+    assert (answers, lives) == (["take", "refuse"], [])
+
+
+@pytest.mark.parametrize(
     "process",
     [
         msgspec.structs.replace(neighbour(), start_ticks=1),
