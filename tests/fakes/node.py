@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a runner and its ranks leave on a node, made by a test: real processes, round files, black boxes, logs."""
 
+import contextlib
 import os
 import signal
 import struct
@@ -161,7 +162,8 @@ class FakeNode:
         """Kill all ranks and let go of their boxes."""
         for child in self.children.values():
             if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended since, and is waited for below
+                    os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         self.children.clear()
         for box in self.boxes.values():

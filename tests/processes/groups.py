@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of tests that one worker holds, and files that are begun with.
 
-A group of files shares what the machine has once, or what is dear to make.
+A group of files shares what the machine has once, or what is dear to make. Of Slurm's clusters each begins with job 1
+on the nodes n1 and n2, and the port of a job's controller follows from that.
 
 pytest-xdist's own groups (``--dist loadgroup``) keep nobody together with pytest 9.2: the plugin writes a group into
 ``_nodeid``, which is no longer read. Workers then waited for each other's locks, and each made the fixtures anew
@@ -42,10 +43,14 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",
     "tests/processes/test_page.py": "page",
     "tests/processes/test_shared_memory.py": "users",
-    "tests/processes/test_slurm_guide.py": "Slurm's guide",
-    "tests/processes/test_slurm_nodes.py": "Slurm's nodes",
-    "tests/processes/test_slurm_requeue.py": "Slurm's requeues",
-    "tests/processes/test_slurm_submit.py": "Slurm's submit",
+    "tests/processes/test_slurm.py": "Slurm",
+    "tests/processes/test_slurm_faults.py": "Slurm",
+    "tests/processes/test_slurm_guide.py": "Slurm",
+    "tests/processes/test_slurm_nodes.py": "Slurm",
+    "tests/processes/test_slurm_requeue.py": "Slurm",
+    "tests/processes/test_slurm_shared_node.py": "Slurm",
+    "tests/processes/test_slurm_step.py": "Slurm",
+    "tests/processes/test_slurm_submit.py": "Slurm",
     "tests/processes/test_stranger.py": "users",
 }
 # Those with tests of 20 s and more, the longest first.
