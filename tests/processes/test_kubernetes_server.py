@@ -307,6 +307,13 @@ async def test_a_server_that_is_away_costs_the_job_one_sentence(
     assert kinds == ["node_withheld", "node_not_drained"]
     assert [*world.loop.registry.withheld] == ["n2"]
 
+    def has_read_its_roles() -> bool:  # a while after it calls itself ready; till then it refuses what they grant
+        try:
+            return bool(ours(5.0).states())
+        except RightsError:
+            return False
+
+    until(has_read_its_roles, "the server knows the roles again")
     world.now_s += 1000.0
     evict()
     await actuating.poll()
