@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cheap look that lets nearly every line of an ordinary log pass before the table of last words is asked.
+
+Any line that a row outside of tracebacks could match has one of these pieces: 6 us for a line instead of 50 us for the
+whole table, on a busy 2-core machine. Each begins with a plain letter or sign, which Python's search skips to (with
+alternatives such as [Ee] it takes 15 us).
+"""
+
+import re
+
+from megascale_ops.diagnosis.exits.translated_errors import NO_MEMORY, NO_SPACE
+
+_PIECES = (
+    "rror", "RROR", "gloo", "imed out", "imeout", "ime out", "remote p", "emory", "oom", "OOM", "bad_alloc", "Xid",
+    "fallen off", "aborted", "NCCL", "NET/IB", "_STATUS_", "ssert", "space left", "Errno", "quota", "fault", "ignal",
+    "SIG", "Abort", "terminate called", "(): ", "IBV_WC", "rrupt", "Killed", "TCPStore", "recvValue", "sendBytes",
+    "torch_", "monitoredBarrier", "mismatch", "ismatched", "DDP expects", "not to match", "Duplicate GPU", "DataLoader",
+    "ailed", "unexpected pos", "ystem not", "uncorrectable", "CUDA", "uda", "GPU is lost", "EADDR", "ddress already",
+    "got stuck", "watchdog", "taking the", "exitcode", "return code", "xit status", "xit code", "xited with",
+    "CANCELLED", "DUE TO", "StorageF", "store->get", "refused", "returned", "data size", "dump debug", "preamble",
+    "truncated", "kernel image", "an illegal", "launch failure", "HSA_", "ibv_", "fi_mr", "Horovod has",
+    "Forcefully term", "another task", "on service detected", "tributed service", "agent is in", "HW Exception",
+    "unhealthy (", "virtual method", "etected ***", "core dumped", "low on ", "usage exceeds", "disk is full",
+    "Transport retry", "UCX", "NVML", "nvml", "device handle", "lost communication", "no socket interface",
+    "general protection", *NO_SPACE, *NO_MEMORY,
+)  # fmt: skip
+HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))
