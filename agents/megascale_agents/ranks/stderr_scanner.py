@@ -17,7 +17,7 @@ import msgspec
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import Owner, myself
 from megascale_ops.diagnosis.exits.last_words import STALE_LINES, LineReader, weight_of
-from megascale_ops.diagnosis.exits.word_table import CAUSE, Row
+from megascale_ops.diagnosis.exits.word_rows import CAUSE, Row
 from megascale_ops.schema.progress import LastWords
 
 KEPT_LINES = 200

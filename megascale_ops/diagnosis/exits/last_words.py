@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix
 from megascale_ops.diagnosis.exits.quick_look import HINT
-from megascale_ops.diagnosis.exits.word_table import BY_NAME, HARMLESS, PATTERNS, PEER_LOST, Row
+from megascale_ops.diagnosis.exits.word_rows import HARMLESS, PEER_LOST, Row
+from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import LastWords, RankReport
 

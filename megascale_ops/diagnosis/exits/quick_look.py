@@ -8,10 +8,10 @@ alternatives such as [Ee] it takes 15 us).
 
 import re
 
-from megascale_ops.diagnosis.exits.translated_errors import NO_MEMORY, NO_SPACE
+from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 
 _PIECES = (
-    "rror", "RROR", "gloo", "imed out", "imeout", "ime out", "remote p", "emory", "oom", "OOM", "bad_alloc", "Xid",
+    "rror", "RROR", "gloo", "imed out", "imeout", "remote p", "emory", "oom", "OOM", "bad_alloc", "Xid",
     "fallen off", "aborted", "NCCL", "NET/IB", "_STATUS_", "ssert", "space left", "Errno", "quota", "fault", "ignal",
     "SIG", "Abort", "terminate called", "(): ", "IBV_WC", "rrupt", "Killed", "TCPStore", "recvValue", "sendBytes",
     "torch_", "monitoredBarrier", "mismatch", "ismatched", "DDP expects", "not to match", "Duplicate GPU", "DataLoader",
@@ -22,6 +22,7 @@ _PIECES = (
     "Forcefully term", "another task", "on service detected", "tributed service", "agent is in", "HW Exception",
     "unhealthy (", "virtual method", "etected ***", "core dumped", "low on ", "usage exceeds", "disk is full",
     "Transport retry", "UCX", "NVML", "nvml", "device handle", "lost communication", "no socket interface",
-    "general protection", *NO_SPACE, *NO_MEMORY,
+    "general protection", "allocation failed", "libc++abi", "ime out", "Terminated", "zsh: ",
+    "fish: ", "csh: ", "ksh: ", *NO_SPACE, *NO_MEMORY, *KILLED, *SEGFAULT,
 )  # fmt: skip
 HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the system as glibc's catalogue translates them, in the languages that cluster hosts use.
+"""Errors and signals as glibc's catalogue translates them, in the languages that cluster hosts use.
 
 C tools print the translation without the number. The words are whole enough that nothing else has them.
 """
@@ -12,4 +12,10 @@ NO_SPACE = (
 NO_MEMORY = (
     "Impossible d'allouer de la mémoire", "Nicht genügend Hauptspeicher", "No se pudo asignar memoria",
     "Impossibile allocare memoria", "Não foi possível alocar memória", "メモリを確保できません", "无法分配内存",
+)  # fmt: skip
+# strsignal(), as shells print it behind the number of a process: read only where it stands as they put it.
+KILLED = ("Getötet", "Processus arrêté", "Ucciso", "Убито", "強制終了", "已杀死", "죽었음")
+SEGFAULT = (
+    "Speicherzugriffsfehler", "Erreur de segmentation", "Violación de segmento", "Errore di segmentazione",
+    "Falha de segmentação", "Ошибка сегментирования", "段错误", "세그멘테이션 오류",
 )  # fmt: skip

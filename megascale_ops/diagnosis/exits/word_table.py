@@ -16,48 +16,12 @@ holds a real line for each row, and a near miss that it must leave alone.
 """
 
 import re
-from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.translated_errors import NO_MEMORY, NO_SPACE
+from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
+from megascale_ops.diagnosis.exits.word_rows import HARMLESS, NOBODY, Row, cause, victim
 
-CAUSE, VICTIM, NOBODY, HARMLESS = "cause", "victim", "nobody", "harmless"
-# The class of a victim's words; it is none of the faults a verdict may carry (schema.fault_classes.FAULTS), on purpose.
-PEER_LOST = "peer_lost"
 # The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
 GPU_WAIT = "gpu_wait"
-
-
-class Row(NamedTuple):
-    """One kind of last words."""
-
-    name: str
-    regex: re.Pattern[str]
-    fault: str
-    why: str
-    role: str = CAUSE
-    in_traceback: bool = False  # only the line that ends a Python traceback is meant
-    weak: bool = False  # what a victim may print too while it ends
-    late: bool = False  # same, where it already had lost a peer
-    sure: float = 0.95  # how sure a verdict may be that rests on these words alone
-    hint: str = ""  # a clause for people: what these words mean
-
-    @property
-    def consequence(self) -> bool:
-        """Whether the line reports another rank's failure."""
-        return self.role == VICTIM
-
-
-def _cause(
-    name: str, regex: str, fault: str, why: str, *, weak: bool = False, late: bool = False, sure: float = 0.95,
-    hint: str = "", in_traceback: bool = False,
-) -> Row:  # fmt: skip
-    return Row(name, re.compile(regex), fault, why, CAUSE, in_traceback, weak, late, sure, hint)
-
-
-def _victim(name: str, regex: str, why: str, *, in_traceback: bool = False) -> Row:
-    return Row(name, re.compile(regex), PEER_LOST, why, VICTIM, in_traceback)
-
-
 _OUT_OF = "out_of_memory"
 # How programs that started another one tell of its end: 128 + N, as a shell translates signals, and the number itself.
 _ENDED_WITH = r"[Ee]xit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _-]?(?:code|status)(?: of)?[:=]? ?"
@@ -79,32 +43,32 @@ PATTERNS: tuple[Row, ...] = (
         HARMLESS,
     ),
     # What an overlapped kernel raises on all ranks that waited; ``tile_timeouts`` reads for which rank.
-    _victim(
+    victim(
         "tile_timeout",
         r"^(?:[\w.]{1,80}\.)?TileTimeout: ",
         "megascale_kernels, on every rank that waited for a tile that never came",
         in_traceback=True,
     ),
-    _victim(
+    victim(
         "kernel_mismatch",
         r"^(?:[\w.]{1,80}\.)?RankMismatch: ",
         "megascale_kernels, on every rank when two of them run different kernels",
         in_traceback=True,
     ),
     # The data that ranks exchanged does not fit.
-    _cause(
+    cause(
         "gloo_mismatch",
         r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size",
         "collective_mismatch",
         "Gloo's pair.cc, on a rank that was sent more than it expects: it aborts, though a peer called it otherwise",
     ),
-    _cause(
+    cause(
         "nccl_mismatch",
         r"collective mismatch error, local size \d+ remote size|Message truncated ?: received \d+ bytes instead of",
         "collective_mismatch",
         "NCCL's net_ib.cc and socket transport, on a rank that was sent more than it expects; a plugin says so too",
     ),
-    _cause(
+    cause(
         "checked_mismatch",
         r"Detected mismatch between collectives on ranks|appears not to match sizes of the same param"
         r"|Mismatched collective detected|DDP expects same model across all ranks"
@@ -113,28 +77,31 @@ PATTERNS: tuple[Row, ...] = (
         "torch with TORCH_DISTRIBUTED_DEBUG=DETAIL, DDP's check of its parameters, accelerate's debug mode",
     ),
     # Out of memory. Before CUDA errors, NCCL's and lost peers: a full GPU is reported as each of them.
-    _cause(
+    cause(
         "cuda_out_of_memory",
-        r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA (?:driver )?error: out of memory"
+        r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA (?:driver )?[Ee]rror: out of memory"
+        r"|OUT_OF_(?:DEVICE|HOST)_MEMORY|CUDA allocation failed"
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
         r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
         r"|[Cc]uda failure (?:\d+ )?'out of memory'|OOM when allocating tensor",
         _OUT_OF,
-        "torch's CUDACachingAllocator, the CUDA runtime, its libraries, NCCL and TensorFlow when GPU memory is full",
+        "torch's CUDACachingAllocator, the CUDA runtime, its libraries, NCCL, oneCCL, DALI and TensorFlow when GPU "
+        "memory is full",
     ),
-    _cause(
+    cause(
         "oom_killer",
         r"Out of memory: Killed process \d+|oom-kill:|oom_reaper: reaped process"
         r"|[Mm]emory cgroup out of memory|[Dd]etected \d+ oom[-_ ]kill"
         r"|OOMKilled|OOM Killed|srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Out Of Memory"
-        r"|Exceeded (?:job|step) memory limit|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
+        r"|[Ee]xceeded (?:(?:job|step) )?memory limit\b"
+        r"|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
         r"|(?:has|have) been killed by the (?:OOM killer|cgroup out-of-memory handler)"
         r"|[Nn]ode (?:was|is|running) low on (?:resource: )?memory",
         _OUT_OF,
         "the kernel's OOM killer (mm/oom_kill.c) and systemd-oomd, the reports of them by slurmstepd, srun, Kubernetes "
         "(evictions too), Ray and systemd",
     ),
-    _cause(
+    cause(
         "shm_full",
         r"insufficient shared memory \(shm\)|out of shared memory|/dev/shm.{0,120}No space left on device"
         r"|unable to (?:write to|allocate|resize) (?:file|shared memory)[^:]*/torch_"
@@ -143,7 +110,7 @@ PATTERNS: tuple[Row, ...] = (
         "torch's DataLoader, its shared-memory manager and NCCL's shm transport when /dev/shm is full",
         hint="the shared memory of its host or container is full",
     ),
-    _cause(
+    cause(
         "locked_memory",
         r"Call to ibv_\w+ failed with error Cannot allocate memory"
         r"|(?:NET/IB|NET/OFI|fi_mr_reg).{0,160}Cannot allocate memory",
@@ -151,7 +118,7 @@ PATTERNS: tuple[Row, ...] = (
         "NCCL's ibvwrap.cc and its plugins where memory cannot be registered: errno ENOMEM, and no memory is short",
         hint="its limit of locked memory is too low: `ulimit -l` in its container or unit",
     ),
-    _cause(
+    cause(
         "host_out_of_memory",
         r"^MemoryError\b|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator: .*memory"
         r"|numpy\._core\._exceptions\._ArrayMemoryError|ArrayMemoryError: Unable to allocate"
@@ -161,7 +128,7 @@ PATTERNS: tuple[Row, ...] = (
         "CPython, libstdc++, errno ENOMEM (also as glibc translates it), torch's CPU allocator, numpy, Rust and "
         "CUDA's pinned memory when host memory or an rlimit is reached",
     ),
-    _cause(
+    cause(
         "raised_out_of_memory",
         r"^(?!(?:Index|Key|Type|Attribute|Name)Error: ).*(?:MemoryError|\b[Oo]ut of memory\b|bad_alloc"
         r"|(?:RESOURCE_EXHAUSTED|ResourceExhausted)(?!.{0,80}(?:message larger|[Qq]uota|[Rr]ate)))",
@@ -171,7 +138,7 @@ PATTERNS: tuple[Row, ...] = (
         in_traceback=True,
     ),
     # A data loader's worker died: its rank raises, and is no rank that failed by itself.
-    _cause(
+    cause(
         "loader_killed",
         r"DataLoader worker \(pid[^:]{1,80} is killed by signal: (?:Killed|Terminated)",
         "killed",
@@ -179,7 +146,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.9,
         hint="a worker of its data loader was killed; the usual sender is the kernel's out-of-memory killer",
     ),
-    _cause(
+    cause(
         "loader_died",
         r"DataLoader worker \(pid\(s\) [\d, ]{1,80}\) exited unexpectedly(?! with exit code)",
         "killed",
@@ -188,7 +155,7 @@ PATTERNS: tuple[Row, ...] = (
         hint="a worker of its data loader is gone; mostly for want of memory",
     ),
     # Disk.
-    _cause(
+    cause(
         "disk_full",
         r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|StorageFull"
         r"|database or disk is full|low on resource: ephemeral-storage|ephemeral.{0,40} storage usage exceeds"
@@ -198,7 +165,7 @@ PATTERNS: tuple[Row, ...] = (
         "errno ENOSPC and EDQUOT, in C, in Python and in Rust (safetensors), and as glibc translates ENOSPC; SQLite, "
         "Lustre and Kubernetes in words of their own",
     ),
-    _cause(
+    cause(
         "torch_writer",
         r"PytorchStreamWriter failed writing|unexpected pos \d+ vs\.? \d+|inline_container\.cc:\d+\] "
         r".{0,80}write failed|basic_ios::clear: iostream error",
@@ -208,34 +175,34 @@ PATTERNS: tuple[Row, ...] = (
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
     # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
-    _victim(
+    victim(
         "gloo_peer_closed",
         r"gloo/.*(?:Connection closed|Connection reset|Broken pipe|Socket closed|Read error)",
         "Gloo's pair.cc, 13 to 27 ms after a peer's process has died; seen on every survivor (torch 2.13)",
     ),
-    _victim(
+    victim(
         "gloo_timeout",
         r"Timed out waiting \d+ ?ms for (?:recv|send) operation|gloo.*(?:[Ww]ait timeout|[Tt]imed out|[Tt]imeout)",
         "Gloo's unbound_buffer.cc when a peer did not answer within the process group's timeout: it is frozen or slow",
     ),
-    _victim(
+    victim(
         "gloo_connect",
         r"connectFullMesh failed|gloo/.*(?:Connection refused|connect)",
         "Gloo while it builds its mesh: a peer that should listen does not (torch 2.13)",
     ),
-    _victim(
+    victim(
         "ib_completion",
         r"NET/IB\w? ?: ?.{0,40}[Gg]ot completion .{0,120}(?:status=|error )\S{0,30}\d|IBV_WC_\w+_ERR"
         r"|NET/IB ?: .{0,60}async event ?: port error|Call to ibv_modify_qp\w* failed with error Connection timed out",
         "NCCL's net_ib.cc: the other end of a queue pair does not answer; its process, its port or the way there",
     ),
-    _victim(
+    victim(
         "ucx_peer",
         r"\bib_mlx5_log\.c:\d{1,5}\b.{0,40}(?:Transport retry count exceeded|RNR (?:NAK )?retry)"
         r"|\bUCX +ERROR .{0,200}(?:Endpoint timeout|Connection reset by remote peer|keepalive)",
         "UCX below MPI, NIXL and NVSHMEM: the other end of a queue pair does not answer",
     ),
-    _victim(
+    victim(
         "nccl_remote",
         r"ncclRemoteError|remote process (?:exiting|exited)|Connection closed by remote peer"
         r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: "
@@ -243,50 +210,50 @@ PATTERNS: tuple[Row, ...] = (
         r"|socket\w{0,20}[Cc]onnect\w{0,10}: .{0,80}(?:failed|refused|timed out)",
         "nccl.h and NCCL's socket.cc: a peer exited or the network to it failed",
     ),
-    _victim(
+    victim(
         "nccl_timeout",
         r"[Cc]aught collective operation timeout|collective operation timeout: WorkNCCL|timed out in blocking wait"
         r"|Timeout at NCCL work",
         "torch's ProcessGroupNCCL watchdog: this rank waited; the one it waited for is to blame",
     ),
-    _victim(
+    victim(
         "nccl_dump",
         r"dump signal due to a collective timeout from|dump signal from another rank|global timeout (?:signal )?from",
         "torch's ProcessGroupNCCL, on ranks that another rank's time-out has told to dump and to end",
     ),
-    _victim(
+    victim(
         GPU_WAIT,
         r"CUDASymmetricMemory::\w{1,40}: rank \d{1,9} failed to (?:receive|send) signal"
         r"|\bDeepEP (?:error: timeout|timeout check failed|[\w ()]{1,60} timeout,)",
         "torch's symmetric memory and DeepEP: a kernel or its host gave up waiting for another rank and trapped, which "
         "CUDA then reports as a launch failure",
     ),
-    _victim(
+    victim(
         "jax_peer",
         r"(?:JAX distributed|[Cc]oordination) service detected (?:fatal errors|an error)|another task died"
         r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)|/task:\d{1,9} heartbeat timeout"
         r"|DEADLINE_EXCEEDED: Barrier timed out|[Cc]oordination service agent is in ERROR",
         "JAX's coordination service, which ends all processes but the one that it hears no more of or waits for",
     ),
-    _victim(
+    victim(
         "nccl_aborted",
         r"NCCL communicator was aborted|NCCL communicator encountered error set by ProcessGroupNCCL"
         r"|ProcessGroup.{0,80}(?:aborted|shut ?down)",
         "torch's ProcessGroupNCCL, on ranks whose communicator was torn down after another one's error",
     ),
-    _victim(
+    victim(
         "monitored_barrier",
         r"failed to pass monitoredBarrier|successfully reached monitoredBarrier, but|timed out in monitoredBarrier",
         "torch's ProcessGroupGloo: rank 0 names who did not come in time, the others tell that they did (torch 2.13)",
     ),
-    _cause(
+    cause(
         "port_taken",
         r"EADDRINUSE|[Aa]ddress already in use",
         "exception",
         "errno EADDRINUSE, by torch's TCPStore and anybody else: another process has the port",
         hint="another process has the port",
     ),
-    _cause(
+    cause(
         "no_address",
         r"\(gai error: -\d|host not found: ",
         "exception",
@@ -295,34 +262,34 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.8,
         hint="a name that this rank's host cannot look up",
     ),
-    _victim(
+    victim(
         "mpi_daemon_lost",
         r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon",
         "Open MPI's launcher, when a node or the way to it is gone",
     ),
-    _victim(
+    victim(
         "rpc_peer",
         r"this error originated at tensorpipe/",
         "TensorPipe below torch's RPC: the worker at the other end is gone",
         in_traceback=True,
     ),
-    _victim(
+    victim(
         "horovod_peer",
         r"Horovod has been shut down\. This was caused by an exception on one of the ranks|HorovodInternalError: ",
         "Horovod on all ranks but the one that failed",
     ),
-    _victim(
+    victim(
         "store_lost",
         r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\("
         r"|(?:recvValue|recvValueWithTimeout|sendBytes) failed on|wait timeout after \d+ ?ms, keys:"
         r"|Timed out initializing process group|Rendezvous(?:Connection|Closed|Timeout)Error",
         "torch's TCPStore: the rank or node that serves it has gone, or a rank it should hear of never came",
     ),
-    _victim(
+    victim(
         "torch_peer",
         r"(?:^|\(from )(?:RuntimeError|torch\.[\w.]+): (?:Connection (?:closed|reset) by peer|Connection refused"
         r"|Read error|Broken pipe|Socket Timeout|Timed out waiting\b|[Ff]ailed to recv|[Ff]ailed to connect"
-        r"|wait timeout)(?=$|[.,:(\[)]| to | \d)",
+        r"|Timeout waiting for key|Work ran time ?out|wait timeout)(?=$|[.,:(\[)]| to | \d| after )",
         "torch's own exceptions that say no more; the same words in another library's are of a connection of its own",
         in_traceback=True,
     ),
@@ -346,13 +313,13 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.3,
     ),
     # GPU and its driver.
-    _cause(
+    cause(
         "xid",
         r"\bS?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+|GPU has fallen off the bus",
         "cuda_error",
         "the NVIDIA driver's kernel messages, where a console or a log shipper mixes them into stderr",
     ),
-    _cause(
+    cause(
         "cuda_node",
         r"Error 80[234]: |system not yet initialized|uncorrectable (?:ECC|NVLink|memory) error"
         r"|[Cc]uda failure (?:\d+ )?'unc|no CUDA-capable device is detected|CUDA-capable device\(s\) is/are busy"
@@ -366,10 +333,11 @@ PATTERNS: tuple[Row, ...] = (
         "not run",
         hint="a fault of the node (its GPU, its driver or its fabric manager) and not of the script",
     ),
-    _cause(
+    cause(
         "cuda_error",
-        r"(?:CUDA|HIP) error: |CUDA (?:driver|runtime) error|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]\w+|device-side assert"
-        r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_(?!SUCCESS)[A-Z]\w+|AcceleratorError|\bCudaError: "
+        r"(?:CUDA|HIP) [Ee]rror: "
+        r"|CUDA (?:driver|runtime) error|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]\w+|device-side assert"
+        r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_(?!SUCCESS)[A-Z]\w+|AcceleratorError|\bCuda(?:API)?Error: "
         r"|\bcu(?:DNN|FFT|BLAS|SOLVER|SPARSE) error:"
         r"|[Cc]uda failure \d*|\.cu:\d+: .{0,160}Assertion `"
         r"|no kernel image is available for execution|an illegal (?:memory access|instruction) was encountered"
@@ -380,23 +348,23 @@ PATTERNS: tuple[Row, ...] = (
         "torch's C10_CUDA_CHECK, the CUDA driver's and runtime's error names and texts, the CUDA libraries' status "
         "names, Triton's driver, ROCm's runtime",
     ),
-    _cause(
+    cause(
         "nccl_usage",
         r"ncclInvalid(?:Argument|Usage)|Duplicate GPU detected",
         "nccl_error",
         "nccl.h: ranks that share a GPU, or a call with wrong arguments",
     ),
-    _cause(
+    cause(
         "nccl_error",
         r"Call to ibv_\w+ failed|NCCL WARN .{0,40}no socket interface found"
-        r"|nccl(?:System|Internal|UnhandledCuda)Error|DistBackendError|NCCL [Ee]rror|NCCL failure",
+        r"|nccl(?:System|Internal|UnhandledCuda)Error|DistBackendError|[NR]CCL [Ee]rror|[NR]CCL failure",
         "nccl_error",
         "nccl.h's result names, what its transports lack, and torch's DistBackendError",
         weak=True,
         sure=0.7,
     ),
     # How a process was ended by the kernel or by itself.
-    _cause(
+    cause(
         "child_segfault",
         r"Signal (?:11|7|4) \(SIG(?:SEGV|BUS|ILL)\) received by PID|exitcode *: -(?:11|7|4)\b"
         r"|Signals\.SIG(?:SEGV|BUS|ILL)|return code = -(?:11|7|4)\b|signal: (?:segmentation fault|bus error)\b"
@@ -406,7 +374,7 @@ PATTERNS: tuple[Row, ...] = (
         "started",
         hint="so says a launcher below the rank",
     ),
-    _cause(
+    cause(
         "child_killed",
         r"Signal 9 \(SIGKILL\) received by PID|exitcode *: -9\b|Signals\.SIGKILL|return code = -9\b"
         rf"|terminated with signal SIGKILL|signal: (?:killed\b|9 \(SIGKILL\))|{_ENDED_WITH}137\b|{_ENDED_BY}9\b"
@@ -416,7 +384,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.85,
         hint="so says a launcher below the rank; the usual sender is the kernel's out-of-memory killer",
     ),
-    _cause(
+    cause(
         "child_aborted",
         r"Signal 6 \(SIGABRT\) received by PID|exitcode *: -6\b|Signals\.SIGABRT|return code = -6\b|signal: aborted\b"
         rf"|terminated with signal SIGABRT|{_ENDED_WITH}134\b|{_ENDED_BY}6\b",
@@ -425,18 +393,19 @@ PATTERNS: tuple[Row, ...] = (
         hint="so says a launcher below the rank",
         weak=True,
     ),
-    _cause(
+    cause(
         "segfault",
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)|Segmentation fault"
         r"|signal(?:: | )(?:SIGSEGV|SIGBUS|SIGILL|SIGFPE|11 )|Bus error"
         r"|(?:Illegal instruction|Floating point exception) \("
+        rf"|^(?:zsh|fish|ksh|csh): (?:segmentation fault|bus error)|(?:^|: +\d+ )(?:{'|'.join(SEGFAULT)})(?:$|  | \()"
         r"|\*\*\* SIG(?:SEGV|BUS|ILL|FPE)\b.{0,40} received|\w\[\d+\]:? (?:segfault at|general protection fault)",
         "segfault",
         "CPython's faulthandler, the shell, torch's DataLoader, glibc's catchsegv, the handlers of absl and glog, the "
         "kernel's log",
         late=True,
     ),
-    _cause(
+    cause(
         "heap",
         r"double free or corruption|corrupted (?:size vs\. prev_size|double-linked list)"
         r"|^(?:\S{1,80}: )?(?:free|[a-z]{0,2}m?alloc|realloc|malloc_consolidate|unlink_chunk|munmap_chunk|mremap_chunk"
@@ -447,17 +416,19 @@ PATTERNS: tuple[Row, ...] = (
         "glibc's checks of heap, stack and buffers, assert.h and libstdc++",
         late=True,
     ),
-    _cause(
+    cause(
         "aborted",
-        r"Fatal Python error: |terminate called (?:after throwing|without an active)|Aborted \(|^Aborted$"
+        r"Fatal Python error: |terminate called (?:after throwing|without an active)|Aborted +\(|^Aborted$"
+        r"|^libc\+\+abi: terminating|^(?:zsh|fish|ksh|csh): abort"
         r"|is killed by signal: Aborted|\*\*\* SIGABRT\b.{0,40} received|Trace/breakpoint trap \(",
         "aborted",
         "CPython's fatal errors, libstdc++'s terminate, the shell, the handlers of absl and glog",
         weak=True,
     ),
-    _cause(
+    cause(
         "cancelled",
-        r"slurmstepd: error: \*\*\* (?:JOB|STEP) .{0,80}CANCELLED|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
+        r"slurmstepd\S{0,80}: error: \*\*\* (?:JOB|STEP) .{0,80}CANCELLED|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
+        r"|^Terminated$|:(?: line \d+:)? +\d+ Terminated\b"
         r"|got signal: (?:2|15)\b|Signal 15 \(SIGTERM\) received by PID|exitcode *: -15\b",
         "killed",
         "Slurm when it ends a job or a step, launchers that were asked to go",
@@ -465,16 +436,17 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.8,
         hint="somebody asked it to go",
     ),
-    _cause(
+    cause(
         "killed",
-        r"^Killed$|:(?: line \d+:)? +\d+ Killed\b|is killed by signal: Killed",
+        r"^Killed(?:: 9)?$|:(?: line \d+:)? +\d+ Killed\b|is killed by signal: Killed|^(?:zsh|fish|ksh|csh): killed"
+        rf"|terminated by signal SIGKILL|(?:^|: +\d+ )(?:{'|'.join(KILLED)})(?:$|  )",
         "killed",
         "a shell whose child got SIGKILL; the OOM killer is the usual sender, not the only one",
         sure=0.85,
         hint="so says a shell; the usual sender is the kernel's out-of-memory killer",
     ),
     # Python, last: any exception at all.
-    _cause(
+    cause(
         "own_network",
         r"^[\w.]{0,120}?(?:Connect|Timeout|Retry|Protocol|Disconnected|Endpoint|Network|Http|HTTP|URL|gai|SSL|Socket"
         r"|Rpc|Operational|BrokenPipe|Client|Comm)\w{0,60}: "
@@ -485,8 +457,8 @@ PATTERNS: tuple[Row, ...] = (
         weak=True,
         hint="a connection of the script's own, and no lost peer",
     ),
-    _cause("assertion", r"^AssertionError\b", "exception", "CPython: a failed assert", in_traceback=True, weak=True),
-    _cause(
+    cause("assertion", r"^AssertionError\b", "exception", "CPython: a failed assert", in_traceback=True, weak=True),
+    cause(
         "exception",
         r"^(?!KeyboardInterrupt|SystemExit)[A-Za-z_][\w.]*(?:: .*)?$",
         "exception",

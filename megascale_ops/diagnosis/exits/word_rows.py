@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of the table of last words: its roles, what it carries, and the two ways to make one."""
+
+import re
+from typing import NamedTuple
+
+CAUSE, VICTIM, NOBODY, HARMLESS = "cause", "victim", "nobody", "harmless"
+# The class of a victim's words; it is none of the faults a verdict may carry (schema.fault_classes.FAULTS), on purpose.
+PEER_LOST = "peer_lost"
+
+
+class Row(NamedTuple):
+    """One kind of last words."""
+
+    name: str
+    regex: re.Pattern[str]
+    fault: str
+    why: str
+    role: str = CAUSE
+    in_traceback: bool = False  # only the line that ends a Python traceback is meant
+    weak: bool = False  # what a victim may print too while it ends
+    late: bool = False  # same, where it already had lost a peer
+    sure: float = 0.95  # how sure a verdict may be that rests on these words alone
+    hint: str = ""  # a clause for people: what these words mean
+
+    @property
+    def consequence(self) -> bool:
+        """Whether the line reports another rank's failure."""
+        return self.role == VICTIM
+
+
+def cause(
+    name: str, regex: str, fault: str, why: str, *, weak: bool = False, late: bool = False, sure: float = 0.95,
+    hint: str = "", in_traceback: bool = False,
+) -> Row:  # fmt: skip
+    """Return a row that names what ended its rank; see ``Row`` for the arguments."""
+    return Row(name, re.compile(regex), fault, why, CAUSE, in_traceback, weak, late, sure, hint)
+
+
+def victim(name: str, regex: str, why: str, *, in_traceback: bool = False) -> Row:
+    """Return a row that shows that another rank is gone or late."""
+    return Row(name, re.compile(regex), PEER_LOST, why, VICTIM, in_traceback)
