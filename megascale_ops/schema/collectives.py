@@ -13,13 +13,13 @@ collective before (of any communicator, sampled or not) to the start of this one
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from megascale_ops.schema.ranges import Bits, Count, Line, Packed, Rank, Seconds, Word
+from megascale_ops.schema.ranges import MOST_RANKS, Bits, Count, Line, Packed, Rank, Seconds, Word
 
 ROW = struct.Struct("<BIII")
 # Units of time a second, and the mark of a time that is not known (own work before the first collective).
@@ -116,3 +116,46 @@ def pack_rows(rows: Iterable[tuple[int, int, int, int]]) -> bytes:
 
 def _ticks(time_ns: int) -> int:
     return min(time_ns // 100, NOT_KNOWN) if time_ns >= 0 else NOT_KNOWN
+
+
+# ---- who belongs to a process group ----
+
+# 64 runs of three numbers: 1 KB. Groups of a mesh are one run; what is more uneven is left out.
+MOST_RUNS = 64
+# 8: the groups in which a rank waits, whose members matter.
+MOST_GROUPS = 8
+
+
+class RankRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Ranks at equal distances: ``first``, ``first + stride``, ... , ``count`` of them."""
+
+    first: Rank
+    count: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    stride: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+
+
+class GroupMembers(msgspec.Struct, frozen=True, gc=False):
+    """All members of one process group, as a rank in it knows them."""
+
+    group: Line
+    runs: Annotated[tuple[RankRun, ...], Meta(max_length=MOST_RUNS)]
+
+    def ranks(self) -> Iterator[int]:
+        """Yield the members, lowest first."""
+        for run in self.runs:
+            yield from range(run.first, run.first + run.count * run.stride, run.stride)
+
+
+def members_of(group: str, ranks: Sequence[int]) -> GroupMembers | None:
+    """Return a group of these ranks; None where they are too uneven to be told in short, or are none."""
+    left = sorted(set(ranks))
+    runs: list[RankRun] = []
+    at = 0
+    while at < len(left) and len(runs) <= MOST_RUNS:
+        stride = left[at + 1] - left[at] if at + 1 < len(left) else 1
+        end = at + 1
+        while end < len(left) and left[end] - left[end - 1] == stride:
+            end += 1
+        runs.append(RankRun(left[at], end - at, stride))
+        at = end
+    return GroupMembers(group, tuple(runs)) if 0 < len(runs) <= MOST_RUNS else None

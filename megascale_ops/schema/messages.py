@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from megascale_ops.schema.collectives import CollectiveSample
+from megascale_ops.schema.collectives import MOST_GROUPS, CollectiveSample, GroupMembers
 from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.health import CheckAsk, HardwareFinding, HostReading, NodeCheck, SelfCheck, Verdict
 from megascale_ops.schema.kernels import RankKernels
@@ -207,6 +207,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()  # one for each workspace of overlapped kernels
     log: LogPart | None = None  # of an order to read a log
     check: SelfCheck | None = None  # of an order to check the node
+    groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=MOST_GROUPS)] = ()  # in which the rank waits
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):

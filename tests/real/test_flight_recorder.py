@@ -99,7 +99,7 @@ def _evidence(given: dict[str, Any]) -> list[EvidenceItem]:
     for text, entries in given["ranks"].items():
         for rank in _ranks(text):
             found = flight_recorder.parse(_dump(given, rank, entries))
-            recorded = EvidenceItem("flight_recorder", ok=True, collectives=found.collectives)
+            recorded = EvidenceItem("flight_recorder", ok=True, collectives=found.collectives, groups=found.groups)
             marks = elsewhere.get(rank, ["in_collective"])
             frames = ("load (train.py:12)",) if rank in elsewhere else ()
             items += [msgspec.structs.replace(one, rank=rank) for one in (recorded, stack_of(*marks, frames=frames))]

@@ -153,7 +153,7 @@ async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -
         return [first, msgspec.structs.replace(item, marks=("no_answer",) if late else ())]
     path, said = await _keep(order, watch, f"rank-{rank.rank}.flight_recorder.json", dump)
     item = _item(order, rank, began_s, ok=True, text=said + summary.text, path=path)
-    return [first, msgspec.structs.replace(item, collectives=summary.collectives)]
+    return [first, msgspec.structs.replace(item, collectives=summary.collectives, groups=summary.groups)]
 
 
 def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:

@@ -22,6 +22,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -29,6 +30,8 @@ from weakref import WeakValueDictionary
 from megascale_agents import threads
 from megascale_agents.evidence import collective_facts, dump_calls, dump_format
 from megascale_agents.ownership.rights import Owner, myself, taken
+from megascale_ops.blackbox.calls import group_of
+from megascale_ops.schema.collectives import MOST_GROUPS, GroupMembers, members_of
 from megascale_ops.schema.messages import CollectiveFact
 
 # The oldest unfinished collectives show where a rank waits; what was queued behind them adds nothing.
@@ -56,6 +59,7 @@ class Summary(NamedTuple):
 
     text: str
     collectives: tuple[CollectiveFact, ...]
+    groups: tuple[GroupMembers, ...] = ()  # members of those in which the rank waits
 
 
 def socket_path(box_dir: str, rank: int) -> Path:
@@ -188,7 +192,15 @@ def parse(dump: bytes) -> Summary:
     lines += [f"not finished: {call.shown}" for call in waiting[:_MOST_NAMED]]
     if len(waiting) > _MOST_NAMED:
         lines.append(f"and {len(waiting) - _MOST_NAMED} more")
-    return Summary("\n".join(lines), collective_facts.choose([dump_calls.fact_of(call, found) for call in calls]))
+    facts = collective_facts.choose([dump_calls.fact_of(call, found) for call in calls])
+    return Summary("\n".join(lines), facts, _members(found, [call.entry.group for call in waiting]))
+
+
+def _members(dump: dump_format.Dump, groups: Sequence[str]) -> tuple[GroupMembers, ...]:
+    """Return who belongs to these groups, where the dump tells."""
+    known = [group for group in dict.fromkeys(groups) if group in dump.ranks]
+    told = [members_of(group_of(group), dump.ranks[group]) for group in known[:MOST_GROUPS]]
+    return tuple(one for one in told if one is not None)
 
 
 def _number(value: object) -> int:

@@ -289,6 +289,7 @@ def _cut(item: EvidenceItem, characters: int, frames: int, collectives: int, ker
         collectives=calls,
         kernels=found,
         gpu=gpu,
+        groups=item.groups if collectives else (),
     )
 
 

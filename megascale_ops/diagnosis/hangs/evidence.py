@@ -18,6 +18,7 @@ import msgspec
 
 from megascale_ops.diagnosis.hangs.gpu_queue import queue_of_facts
 from megascale_ops.diagnosis.hangs.work import computes, works
+from megascale_ops.schema.collectives import GroupMembers
 from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, StuckConnection
 from megascale_ops.schema.tiles import TileFact
@@ -57,6 +58,7 @@ class Look(NamedTuple):
     addresses: tuple[str, ...] = ()
     work: ProcessWork | None = None  # as of the newest look
     seen_mono_s: float = 0.0  # when its newest evidence was complete, its agent's clock; 0: not known
+    members: tuple[GroupMembers, ...] = ()  # of the groups in which it waits, as torch notes them
     worked_mono_s: float = 0.0  # when it was last seen to get something done, its agent's clock; 0: never
 
     @property
@@ -156,7 +158,7 @@ def _mark(look: Look, item: EvidenceItem) -> Look:
 def _follow(look: Look, item: EvidenceItem) -> Look:
     """Take in how far its collectives are; the flight recorder's word counts before the black box's."""
     if item.kind == "flight_recorder":
-        before, look = look.recorded, look._replace(recorded=item.collectives)
+        before, look = look.recorded, look._replace(recorded=item.collectives, members=item.groups)
     else:
         before, look = look.ring, look._replace(ring=item.collectives)
     if look.recorded and item.kind != "flight_recorder":

@@ -16,6 +16,7 @@ from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, describe
 from megascale_ops.diagnosis.hangs.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.evidence import NOTHING
 from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
+from megascale_ops.diagnosis.hangs.unmatched import unmatched
 from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.diagnosis.rank_view import RankView
@@ -273,14 +274,10 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     """Question 9: all ranks wait in a collective, and no call deviates."""
     if not stands or not all(stand.waits for stand in stands):
         return None
-    closing, sure = wait_graph.crossed(stands)
     end = wait_graph.chain(stands)
-    if closing or end.circle:
-        held = stands if closing else end.ranks
-        facts = sorted({describe(stand.inside) for stand in held if stand.inside is not None})
-        who = sorted(stand.rank for stand in closing or end.ranks)
-        why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} closes it"
-        return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
+    circle = _circle(stands, end)
+    if circle is not None:
+        return circle
     late = wait_graph.behind(stands)
     if late:
         who = [stand.rank for stand in late]
@@ -306,6 +303,27 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
         )
     why = _unfinished(stands, end) + ": the network or a library does not finish it"
     return Answer("silent", [], 0.3, why, Patience.SPINNING, otherwise)
+
+
+def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:
+    """Return groups, or a group and a pair, that wait for each other."""
+    closing, sure = wait_graph.crossed(stands)
+    if closing or end.circle:
+        held = stands if closing else end.ranks
+        facts = sorted({describe(stand.inside) for stand in held if stand.inside is not None})
+        who = sorted(stand.rank for stand in closing or end.ranks)
+        verb = "closes" if len(who) == 1 else "close"
+        why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} {verb} it"
+        return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
+    if end.followed and end.place is None and (pair := unmatched(end.ranks, stands)) is not None:
+        half = "receive from" if pair.call.function == "recv" else "send to"
+        why = (
+            f"rank {pair.rank} waits in a {half} rank {pair.peer}, which has not made the other half and waits "
+            f"with the others in {describe(pair.inside)}; which of them is right is not known"
+        )
+        otherwise = "nothing, had both made the same exchange"
+        return Answer("collective_order", sorted((pair.rank, pair.peer)), 0.5, why, Patience.NONE, otherwise)
+    return None
 
 
 def _unfinished(stands: Sequence[RankWait], end: wait_graph.Chain) -> str:

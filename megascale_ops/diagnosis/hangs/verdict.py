@@ -35,6 +35,7 @@ from megascale_ops.diagnosis.hangs import partition, questions, tile_hangs, wait
 from megascale_ops.diagnosis.hangs.causes import Patience
 from megascale_ops.diagnosis.hangs.evidence import Look
 from megascale_ops.diagnosis.hangs.habits import place_of
+from megascale_ops.diagnosis.hangs.membership import with_members
 from megascale_ops.diagnosis.hangs.patience import CONTRADICTED, busy_patience_s, is_leaving
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
@@ -101,6 +102,7 @@ def judge(
     """
     stands = [wait_graph.stand_of(view, looks) for view in ranks if not (view.gone or is_leaving(view))]
     stands.sort(key=itemgetter(0))  # by rank; a third of what an attribute costs
+    stands = with_members(stands)
     answer = _first_answer(suspicion, ranks, stands, world_size)
     seen = suspicion.verdict
     shown = (_folded(stands), *_told(stands, answer.culprits if answer else seen.culprits, looks))
