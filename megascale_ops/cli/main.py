@@ -82,6 +82,7 @@ VERBS = {
     "token": Verb("megascale_ops.cli.token", "token", "Make a controller's token, or derive one that allows less."),
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "simulate": Verb("megascale_ops.cli.simulate.verb", "simulate", "Simulate a large cluster and its faults."),
+    "plan": Verb("megascale_ops.cli.plan.verb", "plan", "Choose spares, checkpoint interval, patience and checks."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "submit": Verb("megascale_ops.cli.submit.verb", "submit", "Hand a job in to Slurm or Kubernetes."),

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from megascale_ops.checkpoint import deletion, storage
 from megascale_ops.checkpoint.interval import Costs, Plan, lost_share, plan
-from megascale_ops.cli.checkpoint.measured import Input, Measured, measure
+from megascale_ops.cli.sources.measured import Input, Measured, measure
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 
 # The inputs by the option that sets each.

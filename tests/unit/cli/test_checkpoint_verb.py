@@ -18,8 +18,8 @@ from megascale_ops.checkpoint.state.layout import Layout
 from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.checkpoint.trust.alarms import Findings
 from megascale_ops.checkpoint.trust.verdicts import Alarm
-from megascale_ops.cli.checkpoint import measured
 from megascale_ops.cli.main import main
+from megascale_ops.cli.sources import measured
 from megascale_ops.ledger import ROWS, Ledger, StepTime
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.history import Facts, History

@@ -55,7 +55,7 @@ def measure(report: "Report", saved_s: Sequence[float]) -> Measured:
     elif now.seconds is not None and stall.seconds is not None:
         now = now._replace(seconds=max(0.0, now.seconds - stall.seconds))
     observed_s = gathered.until_wall_s - gathered.began_wall_s
-    stopped = sum(_has_stopped_it(told.incident.marks) for told in gathered.told)
+    stopped = sum(has_stopped_it(told.incident.marks) for told in gathered.told)
     step_s = report.step_s or (kept.step_s if kept is not None else 0.0)
     return Measured(
         stall=stall,
@@ -88,7 +88,8 @@ def _by_count(steps: "Sequence[StepTime]", stall: Input) -> Input:
     return Input(max(0.0, median(gaps) - (stall.seconds or 0.0)), f"between {len(ends_s)} saves")
 
 
-def _has_stopped_it(marks: object) -> bool:
+def has_stopped_it(marks: object) -> bool:
+    """Return whether an incident with these marks stopped its job."""
     return any(getattr(marks, name) > 0.0 for name in ("stopped", "formed", "stepped"))
 
 
