@@ -115,11 +115,27 @@ def test_what_is_asked_after_a_run_has_ended_is_answered_of_that_run(
     why = capsys.readouterr().err
 
     assert codes == [0, 0, 0, 1]
-    assert status.startswith("job ctrlc · stopped by hand · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents")
+    assert status.startswith("job ctrlc · stopped · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents")
     end = "job ctrlc is over: stopped by hand on vm, at step 120"
     assert watched.splitlines()[-1] == f"{end}; `megascale-ops report ctrlc` tells the rest"
     assert incidents == f"no incidents ({end})\n"
     assert f"({end})" in why
+
+
+def test_a_job_that_its_engine_left_without_nodes_was_stopped_by_nobodys_hand(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its state is the same as after a Ctrl-C; what ended it is the reason's to tell."""
+    why = "its engine has taken all of its nodes away and has given it no others for 600 s"
+    left_behind(root, ended("pods", "stopped", 0.5, exit_code=143, reason=why))
+
+    codes = [main(["status"]), main(["status", "--watch"]), main(["jobs"])]
+    said = capsys.readouterr().out
+
+    assert codes == [0, 0, 0]
+    assert said.startswith(f"job pods · stopped · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents\n{why}\n")
+    assert f"job pods is over: stopped ({why}), at step 120" in said
+    assert "by hand" not in said
 
 
 def test_status_watch_ends_when_the_controller_ended_with_its_run(
