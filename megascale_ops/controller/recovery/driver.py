@@ -40,6 +40,8 @@ def advance(transitions: Transitions, faults: OwnFaults, job: Job) -> None:
         if job.round.finished_s is not None:
             finishing.finish(transitions, job, now_s)
             transitions.save(job)
-        while job.round.finished_s is None and (leave := LEAVE_STATE.get(job.state)) is not None and leave(transitions, job, now_s):
+            if job.round.finished_s is not None:
+                return  # all ranks are gone, and that is no loss
+        while (leave := LEAVE_STATE.get(job.state)) is not None and leave(transitions, job, now_s):
             transitions.save(job)  # each state of its own, so that a crash between any two finds its place again
         transitions.save(job)

@@ -33,7 +33,7 @@ def finish(transitions: Transitions, job: Job, now_s: float) -> None:
 
 
 async def last_steps(job: Job) -> None:
-    """Wait until they are known, or are waited for no more: the runner goes then, and perhaps the controller with it."""
+    """Wait until they are known, or are waited for no more: the runner goes then, and maybe the controller with it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LAST_STEPS_S + _LATE_S):
             while job.round.finished_s is not None and not job.is_over:
