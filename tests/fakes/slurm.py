@@ -106,7 +106,8 @@ class OneNode:
         self._configuration = self.folder / "slurm.conf"
         self._names = [f"n{number}" for number in range(1, nodes + 1)]
         ports = _free_ports(2 + nodes)
-        self._accounting = Accounting(self.folder, ports.pop()) if accounting else None
+        port = ports.pop()
+        self._accounting = Accounting(self.folder, port) if accounting else None
         # In one line: of two lines Slurm refuses the second, for it has the same host name.
         many = f"n[1-{nodes}]" if nodes > 1 else "n1"
         line = f"NodeName={many} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus}"

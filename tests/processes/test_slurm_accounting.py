@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sacct` tells which verdict ended a job, long after Slurm has forgotten the job itself: a real slurmdbd and MariaDB."""
+"""`sacct` tells which verdict ended a job, when Slurm itself has forgotten it: a real slurmdbd and MariaDB."""
 
 from collections.abc import Iterator
 

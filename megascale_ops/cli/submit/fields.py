@@ -126,8 +126,10 @@ def check_run_options(options: tuple[str, ...]) -> None:
     Raises:
         UsageError: one of them is none, or what follows is no value of its own.
     """
-    from megascale_ops.cli.run import run
-
+    root = click.get_current_context().find_root()
+    run = root.command.get_command(root, "run") if isinstance(root.command, click.Group) else None
+    if run is None:
+        raise AssertionError("the program has no verb `run`")
     if "--help" in options:
         raise UsageError("options: --help ends `run` at once, and nothing would train")
     try:

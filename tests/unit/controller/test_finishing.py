@@ -103,7 +103,7 @@ async def test_a_job_that_does_not_end_well_waits_for_no_steps(outcome: str) -> 
 
 
 async def test_steps_that_come_when_a_round_has_been_stopped_are_in_the_report() -> None:
-    """Those between an agent's last heartbeat and a crash; nobody judges them, and those of the next round are not it."""
+    """Those between an agent's last heartbeat and a crash; nobody judges them, and no other round's are taken."""
     world = World(min_nodes=2, max_nodes=2)
     await world.up("a", "b", step=20)
     history = world.loop.histories.by_job["job"]
