@@ -40,7 +40,7 @@ def advance(transitions: Transitions, faults: OwnFaults, job: Job) -> None:
         if job.round.finished_s is not None:
             finishing.finish(transitions, job, now_s)
             transitions.save(job)
-            if job.round.finished_s is not None:
+            if not job.is_over and now_s - job.round.finished_s < finishing.LAST_STEPS_S:
                 return  # all ranks are gone, and that is no loss
         while (leave := LEAVE_STATE.get(job.state)) is not None and leave(transitions, job, now_s):
             transitions.save(job)  # each state of its own, so that a crash between any two finds its place again

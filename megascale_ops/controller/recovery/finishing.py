@@ -28,7 +28,6 @@ def finish(transitions: Transitions, job: Job, now_s: float) -> None:
     if job.round.finished_s is None:
         job.round.finished_s = now_s
     if now_s - job.round.finished_s >= LAST_STEPS_S or not _lacks_steps(transitions.registry, job, now_s):
-        job.round.finished_s = None
         stopping.end(transitions, job, EventKind.RANKS_FINISHED, "every rank ended normally", 0)
 
 

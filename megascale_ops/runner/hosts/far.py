@@ -197,7 +197,7 @@ class _Over:
         self.is_asked_to_end = False
 
     def __call__(self) -> bool:
-        """Return whether it is, or nobody tells."""
+        """Return whether it is, or the controller does not tell."""
         if self.is_asked_to_end or self.is_known:
             return True
         answer = self._ask()
