@@ -63,6 +63,7 @@ test-processes: setup
 	@.ci/process-tests.sh
 
 test-matrix: setup
+	@.ci/apt.sh slurmdbd mariadb-server
 	$(BIN)/pytest tests -m matrix
 
 # In an environment of its own: uv keeps each file once for all environments that it makes.

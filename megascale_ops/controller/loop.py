@@ -29,7 +29,7 @@ from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS, URGENT_S, Journal, Transitions, again_in_s
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
-from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
+from megascale_ops.controller.record.state_machine import ACTIVE, ENDING, FINAL, State
 from megascale_ops.controller.recovery import checks, decide, failures, restored, starting
 from megascale_ops.controller.recovery.by_hand import ByHand
 from megascale_ops.controller.recovery.driver import advance
@@ -199,7 +199,7 @@ class Loop:
             job = self.jobs.get(report.job)
             if job is not None and report.round > job.record.round:
                 self.transitions.witness(job, round_=report.round)
-            if job is None or report.round != job.record.round or job.state not in ACTIVE:
+            if job is None or report.round != job.record.round or job.state not in (*ACTIVE, *ENDING):
                 continue
             if not self.registry.speaks(view, job.name):
                 continue  # another agent of this node sees the job, too
@@ -227,7 +227,10 @@ class Loop:
         self.transitions.save(job)
 
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
-        """Hand a node's report of one job to all that judge it."""
+        """Hand a node's report of one job to all that judge it; the last steps of a round are for reports only."""
+        if job.state in ENDING:
+            self.histories.ingest_report(job, view.node, report, sent_wall_s, is_over=True)
+            return
         self._look(job, view.shares[report.job], view, self.clock())
         are_put_by = self.histories.ingest_report(job, view.node, report, sent_wall_s)
         self.slowness.ingest_report(job, view.node, report, steps=not are_put_by)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from megascale_ops.errors import ControllerUnreachableError, MegascaleError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.events import OVER
 from megascale_ops.schema.health import NodeCheck
-from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit
+from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit, unknown_outcome
 from megascale_ops.schema.policy import JobPolicy
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,11 @@ class Membership:
             log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
 
     def leave(self, outcome: str, reason: str = "") -> None:
-        """Report to the controller that this runner is done; tried for _LEAVE_S, then given up."""
+        """Report to the controller that this runner is done; tried for _LEAVE_S, then given up.
+
+        A controller that is older than the outcome gets none in its place: each that it knows is about a node that is
+        done or a job that is over, and this job goes on. It sees the node go, as it sees one that dies.
+        """
         self.closed.set()
         if self._left or not self.round:
             return
@@ -241,6 +245,13 @@ class Membership:
                 if isinstance(error, ControllerUnreachableError) and time.monotonic() < deadline:
                     time.sleep(_RETRY_S[0])
                     continue
+                if isinstance(error, RefusedError) and unknown_outcome(outcome) in str(error):
+                    log.warning(
+                        "the controller is older than this program and knows no node that leaves as %s: it will take "
+                        "%s for lost, and the job goes on as after a lost node; update the controller",
+                        *(outcome, place.node),
+                    )
+                    return
                 log.warning("the controller was not told that %s is done: %s", place.node, error)
             return
 

@@ -8,7 +8,7 @@ from megascale_ops.schema.health import BadHardware, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankReport
 
-# States of a job that is over; "stopped" is by hand.
+# States of a job that is over; "stopped": by hand, or since its engine has taken all nodes away; the reason tells.
 OVER = ("failed", "finished", "stopped")
 
 

@@ -305,8 +305,18 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incidents: int = 0  # the highest number of an incident so far, to be sent again
 
 
+# How a runner may leave. Controllers of before "evicted" know the first three and refuse any other, with the sentence
+# of `unknown_outcome`.
+OUTCOMES = ("succeeded", "failed", "cancelled", "evicted")
+
+
+def unknown_outcome(outcome: str) -> str:
+    """Return how a controller names an outcome that it does not know."""
+    return f"outcome {outcome!r} is none of "
+
+
 class Leave(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A runner is done. ``outcome``: succeeded, failed, cancelled, evicted (its engine takes the node away)."""
+    """A runner is done. ``outcome``: of `OUTCOMES`; evicted: its engine takes the node away."""
 
     job: Word
     node: Word

@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 def state_words(state: str) -> str:
     """Return a job's state as people say it."""
-    return "stopped by hand" if state == "stopped" else state.replace("_", " ")
+    return state.replace("_", " ")
 
 
 def doing_words(state: str) -> str:

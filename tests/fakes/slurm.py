@@ -26,6 +26,7 @@ import psutil
 import pytest
 
 from tests.fakes.servers import until
+from tests.fakes.slurm_accounting import Accounting, need
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo")
 # All three are there in 1 s, a job of a second is over 2 s later; on a busy machine a run of 11 s took more than 60.
@@ -76,7 +77,8 @@ class OneNode:
     """A cluster of this machine alone; its node is n1.
 
     Of several nodes each is a slurmd, all are this machine, and their tasks know them by name: n1, n2, ...
-    ``settings``: lines of slurm.conf that count for more than those above, such as `SOON`; ``cpus``: of each node.
+    ``settings``: lines of slurm.conf that count for more than those above, such as `SOON`; ``cpus``: of each node;
+    ``accounting``: with slurmdbd and its database, for `sacct`.
     """
 
     def __init__(
@@ -88,10 +90,13 @@ class OneNode:
         nodes: int = 1,
         settings: str = "",
         cpus: int = 1,
+        accounting: bool = False,
     ) -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if missing or os.getuid() != 0:
             pytest.skip(f"Slurm takes root and {', '.join(NEEDED)}; not here: {', '.join(missing) or 'root'}")
+        if accounting:
+            need()
         # Not below pytest's folder: a socket's name has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._running: list[subprocess.Popen[bytes]] = []
@@ -100,12 +105,14 @@ class OneNode:
         host = socket.gethostname().partition(".")[0]
         self._configuration = self.folder / "slurm.conf"
         self._names = [f"n{number}" for number in range(1, nodes + 1)]
-        ports = _free_ports(1 + nodes)
+        ports = _free_ports(2 + nodes)
+        port = ports.pop()
+        self._accounting = Accounting(self.folder, port) if accounting else None
         # In one line: of two lines Slurm refuses the second, for it has the same host name.
         many = f"n[1-{nodes}]" if nodes > 1 else "n1"
         line = f"NodeName={many} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus}"
         line += f" Port=[{','.join(map(str, ports[1:]))}]" if nodes > 1 else f" Port={ports[1]}"
-        text = _CONFIGURATION + settings
+        text = _CONFIGURATION + settings + (self._accounting.settings if self._accounting else "")
         text = text.format(host=host, ports=ports, folder=self.folder, nodes=line, **scripts)
         # Of two lines with one key the later one counts; partitions are told one a line.
         lines = {one if one.startswith("PartitionName") else one.partition("=")[0]: one for one in text.splitlines()}
@@ -124,6 +131,8 @@ class OneNode:
             # --force: a folder that is root's alone is no reason not to start.
             self._start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files)
             until((self.folder / "munge.socket").exists, "munged listens", PATIENCE_S, self.logs)
+            if self._accounting:
+                self._accounting.start()
             self._start("slurmctld", "-D", "-i", "-c", "-f", str(self._configuration))
             for name in self._names:
                 self._start_slurmd(name)
@@ -148,6 +157,8 @@ class OneNode:
                 program.kill()
                 program.wait(10.0)
         self._running.clear()
+        if self._accounting:
+            self._accounting.close()
         mine = f"SLURM_CONF={self._configuration}\0".encode()
         for process in Path("/proc").glob("[0-9]*"):  # slurmstepd writes its title before its environment
             with contextlib.suppress(OSError):

@@ -75,6 +75,7 @@ class Sshd:
         folder.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as probe, socket.create_server(("127.0.0.1", 0)) as other:
             port, closed = probe.getsockname()[1], other.getsockname()[1]
+        self._closed = closed
         for name in ("host_key", "user_key", "other_key"):
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
         (folder / "authorized").write_bytes((folder / "user_key.pub").read_bytes())
@@ -107,6 +108,13 @@ class Sshd:
         assert self._daemon is not None
         self._daemon.terminate()
         self._daemon.wait(30)
+
+    def let_in(self, host: str, *, is_open: bool) -> None:
+        """Let ssh find the daemon at a host's address, or nothing: as a machine that is away, and is back."""
+        path = self.folder / "config"
+        away = f"Host {host}\n  Port {self._closed}\n"
+        text = path.read_text().replace(away, "")
+        path.write_text(text if is_open else away + text)
 
     def _listens(self) -> bool:
         asked = [*self._within, *self.ssh.split(), "-o", "ConnectTimeout=10", "node-a", "true"]

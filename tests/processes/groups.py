@@ -44,6 +44,7 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_page.py": "page",
     "tests/processes/test_shared_memory.py": "users",
     "tests/processes/test_slurm.py": "Slurm",
+    "tests/processes/test_slurm_accounting.py": "Slurm",
     "tests/processes/test_slurm_faults.py": "Slurm",
     "tests/processes/test_slurm_guide.py": "Slurm",
     "tests/processes/test_slurm_nodes.py": "Slurm",

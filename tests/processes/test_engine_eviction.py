@@ -8,6 +8,7 @@ import pytest
 
 from tests.processes.launch import PATIENCE_S, acted_upon, until
 from tests.processes.nodes import Clusters
+from tests.processes.test_versions import make_other
 
 pytestmark = pytest.mark.processes
 
@@ -70,3 +71,29 @@ def test_an_evicted_pod_saves_leaves_and_is_no_failure(clusters: Clusters) -> No
     assert runner is not None
     assert runner.wait(PATIENCE_S) == 1
     assert cluster.faults() == ["engine_eviction", "killed"]
+
+
+@pytest.mark.matrix
+def test_a_controller_of_before_evictions_takes_the_pod_for_lost(clusters: Clusters) -> None:
+    """It refuses the outcome and gets no other: the job goes on without the pod, and the runner has said so."""
+    cluster = clusters("a", "b", nnodes="1:2")
+    make_other(cluster.controller, -1)
+    cluster.controller.start()
+    for name in ("a", "b"):
+        cluster[name].start(options=("--eviction-grace=16",))
+        cluster.until_known(cluster[name])
+    cluster.until_status("running", step=20)
+    evicted = cluster["b"].proc
+    assert evicted is not None
+
+    evicted.send_signal(signal.SIGTERM)
+    code = evicted.wait(PATIENCE_S)
+    alone = cluster.until_status("degraded", round_=2)
+    cluster.finish("a")
+    (left,) = acted_upon(cluster.incidents())
+
+    assert code == 128 + signal.SIGTERM
+    assert "knows no node that leaves as evicted: it will take b for lost" in cluster["b"].output()
+    assert alone.world_size == 1
+    assert left.verdict is not None
+    assert left.verdict.nodes == ("b",), left.verdict.reason

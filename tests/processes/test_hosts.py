@@ -46,7 +46,7 @@ def test_two_machines_train_as_one_job_and_a_killed_rank_is_named(launch: Launch
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (2,))
     assert incident.state == "recovered"
-    assert "a host whose connection ends is lost to the job" in launch.output()
+    assert "a host whose connection ends is lost to the job until ssh reaches it again" in launch.output()
     assert sorted(path.name for path in (launch.run_dir() / "logs").iterdir()) == ["node-a", "node-b"]
     assert "token" not in launch.output()
     launch.assert_nothing_left()
@@ -64,26 +64,52 @@ def test_what_ends_the_launcher_ends_all(launch: Launch, sshd: Sshd) -> None:
     launch.assert_nothing_left()
 
 
-def test_a_host_whose_connection_ends_is_lost_to_the_job_and_no_more(launch: Launch, sshd: Sshd) -> None:
-    """The other goes on without it, and the run ends well; the lost host stops its ranks."""
+def test_a_lost_host_is_gone_without_and_comes_back_when_it_is_reached(launch: Launch, sshd: Sshd) -> None:
+    """Its machine is away: the other goes on; then sshd answers again, and the run there is started once more."""
     run = launch.spawn(
         *options(launch, sshd, "node-a", "node-b"),
         "--nnodes=1:2",
         "--policy=node_lost_s=10",
+        "--policy=last_call_s=2",
         "--",
         str(LOCKSTEP),
         *ENDLESS,
     )
     launch.until_step(5)
 
-    connection = next(one for one in psutil.Process(run.pid).children() if "node-b" in one.cmdline())
-    connection.kill()
-
-    until(lambda: (status := launch.status()) and status.round == 2 and status.step > 5, "a round without it")
+    sshd.let_in("node-b", is_open=False)
+    next(one for one in psutil.Process(run.pid).children() if "node-b" in one.cmdline()).kill()
+    until(lambda: (status := launch.status()) and status.round >= 2 and status.world_size == 1, "a round without it")
+    until(lambda: "line 2: node-b: no sshd listens there" in launch.output(), f"a look at it:\n{launch.output()}")
+    sshd.let_in("node-b", is_open=True)
+    until(lambda: "node-b is reached again: its run is started again" in launch.output(), launch.output())
+    back = until(lambda: (status := launch.status()) and status.world_size == 2 and status, "a round with it")
+    launch.until_more_steps(5)
     launch.enough()
+
     assert launch.finish(run) == 0, launch.output()
-    assert "the connection to node-b has ended: it is lost to the job" in launch.output()
-    assert launch.the_incident().verdict is not None
+    assert back.round >= 3
+    assert "the connection to node-b has ended: it is lost to the job, which goes on by its rule" in launch.output()
+    assert launch.output().count("no sshd listens there") == 1
+    assert launch.incidents()[0].verdict is not None
+    launch.assert_nothing_left()
+
+
+def test_a_job_that_ends_waits_for_no_lost_host(launch: Launch, sshd: Sshd) -> None:
+    """The negative control: what is lost when the job is over stays away, and the exit code is the job's."""
+    run = launch.spawn(
+        *options(launch, sshd, "node-a", "node-b"), "--nnodes=1:2", "--policy=node_lost_s=10", "--", str(LOCKSTEP),
+        *ENDLESS,
+    )  # fmt: skip
+    launch.until_step(5)
+
+    sshd.let_in("node-b", is_open=False)
+    next(one for one in psutil.Process(run.pid).children() if "node-b" in one.cmdline()).kill()
+    until(lambda: (status := launch.status()) and status.round >= 2 and status.step > 5, "a round without it")
+    launch.enough()
+
+    assert launch.finish(run) == 0, launch.output()
+    assert "its run is started again\n" not in launch.output()
     launch.assert_nothing_left()
 
 

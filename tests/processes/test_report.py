@@ -72,8 +72,6 @@ def test_the_tests_own_eyes_see_errors_and_requests(browser: str, tmp_path: Path
 @pytest.mark.calm  # a rank that is 20 % slower is to be seen
 def test_a_run_with_a_slow_rank(launch: Launch, browser: str, tmp_path: Path) -> None:
     """While it runs and after its end: every rank has its row, the ledger adds up, the picture is a picture."""
-    # Programs: a rank that was forked ends within a heartbeat of its last step, and the report lacks the steps between.
-    launch.is_cold = True
     started = launch.spawn("run", "--nproc-per-node=4", "--job=toy", "--", str(PACED), "--slow=forward", "--steps=250")
     launch.until_step(100)
     live = launch.command("report", "toy", "--json")

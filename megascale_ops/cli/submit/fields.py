@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Job = TypeVar("Job", bound=msgspec.Struct)
 
 _MOST_BYTES = 1 << 20
+_MOST_SHOWN = 60
 
 
 def options_of(kind: "type[msgspec.Struct]") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -87,7 +88,56 @@ def read_job(kind: "type[Job]", given: tuple[str, ...], options: "Mapping[str, A
     values.update({name: value for name, value in options.items() if value not in (None, ())})
     if command:
         values["command"] = command
+    hints = get_type_hints(kind, include_extras=True)
+    for name, value in values.items():
+        try:
+            msgspec.convert(value, hints[name])
+        except msgspec.ValidationError:
+            is_option = options.get(name) not in (None, ())
+            where = f"--{name.replace('_', '-')} {value}" if is_option else f"{file}: {name} = {_as_toml(value)}"
+            raise UsageError(f"{where} can't be: it takes {_taken(name, hints[name])}") from None
+    return msgspec.convert(values, kind)
+
+
+def _as_toml(value: object) -> str:
+    """Return a value as it stands in the file; of a long one the begin."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _taken(name: str, hint: Any) -> str:  # noqa: ANN401  a type as an annotation has it
+    """Return in words what a field takes."""
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if plain is int:
+        limits = get_args(hint)[1]
+        return f"a whole number from {limits.ge} to {limits.le:,}"
+    if plain is bool:
+        return "true or false"
+    if get_origin(plain) is Literal:
+        return f"one of {', '.join(one for one in get_args(plain) if one)}"
+    if get_origin(plain) is tuple:
+        return f'a list of texts, as in {name} = ["...", "..."]'
+    return f'text, as in {name} = "..."'
+
+
+def check_run_options(options: tuple[str, ...]) -> None:
+    """Look now whether `run` takes its options: on the nodes it would refuse them after hours in the queue.
+
+    Raises:
+        UsageError: one of them is none, or what follows is no value of its own.
+    """
+    root = click.get_current_context().find_root()
+    run = root.command.get_command(root, "run") if isinstance(root.command, click.Group) else None
+    if run is None:
+        raise AssertionError("the program has no verb `run`")
+    if "--help" in options:
+        raise UsageError("options: --help ends `run` at once, and nothing would train")
     try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{file or 'the job'}: {error}") from None
+        context = run.make_context("run", [*options, "--", "script"])
+    except click.ClickException as error:
+        raise UsageError(f"options: {error.format_message()}") from None
+    if context.params["command"] != ("script",):
+        raise UsageError(
+            f"options: {context.params['command'][0]!r} is no option of `megascale-ops run`: write --NAME=VALUE, each "
+            "as a text of its own"
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.submit.fields import options_of, read_job
+from megascale_ops.cli.submit.fields import check_run_options, options_of, read_job
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import PROGRAM, log_options
 from megascale_ops.engines.kubernetes.job import KubernetesJob
@@ -35,8 +35,11 @@ def slurm(given: tuple[str, ...], *, dry_run: bool, follow: bool, **options: Any
     The script is sbatch's; all that is ours in it is one line of srun, so it may be kept and changed.
     """
     job = read_job(SlurmJob, given, options)
+    if dry_run and follow:
+        raise UsageError("--dry-run hands nothing in, so there is nothing to follow: leave one of both out")
     if follow and job.array:
         raise UsageError("--follow follows one job, and --array makes several: `squeue --array` shows them")
+    check_run_options(job.options)
     text = script(job, _program())
     if dry_run:
         click.echo(text, nl=False)
@@ -64,7 +67,9 @@ def kubernetes(given: tuple[str, ...], *, dry_run: bool, **options: Any) -> None
     """
     from megascale_ops.engines.kubernetes.job import manifest
 
-    made = manifest(read_job(KubernetesJob, given, options))
+    job = read_job(KubernetesJob, given, options)
+    check_run_options(job.options)
+    made = manifest(job)
     if dry_run:
         click.echo(_yaml(made), nl=False)
         return

@@ -74,10 +74,15 @@ class Histories:
             offset_s = known.offset_s
         return heartbeat.mono_s + offset_s
 
-    def ingest_report(self, job: Job, node: str, report: JobReport, sent_wall_s: float) -> bool:
-        """Take a node's steps of a job; return whether they were put by, and will be handed on."""
+    def ingest_report(
+        self, job: Job, node: str, report: JobReport, sent_wall_s: float, *, is_over: bool = False
+    ) -> bool:
+        """Take a node's steps of a job; return whether they were put by, and will be handed on.
+
+        Those of a round that is over are not handed on.
+        """
         history = self.of(job)
-        are_put_by = job.record.world_size >= LARGE
+        are_put_by = job.record.world_size >= LARGE and not is_over
         if are_put_by and self._round.get(job.name) != report.round:
             history.reckon()
             self._round[job.name] = report.round

@@ -91,6 +91,7 @@ class Round:
         self.exits: dict[int, Exit] = {}  # by rank
         self.unmet: dict[str, tuple[str, ...]] = {}  # by node: the nodes it could not reach
         self.left: dict[str, Leave] = {}  # by node: the last word of its runner
+        self.finished_s: float | None = None  # since when all have left well, and their last steps are waited for
         self.gone: dict[int, float] = {}  # by rank: when its process was first seen gone
         self.silence = SilenceCheck()
         self.scanned_s = NEVER_S  # when all nodes, or all ranks, were last looked at

@@ -98,6 +98,9 @@ FINAL = tuple(State(name) for name in OVER)
 # A round exists and its ranks are meant to run.
 ACTIVE = (State.RESTARTING, State.CATCHING_UP, State.RUNNING, State.DEGRADED, State.SUSPECT, State.CONFIRMING)
 
+# A round ends: its ranks are stopped, its cause is sought.
+ENDING = (State.STOPPING, State.DIAGNOSING)
+
 # A round is formed, and its ranks have not come as far as the round before.
 STARTING = (State.RESTARTING, State.CATCHING_UP)
 # Steps are made, as far as reported.

@@ -30,6 +30,8 @@ _replace = msgspec.structs.replace
 
 # 2 s before the second look, 4 before the third, 6 ...: what moves at all has moved then.
 LOOK_AGAIN_S = 2.0
+# 2 looks where the first was not answered: a rank that is named is asked once more what it does, before it is stopped.
+LEAST_LOOKS = 2
 # 5 looks within 20 s; a rank still in doubt then is a matter of patience.
 MOST_LOOKS = 5
 # 10 s after the fifth look, 20 after the sixth, ... 60: a rank that works for half an hour and hangs then is found
@@ -78,7 +80,8 @@ def weigh(transitions: Transitions, job: Job, suspicion: Suspicion, now_s: float
     """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
     judged = diagnose.judge_hang(transitions.registry, job, suspicion, now_s)
     verdict, incident, looks = judged.verdict, job.incident, job.suspects.looks_taken
-    settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
+    asks_again = judged.is_outrun or (judged.is_unseen and looks < LEAST_LOOKS)
+    settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not asks_again)
     if incident is not None:
         planned = "" if settled else _plan(transitions, job, verdict, suspicion.age_s, judged.patience_s)
         if settled or planned or _differs(incident.verdict, verdict):

@@ -14,7 +14,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import State
-from megascale_ops.controller.recovery import running, starting, stopping
+from megascale_ops.controller.recovery import finishing, running, starting, stopping
 
 # What looks whether a state can be left, and then leaves it.
 LEAVE_STATE: Mapping[State, Callable[[Transitions, Job, float], bool]] = {
@@ -37,6 +37,11 @@ def advance(transitions: Transitions, faults: OwnFaults, job: Job) -> None:
     if faults.is_paused(job.name):
         return
     with faults.contain(job.name, f"driving it while it is {job.record.state}"):
+        if job.round.finished_s is not None:
+            finishing.finish(transitions, job, now_s)
+            transitions.save(job)
+            if not job.is_over and now_s - job.round.finished_s < finishing.LAST_STEPS_S:
+                return  # all ranks are gone, and that is no loss
         while (leave := LEAVE_STATE.get(job.state)) is not None and leave(transitions, job, now_s):
             transitions.save(job)  # each state of its own, so that a crash between any two finds its place again
         transitions.save(job)

@@ -7,14 +7,12 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import FINAL, EventKind, State
-from megascale_ops.controller.recovery import failures, stopping
+from megascale_ops.controller.recovery import failures, finishing, stopping
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import Leave
+from megascale_ops.schema.messages import OUTCOMES, Leave, unknown_outcome
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
-
-_OUTCOMES = ("succeeded", "failed", "cancelled", "evicted")
 
 
 def leave(jobs: Mapping[str, Job], transitions: Transitions, faults: OwnFaults, word: Leave) -> None:
@@ -25,8 +23,8 @@ def leave(jobs: Mapping[str, Job], transitions: Transitions, faults: OwnFaults, 
         RefusedError: another runner serves this node.
     """
     check_version(f"the leave of node {word.node}", word.version, MESSAGE_VERSION)
-    if word.outcome not in _OUTCOMES:
-        raise UsageError(f"outcome {word.outcome!r} is none of {', '.join(_OUTCOMES)}")
+    if word.outcome not in OUTCOMES:
+        raise UsageError(f"{unknown_outcome(word.outcome)}{', '.join(OUTCOMES)}")
     job = jobs.get(word.job)
     runner = job.runners.get(word.node) if job is not None else None
     if job is None or runner is None or runner.runner_id != word.runner_id:
@@ -51,8 +49,8 @@ def _end_by(transitions: Transitions, job: Job, word: Leave, *, is_member: bool)
         _evicted(transitions, job, word)
     elif word.outcome == "failed" and is_member:
         stopping.end(transitions, job, EventKind.GAVE_UP, f"the runner on {word.node} gave up", 1)
-    elif is_member and job.state is not State.DIAGNOSING and _all_succeeded(job):
-        stopping.end(transitions, job, EventKind.RANKS_FINISHED, "every rank ended normally", 0)
+    elif is_member:
+        finishing.finish(transitions, job, transitions.clock())
 
 
 def _evicted(transitions: Transitions, job: Job, word: Leave) -> None:
@@ -68,10 +66,3 @@ def _evicted(transitions: Transitions, job: Job, word: Leave) -> None:
         round=job.record.round,
     )
     failures.lose_nodes(transitions, job, verdict)
-
-
-def _all_succeeded(job: Job) -> bool:
-    members = job.record.members
-    return bool(members) and all(
-        (left := job.round.left.get(member.node)) is not None and left.outcome == "succeeded" for member in members
-    )

@@ -30,6 +30,7 @@ from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.notifying import Notifying
+from megascale_ops.controller.recovery.finishing import last_steps
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server import node_lives
 from megascale_ops.controller.server.agent_logs import AgentLogs
@@ -279,6 +280,7 @@ class Api:
         if leave.job not in self._loop.jobs:
             raise NotFoundError(f"there is no job {leave.job!r}")
         self._loop.leave(leave)
+        await last_steps(self._loop.jobs[leave.job])
         await self._loop.settle(leave.job, SETTLE_S)
         return answer(Nothing())
 

@@ -79,13 +79,15 @@ class Judgement(NamedTuple):
     """A verdict, and how long silence must last before it is acted upon.
 
     ``is_proven``: waiting mends nothing. ``is_outrun``: not known yet that no rank has moved since the evidence was
-    taken, or known that one has; then it is not acted upon.
+    taken, or known that one has; then it is not acted upon. ``is_unseen``: a rank that is named was asked what it does,
+    and no answer came in time: on a busy machine the next look has it.
     """
 
     verdict: Verdict
     patience_s: float
     is_proven: bool = False
     is_outrun: bool = False
+    is_unseen: bool = False
 
 
 def judge(
@@ -128,7 +130,13 @@ def judge(
         sure_of="" if proven or answer.fault == "slow" else PLACE,
     )
     outrun = _is_outrun(stands, named_ranks)
-    return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven, outrun)
+    unseen = not proven and any(stand.rank in named_ranks and _is_unseen(stand, looks) for stand in stands)
+    return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven, outrun, unseen)
+
+
+def _is_unseen(stand: RankWait, looks: Mapping[int, Look]) -> bool:
+    """Return whether a rank has not answered what it does."""
+    return stand.rank not in looks or ("no_answer" in stand.look.marks and not stand.look.frames)
 
 
 def _is_outrun(stands: Sequence[RankWait], blamed: frozenset[int]) -> bool:
@@ -214,7 +222,7 @@ def _told(stands: Sequence[RankWait], culprits: Sequence[int], looks: Mapping[in
     blamed = frozenset(culprits)
     found = []
     for stand in [stand for stand in stands if stand.rank in blamed][:MOST_TOLD]:
-        if stand.rank not in looks or ("no_answer" in stand.look.marks and not stand.look.frames):
+        if _is_unseen(stand, looks):
             text = f"rank {stand.rank} gave no evidence of its own: what is known of it comes from the others"
             found.append(finding_of("no_answer", text, "stacks", stand))
         if stand.look.frames:

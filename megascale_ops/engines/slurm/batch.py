@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from megascale_ops.errors import UsageError
+from megascale_ops.schema.identity import check_name
 
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 # Two minutes before the limit: a checkpoint of 60 s, the end in order, and the half minute by which Slurm may be late.
@@ -75,6 +76,8 @@ class SlurmJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     options: tuple[str, ...] = ()
 
 
+# The job's name here has Slurm's number behind it, which has 10 digits at most, and 100 characters in all.
+_MOST_NAME = 89
 _AS_IN_SBATCH = (
     *("mem", "partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "array"),
     "comment",
@@ -97,9 +100,11 @@ def name_of(job: SlurmJob) -> str:
     Raises:
         UsageError: there is nothing to run.
     """
-    if not job.command:
+    if not job.command or not job.command[0]:
         raise UsageError('nothing to run: give `command = ["train.py"]` in the file, or the script after `--`')
-    return job.name or re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(job.command[0]).stem) or "job"
+    if job.name:
+        return job.name
+    return re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(job.command[0]).stem).lstrip("._-")[:_MOST_NAME] or "job"
 
 
 def output_of(job: SlurmJob) -> str:
@@ -117,9 +122,7 @@ def script(job: SlurmJob, program: str) -> str:
     Raises:
         UsageError: the pieces can't be put together.
     """
-    for line in (*job.sbatch, *(str(getattr(job, name)) for name in _AS_IN_SBATCH), job.name, job.out):
-        if "\n" in line:
-            raise UsageError(f"{line!r} can't be an option of sbatch: it has more than one line")
+    _check(job)
     named = f"--job={shlex.quote(name_of(job))}-$SLURM_JOB_ID"  # the same after a requeue
     lines = ["#!/bin/bash", *(f"#SBATCH {one}" for one in _options(job)), *job.setup]
     run = [program, "run", *_run_options(job)]
@@ -132,6 +135,35 @@ def script(job: SlurmJob, program: str) -> str:
         line += ' --controller "$controller" --token-file "$state/token"'
     start = "" if job.batch_controller else "exec "  # the controller is the shell's child
     return "\n".join([*lines, f"{start}{line} -- {shlex.join(job.command)}", ""])
+
+
+def _check(job: SlurmJob) -> None:
+    """Refuse what sbatch, srun or `run` would take for something else, hours later perhaps.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    name = check_name("job", name_of(job))
+    if len(name) > _MOST_NAME:
+        raise UsageError(
+            f"the job's name has {len(name)} characters; with Slurm's number behind it {_MOST_NAME} may be"
+        )
+    for line in (*job.sbatch, *(str(getattr(job, name)) for name in _AS_IN_SBATCH), job.out):
+        if "\n" in line:
+            raise UsageError(f"{line!r} can't be an option of sbatch: it has more than one line")
+    for option in job.sbatch:
+        if option in ("hetjob", "packjob"):
+            raise UsageError(
+                "a heterogeneous job is several, and `submit` writes one: put what --dry-run prints for each into a "
+                "script of your own, with `srun --het-group=N` before `megascale-ops run`"
+            )
+        if not option.startswith("-"):
+            raise UsageError(f"sbatch: {option!r} is no option of sbatch, which all begin with '-': --{option}?")
+    if ":" in (*job.options, *job.command):
+        raise UsageError(
+            "':' by itself can't be an argument of what srun starts: srun takes it for the begin of a heterogeneous "
+            "step's next component"
+        )
 
 
 def _options(job: SlurmJob) -> Iterator[str]:

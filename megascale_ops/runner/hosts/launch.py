@@ -10,23 +10,21 @@ import importlib.metadata
 import logging
 import os
 import shlex
-import signal
 import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.link import BlockingLink
 from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE, Whereabouts, write_whereabouts
 from megascale_ops.runner.config import BY_STEP, RunConfig
 from megascale_ops.runner.hosts import ssh
+from megascale_ops.runner.hosts.far import Far, Ways, end, wait
 from megascale_ops.runner.hosts.handed_over import Handed
 from megascale_ops.runner.hosts.hostfile import Host, choose, read_hosts
 from megascale_ops.runner.meeting import is_loopback
@@ -34,6 +32,7 @@ from megascale_ops.runner.plan import default_job, parse_nnodes, with_whole_path
 from megascale_ops.runner.preflight import look_at_machine
 from megascale_ops.runner.run_folder import narrow_umask, prepare_run_folder
 from megascale_ops.runner.services import companions
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.identity import check_name
 
 log = logging.getLogger(__name__)
@@ -42,19 +41,11 @@ log = logging.getLogger(__name__)
 _LOOK_S = 60.0
 # 64 at once: each takes a process here.
 _AT_ONCE = 64
-_POLL_S = 0.1
-# 20 s: the others of a job that has failed are told so by the controller, and stop their ranks first.
-_FAREWELL_S = 20.0
+# 2 s: the controller is a process of this machine, or one that all hosts reach.
+_ANSWER_S = 2.0
 # What a script may be told by its environment, beside what is ours: other variables belong to the machine.
 _HANDED_ON = ("MEGASCALE_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 _STAYS_HERE = ("MEGASCALE_TOKEN", "MEGASCALE_CONFIG", "MEGASCALE_RUN_")
-
-
-class Far(NamedTuple):
-    """A host's run: the ssh that holds it."""
-
-    host: Host
-    ssh: "subprocess.Popen[bytes]"
 
 
 def over_hosts(config: RunConfig, command: tuple[str, ...], environ: Mapping[str, str]) -> int:
@@ -77,25 +68,33 @@ def over_hosts(config: RunConfig, command: tuple[str, ...], environ: Mapping[str
     run_dir = Path(config.run_dir or f"{machine.state_root}/{job}")
     config = msgspec.structs.replace(config, job=job, run_dir=str(run_dir), nnodes=nnodes)
     log.info(
-        "job %s on %d hosts by ssh: %s; a host whose connection ends is lost to the job and nothing starts there again "
-        "(its place is a spare's, with more hosts than --nnodes); when this process ends, all end",
+        "job %s on %d hosts by ssh: %s; a host whose connection ends is lost to the job until ssh reaches it again "
+        "(with more hosts than --nnodes a spare takes its place); when this process ends, all end",
         *(job, len(hosts), ", ".join(host.target for host in hosts)),
     )
     with ExitStack() as stack:
         _umask, widen = narrow_umask()
         stack.callback(widen)
         token = find_token(config.token_file, environ) or ""
-        port = 0
+        port, controller = 0, config.controller
         if not config.controller:
-            port, token = _controller(stack, prepare_run_folder(run_dir, is_named=bool(config.run_dir)), environ, there)
+            controller, token = _controller(
+                stack, prepare_run_folder(run_dir, is_named=bool(config.run_dir)), environ, there
+            )
+            port = int(controller.rpartition(":")[2])
         env = {name: value for name, value in environ.items() if _is_handed_on(name)}
-        far = []
-        for place, host in enumerate(hosts):
-            url = config.controller or f"http://{_bracketed(there[host].seen_from)}:{port}"
-            own = _own(config, host, place, url)
-            far.append(Far(host, _start(line, host, python, before, Handed(own, command, machine.cwd, env, token))))
-        stack.callback(_end, far)
-        return _wait(far)
+
+        def start(host: Host, told: ssh.There) -> "subprocess.Popen[bytes]":
+            url = config.controller or f"http://{_bracketed(told.seen_from)}:{port}"
+            own = _own(config, host, hosts.index(host), url)
+            return _start(line, host, python, before, Handed(own, command, machine.cwd, env, token))
+
+        ways = Ways(start, lambda host: _begin_look(line, host, python, before), _why_not(python), _LOOK_S)
+        far: list[Far] = []
+        stack.callback(end, far)
+        for host in hosts:
+            far.append(Far(host, ways, there[host]))  # noqa: PERF401  those that were started are ended, whatever comes
+        return wait(far, lambda: _is_over(controller, token, job), config.policy.join_timeout_s)
 
 
 def _words(command: str) -> list[str]:
@@ -182,6 +181,35 @@ def _look(line: Sequence[str], hosts: Sequence[Host], python: str, env: Mapping[
     return {host: told for host, (told, _) in zip(hosts, answers, strict=True)}
 
 
+def _begin_look(line: Sequence[str], host: Host, python: str, env: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Ask a host that was lost who we are there; what it tells is a few lines, for which pipes have room."""
+    return subprocess.Popen(
+        ssh.look(line, host, python, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a Ctrl-C is ours
+    )
+
+
+def _why_not(python: str) -> Callable[[Host, int, str, str], str]:
+    version = importlib.metadata.version("megascale-ops")
+    return lambda host, code, output, errors: ssh.why_not(host, python, version, code, output, errors)
+
+
+def _is_over(url: str, token: str, job: str) -> bool | None:
+    """Return whether the job is over, by its controller; None where that does not tell."""
+    try:
+        with BlockingLink(url, token or None, timeout_s=_ANSWER_S) as link:
+            found = next((one for one in link.status(job, brief=True).jobs if one.job == job), None)
+    except MegascaleError as error:
+        log.debug("whether the job is over is not known: %s", error)
+        return None
+    return found is not None and found.state in OVER
+
+
 def _listen(seen: set[str]) -> str:
     """Return where to listen, by the addresses at which hosts see this machine: on loopback where all do."""
     is_six = any(":" in one for one in seen)
@@ -192,8 +220,8 @@ def _listen(seen: set[str]) -> str:
 
 def _controller(
     stack: ExitStack, run_dir: Path, environ: Mapping[str, str], there: Mapping[Host, ssh.There]
-) -> tuple[int, str]:
-    """Bring the controller up where all hosts reach it; return its port and its token."""
+) -> tuple[str, str]:
+    """Bring the controller up where all hosts reach it; return its address for this machine, and its token."""
     listen = _listen({one.seen_from for one in there.values()})
     companion, found = companions.start_controller(run_dir, dict(environ), f"{listen}:0")
     stack.callback((run_dir / CONTROLLER_FILE).unlink, missing_ok=True)
@@ -201,8 +229,9 @@ def _controller(
     stack.callback(companion.stop)
     port = int(found.url.rpartition(":")[2])
     here = "[::1]" if listen.startswith("[") else "127.0.0.1"
-    write_whereabouts(run_dir, Whereabouts(f"http://{here}:{port}", companion.pid, os.getpid(), found.token_file))
-    return port, find_token(found.token_file, {}) or ""
+    url = f"http://{here}:{port}"
+    write_whereabouts(run_dir, Whereabouts(url, companion.pid, os.getpid(), found.token_file))
+    return url, find_token(found.token_file, {}) or ""
 
 
 def _start(
@@ -220,92 +249,3 @@ def _start(
         process.stdin.write(msgspec.json.encode(handed) + b"\n")
         process.stdin.flush()
     return process
-
-
-class _Signals:
-    """What came in by signals: those for ranks, and how often an end was asked for."""
-
-    def __init__(self) -> None:
-        self.for_ranks: list[int] = []
-        self.ended_by = 0
-        self.times = 0
-
-    def take(self, number: int, _frame: FrameType | None) -> None:
-        """Note one; a handler may not write."""
-        if number in (signal.SIGUSR1, signal.SIGUSR2):
-            self.for_ranks.append(number)
-        else:
-            self.ended_by = self.ended_by or number
-            self.times += 1
-
-
-@contextmanager
-def _signals_noted() -> Iterator[_Signals]:
-    noted = _Signals()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, noted.take) for number in numbers}
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(far: Sequence[Far]) -> int:
-    """Wait for all hosts; return 0 where the job has ended well, else the first code that says why."""
-    told: set[Host] = set()
-    with _signals_noted() as noted:
-        while any(one.ssh.poll() is None for one in far):
-            while noted.for_ranks:
-                _write(far, f"{noted.for_ranks.pop(0)}\n".encode())
-            if noted.ended_by:
-                _hang_up(far)
-            if noted.times > 1:
-                _kill(far)
-            for one in far:
-                code = one.ssh.poll()
-                if code is not None and (code < 0 or code == ssh.BY_SSH) and one.host not in told:
-                    told.add(one.host)
-                    log.warning("the connection to %s has ended: it is lost to the job", one.host.target)
-            time.sleep(_POLL_S)
-        if noted.ended_by:
-            return 128 + noted.ended_by
-    codes = [one.ssh.returncode for one in far]
-    if 0 in codes:  # the others of a job that has failed end with its code, too
-        return 0
-    return next((code for code in codes if 0 < code < ssh.BY_SSH), 1)
-
-
-def _write(far: Sequence[Far], data: bytes) -> None:
-    for one in far:
-        if one.ssh.stdin is not None and not one.ssh.stdin.closed:
-            with suppress(OSError):
-                one.ssh.stdin.write(data)
-                one.ssh.stdin.flush()
-
-
-def _hang_up(far: Sequence[Far]) -> None:
-    """Close the stdin of all, which ends their runs in order."""
-    for one in far:
-        if one.ssh.stdin is not None and not one.ssh.stdin.closed:
-            with suppress(OSError):
-                one.ssh.stdin.close()
-
-
-def _kill(far: Sequence[Far]) -> None:
-    for one in far:
-        if one.ssh.poll() is None:
-            one.ssh.terminate()
-
-
-def _end(far: Sequence[Far]) -> None:
-    """End what still runs, whatever has ended this launcher."""
-    _hang_up(far)
-    deadline_s = time.monotonic() + _FAREWELL_S
-    for one in far:
-        with suppress(subprocess.TimeoutExpired):
-            one.ssh.wait(max(0.1, deadline_s - time.monotonic()))
-    _kill(far)
-    for one in far:
-        with suppress(subprocess.TimeoutExpired):
-            one.ssh.wait(5.0)

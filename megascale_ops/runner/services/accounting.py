@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Slurm's accounting tells of a job that has failed: the verdict that ended it, as the job's comment.
 
-`squeue --format=%k`, `scontrol show job` and, where slurmdbd keeps comments (`AccountingStoreFlags=job_comment`),
-`sacct --format=Comment` show it. The job's owner may write it.
+`squeue --format=%k`, `scontrol show job` and, for good, where slurmdbd keeps comments
+(`AccountingStoreFlags=job_comment`), `sacct --format=Comment` show it. The job's owner may write it.
 """
 
 import logging

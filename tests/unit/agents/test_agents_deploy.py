@@ -249,3 +249,20 @@ def test_every_part_of_an_agent_is_scraped_once(path: Path) -> None:
     assert not any(
         "params" in job for name, job in found.items() if name not in {"megascale-agents", "megascale-nodes"}
     )
+
+
+def test_prologs_and_epilogs_call_none_of_slurms_commands() -> None:
+    """With thousands of nodes at once these calls are what brings slurmctld down; comments may name them."""
+    called = re.compile(r"\b(scontrol|sinfo|squeue|sacct|sacctmgr|sbatch|srun|scancel)\b")
+    scripts = sorted((DEPLOY / "slurm").glob("*.sh"))
+
+    found = [
+        f"{path.name}: {line}"
+        for path in scripts
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if called.search(line.partition("#")[0])
+    ]
+
+    assert len(scripts) == 3
+    assert found == []
+    assert called.search('reason=$(scontrol show node "$node")')

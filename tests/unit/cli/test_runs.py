@@ -104,6 +104,10 @@ def test_what_is_asked_after_a_run_has_ended_is_answered_of_that_run(
     """``status``, ``incidents`` and ``why`` without arguments speak of the newest one, and say how it ended."""
     left_behind(root, ended("old", "finished", 9.0))
     left_behind(root, ended("ctrlc", "stopped", 0.5, exit_code=130, reason="stopped by hand on vm"))
+    # Its state is the same as after a Ctrl-C; what ended it is the reason's to tell.
+    left_behind(root, ended("pods", "stopped", 0.7, exit_code=143, reason="its engine has taken all nodes away"))
+    main(["status", "--watch", "--job", "pods"])
+    by_engine = capsys.readouterr().out
 
     codes = [main(["status"])]
     status = capsys.readouterr().out
@@ -114,8 +118,10 @@ def test_what_is_asked_after_a_run_has_ended_is_answered_of_that_run(
     codes.append(main(["why"]))
     why = capsys.readouterr().err
 
+    assert "job pods is over: stopped (its engine has taken all nodes away), at step 120" in by_engine
+    assert "by hand" not in by_engine
     assert codes == [0, 0, 0, 1]
-    assert status.startswith("job ctrlc · stopped by hand · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents")
+    assert status.startswith("job ctrlc · stopped · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents")
     end = "job ctrlc is over: stopped by hand on vm, at step 120"
     assert watched.splitlines()[-1] == f"{end}; `megascale-ops report ctrlc` tells the rest"
     assert incidents == f"no incidents ({end})\n"

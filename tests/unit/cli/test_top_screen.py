@@ -99,7 +99,7 @@ def test_a_controller_that_ended_with_its_job_is_no_alarm() -> None:
     assert "trying again" not in text
     assert "not heard" not in text
     assert "OVER  The job was stopped by hand" in text
-    assert "stopped by hand · round" in lines[0].plain
+    assert " · stopped · round" in lines[0].plain
 
 
 def test_texts_of_ranks_never_reach_the_terminal_as_they_are() -> None:

@@ -228,3 +228,25 @@ async def test_what_is_slow_goes_on_unless_the_policy_says_otherwise(actions: di
     verdict = world.incident(1).verdict
     assert verdict is not None
     assert verdict.fault == "slow"
+
+
+@pytest.mark.parametrize(("answers", "named"), [(True, "sleeping"), (False, "not_joined")])
+async def test_a_rank_that_has_not_answered_is_asked_again_before_it_is_stopped(*, answers: bool, named: str) -> None:
+    """An agent on a busy machine may need more than an order's deadline; one that never answers stops nothing twice."""
+    world = await _hang(waits=(True, False, True), policy=EAGER)
+    sleeps = EvidenceItem("stacks", ok=True, frames=("wait (train.py:7)",), marks=("in_syscall",))
+    began_s, asked = world.now_s, set[str]()
+    while world.state in ("running", "suspect", "confirming") and world.now_s - began_s < 30.0:
+        await world.wait(0.2)
+        for order in [one for one in world.beat("a").orders if one.kind.startswith("dump_")]:
+            asked.add(order.incident + order.id)
+            if answers and len(asked) > 2:  # stacks and flight recorder of the second look
+                mine = (msgspec.structs.replace(sleeps, rank=1),) if order.kind == "dump_stacks" else ()
+                world.loop.evidence(Evidence("a", "job", order.incident, order.id, items=mine))
+        await world.settle()
+
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert (verdict.fault, verdict.culprits) == (named, (1,))
+    assert world.state == "stopping"
+    assert len(asked) == 4

@@ -3,11 +3,12 @@
 
 import pytest
 
-from megascale_ops.errors import ControllerUnreachableError
+from megascale_ops.errors import ControllerUnreachableError, RefusedError
 from megascale_ops.link import BlockingLink
-from megascale_ops.runner.membership import Terms
+from megascale_ops.runner.membership import Membership, Terms
 from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.rendezvous import MegascaleRendezvous
+from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.policy import JobPolicy
 
 PLACE = Place("j", "n", "id", 1, "/boxes", "/run", "/run/checkpoints", 5.0)
@@ -35,6 +36,34 @@ def test_ranks_share_the_store_of_the_round_unless_rank_0_has_a_port_of_its_own(
     assert rendezvous.use_agent_store is shared
 
     rendezvous.shutdown()
+
+
+def test_an_outcome_that_an_older_controller_refuses_is_told_as_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None that it knows would leave the job alive; another refusal is told as it is, the negative control."""
+    link, sent = BlockingLink("http://127.0.0.1:9"), list[str]()
+    refusals = ["outcome 'evicted' is none of succeeded, failed, cancelled", "no runner x of node n is known for job j"]
+
+    def refuse(word: Leave) -> None:
+        sent.append(word.outcome)
+        raise RefusedError(refusals[len(sent) - 1])
+
+    monkeypatch.setattr(link, "leave", refuse)
+    said = []
+    for _ in refusals:
+        caplog.clear()
+        part = Membership(link, LocalWorkers(PLACE), TERMS)
+        part.round = 3
+        part.leave("evicted", "its engine takes it away")
+        part.leave("cancelled")  # as the runner does when its ranks have ended
+        said.append(caplog.messages)
+    link.close()
+
+    assert sent == ["evicted", "evicted"]
+    assert len(said[0]) == 1
+    assert "older than this program and knows no node that leaves as evicted: it will take n for lost" in said[0][0]
+    assert said[1] == ["the controller was not told that n is done: no runner x of node n is known for job j"]
 
 
 def test_restarts_are_counted_from_the_first_round_of_this_runner() -> None:
