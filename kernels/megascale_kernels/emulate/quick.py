@@ -4,7 +4,7 @@
 """What Triton's interpreter makes anew for every operation, and is the same each time: kept.
 
 A kernel here is some ten thousand operations on small arrays, so its time is what stands around NumPy: the text of a
-type that nobody prints, a table of 18 types to look up one, a shape wrapped number by number. Nothing of it depends on
+type that is never printed, a table of 18 types to look up one, a shape wrapped number by number. Nothing of it depends on
 values, so what the interpreter made for a type or a shape once is given out again.
 """
 
@@ -36,7 +36,7 @@ class Semantic(stock.TritonSemantic):  # type: ignore[misc] # its base has no ty
         self._constants: dict[tuple[type, int, str], Any] = {}
 
     def scalar_constant(self, value: Any, dtype: Any) -> Any:
-        """A number as a tensor; whole numbers are kept, and nobody may write into them."""
+        """A number as a tensor; whole numbers are kept, and are read-only."""
         kind = type(value)
         if (kind is not int and kind is not bool) or dtype is None:
             return super().scalar_constant(value, dtype)
