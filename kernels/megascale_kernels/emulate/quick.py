@@ -4,8 +4,8 @@
 """What Triton's interpreter makes anew for every operation, and is the same each time: kept.
 
 A kernel here is some ten thousand operations on small arrays, so its time is what stands around NumPy: the text of a
-type that is never printed, a table of 18 types to look up one, a shape wrapped number by number. Nothing of it depends on
-values, so what the interpreter made for a type or a shape once is given out again.
+type that is never printed, a table of 18 types to look up one, a shape wrapped number by number. Nothing of it depends
+on values, so what the interpreter made for a type or a shape once is given out again.
 """
 
 from collections.abc import Callable
