@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from megascale_kernels.device import signals
 from megascale_kernels.emulate.errors import EmulationError
+from megascale_kernels.emulate.quick import Semantic, operation, quicken
 
 # The interpreter's private parts that are used here were read in these versions.
 KNOWN_TRITON = ("3.6.", "3.7.", "3.8.", "3.9.")
@@ -123,11 +124,11 @@ def interpreting(builder: Any, hooks: Mapping[Any, Hook], polls_per_look: int) -
         raise EmulationError("another emulation is running in this process: triton.language can be patched only once")
     scope = stock._LangPatchScope()
     try:
-        _bridge.semantic = stock.TritonSemantic(builder)
+        _bridge.semantic = Semantic(builder)
         _bridge.hooks = {function.fn: hook for function, hook in hooks.items()}
         # From 3.7 on patched functions reach for the module's own, whatever builder they were patched with.
         scope.set_attr(stock, "interpreter_semantic", _bridge.semantic)
-        _patch(builder, scope)
+        _patch(scope)
         scope.set_attr(signals.POLLS_PER_LOOK, "value", polls_per_look)
         yield
     finally:
@@ -136,14 +137,15 @@ def interpreting(builder: Any, hooks: Mapping[Any, Hook], polls_per_look: int) -
         _one_at_a_time.release()
 
 
-def _patch(builder: Any, scope: Any) -> None:
+def _patch(scope: Any) -> None:
     if not any(name == "load" for _, name, _ in _builtins):
         raise EmulationError(
             "triton's own interpreter has left its patches in triton.language: import megascale_kernels.emulate before "
             "it runs, or emulate in a fresh process"
         )
     for owner, name, member in _builtins:
-        stock._patch_attr(owner, name, member, builder, scope)
+        scope.set_attr(owner, name, operation(member, _bridge.semantic))
+    quicken(scope)
     stock._patch_lang_tensor(tl.tensor, scope)
     for language in (tl, tl.core):
         stock._patch_lang_core(language, scope)

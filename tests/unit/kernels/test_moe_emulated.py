@@ -40,11 +40,21 @@ CASES = {
     "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
     "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
 }
+# Their gradients (`test_moe_backward`) begin with the same two launches, and are wrong where these have put a token
+# elsewhere; what a combine sends back, which no gradient needs, the other cases hold.
+IN_MATRIX = ("all tokens to one expert", "an expert twice", "experts without a token", "a rank without a token",
+             "one rank", "one group of three cuts all")  # fmt: skip
 SCHEDULES = ("random", "round_robin", "eager")
 LARGE = 1 << 16
 
 
-@pytest.mark.parametrize(("name", "seed"), [pytest.param(name, seed, id=name) for seed, name in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, id=name, marks=[pytest.mark.matrix] if name in IN_MATRIX else [])
+        for seed, name in enumerate(CASES)
+    ],
+)
 def test_any_routing_is_right_and_ordered(name: str, seed: int) -> None:
     """Two layers in a row over poisoned memory: every element right, no unordered access, no fault."""
     done = ran(CASES[name], seed=seed, schedule=SCHEDULES[seed % 3], data_bytes=LARGE)
