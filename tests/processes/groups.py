@@ -42,6 +42,7 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_nccl_profiler.py": "NCCL's profiler",
     "tests/processes/test_nccl_thinning.py": "NCCL's thinning",
     "tests/processes/test_page.py": "page",
+    "tests/processes/test_page_views.py": "views of the page",
     "tests/processes/test_shared_memory.py": "users",
     "tests/processes/test_slurm.py": "Slurm",
     "tests/processes/test_slurm_faults.py": "Slurm",
