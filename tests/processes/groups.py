@@ -33,6 +33,7 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_dashboard_schema.py": "grafana schema",
     "tests/processes/test_foreign_users.py": "users",
     "tests/processes/test_kernels_bench.py": "benchmarks of kernels",
+    "tests/processes/test_installed.py": "an installation",
     "tests/processes/test_kernels_cpu.py": "kernels",
     "tests/processes/test_kubernetes_server.py": "Kubernetes",
     "tests/processes/test_moe_cpu.py": "layers of experts",
