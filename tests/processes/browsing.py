@@ -5,10 +5,12 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 import msgspec
 import pytest
-from playwright.async_api import Page, async_playwright
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright
 
 from megascale_ops.controller.job.round import Round
 from megascale_ops.errors import MegascaleError
@@ -59,15 +61,34 @@ class Seen:
         return await self.page.locator(selector).inner_text()
 
 
-@contextlib.asynccontextmanager
-async def opened(url: str, *, width: int = 1280, dark: bool = False, touch: bool = False) -> AsyncIterator[Seen]:
-    """Open an address in a browser of its own until the block ends."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One browser for all tests of a file: its start, and its driver's, take more CPU than most pages."""
     try:
         browser_path = find_browser()
     except MegascaleError as error:
         pytest.skip(f"no browser can be had here: {error}")
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=browser_path, args=ARGUMENTS, timeout=PATIENCE_S * MS)
+        started = await play.chromium.launch(executable_path=browser_path, args=ARGUMENTS, timeout=PATIENCE_S * MS)
+        yield started
+        await started.close()
+
+
+class Open(Protocol):
+    """Open an address as a visitor of its own, who has nothing of the others', until the block ends."""
+
+    def __call__(
+        self, url: str, *, width: int = 1280, dark: bool = False, touch: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[Seen]:
+        """Open it; sizes in CSS pixels."""
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Open:
+    """Return a function that opens an address."""
+
+    @contextlib.asynccontextmanager
+    async def visit(url: str, *, width: int = 1280, dark: bool = False, touch: bool = False) -> AsyncIterator[Seen]:
         context = await browser.new_context(
             viewport={"width": width, "height": 844},
             color_scheme="dark" if dark else "light",
@@ -75,10 +96,14 @@ async def opened(url: str, *, width: int = 1280, dark: bool = False, touch: bool
             permissions=["clipboard-read", "clipboard-write"],
         )
         context.set_default_timeout(PATIENCE_S * MS)  # Playwright's own 30 s are not enough beside other work
-        seen = Seen(await context.new_page())
-        await seen.page.goto(url)
-        yield seen
-        await browser.close()
+        try:
+            seen = Seen(await context.new_page())
+            await seen.page.goto(url)
+            yield seen
+        finally:
+            await context.close()
+
+    return visit
 
 
 async def poison(served: Served) -> None:

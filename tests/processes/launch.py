@@ -98,7 +98,8 @@ class Launch:
         self, *arguments: str, cwd: Path | None = None, deadline_s: float = 180.0, is_cold: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """Run ``megascale-ops`` to its end; each verb is a program in one test at least."""
-        return ask(arguments, self.env, cwd=cwd, deadline_s=deadline_s, is_cold=is_cold or self.is_cold)
+        cold = is_cold or self.is_cold
+        return ask(arguments, self.env, cwd=cwd, deadline_s=deadline_s, ahead=self.ahead, is_cold=cold)
 
     def spawn(self, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
         """Start ``megascale-ops`` in the background; its output goes to ``log``."""

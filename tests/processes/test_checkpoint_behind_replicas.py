@@ -5,9 +5,6 @@ One process imports torch and forks the two ranks.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,9 @@ import pytest
 
 from megascale_ops.checkpoint import newest
 from megascale_ops.checkpoint.trust import alarms
+from tests.processes.warmed import env_of_programs, play_module
 
 pytestmark = pytest.mark.processes
-
-SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind_replicas.py"
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """Play both scenarios; what each rank tells."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
-    )
+    env = env_of_programs() | {"MEGASCALE_RECORDER": "0"}
+    done = play_module("tests.fixtures.checkpoint_behind_replicas", [str(folder)], env, deadline_s=300)
     assert done.returncode == 0, done.stderr
     return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: one["rank"])
 

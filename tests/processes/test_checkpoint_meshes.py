@@ -5,9 +5,6 @@ One process imports torch and forks the ranks of all jobs: eight, three and two.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +12,10 @@ import pytest
 
 from megascale_ops.checkpoint import latest, storage
 from megascale_ops.checkpoint.manifest import Manifest, saved_by
+from tests.processes.warmed import env_of_programs, play_module
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_meshes.py"
 MODES = ("sync", "async", "overlapped")
 Reports = list[dict[str, Any]]
 
@@ -34,14 +31,8 @@ class Played(NamedTuple):
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """All jobs."""
     folder = tmp_path_factory.mktemp("meshes")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
-    )
+    env = env_of_programs() | {"MEGASCALE_RECORDER": "0"}
+    done = play_module("tests.fixtures.checkpoint_meshes", [str(folder)], env, deadline_s=400)
     assert done.returncode == 0, done.stderr
     return Played(folder, json.loads(done.stdout))
 

@@ -6,11 +6,8 @@ is two seconds of CPU time before its first tensor.
 """
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +19,7 @@ from megascale_ops.checkpoint import newest
 from megascale_ops.checkpoint.storage import candidates
 from tests.fixtures.forked import outputs
 from tests.processes.small_disk import small_disk
+from tests.processes.warmed import env_of_programs, play_module
 
 pytestmark = pytest.mark.processes
 
@@ -47,24 +45,11 @@ def play(
     """Run scenarios, each in its folder, on real ranks of a script; those that die report nothing."""
     rendezvous = scratch / f"rendezvous-{len(list(scratch.glob('rendezvous-*')))}"
     told = [f"{name}={folder}" for name, folder in scenarios]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    job = subprocess.Popen(
-        [sys.executable, "-m", f"tests.fixtures.{script.stem}", str(rendezvous), str(world_size), *told],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
-        start_new_session=True,
-    )
-    try:
-        statuses, said = job.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.communicate(timeout=10)
-        raise
-    assert job.returncode == 0, said
+    env = {**env_of_programs(), "MEGASCALE_RECORDER": "0", **environment}
+    job = play_module(f"tests.fixtures.{script.stem}", [str(rendezvous), str(world_size), *told], env, deadline_s=180)
+    assert job.returncode == 0, job.stderr
     stderr = [outputs(rendezvous, rank)[1].read_text() for rank in range(world_size)]
-    for rank, status in enumerate(json.loads(statuses)):
+    for rank, status in enumerate(json.loads(job.stdout)):
         assert status == (-signal.SIGKILL if rank in dying else 0), stderr[rank]
     lines = [outputs(rendezvous, rank)[0].read_text().splitlines() for rank in range(world_size) if rank not in dying]
     by_rank = [json.loads(one[-1]) for one in lines]
@@ -84,7 +69,7 @@ class Saved(NamedTuple):
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """Save, and fail to save: for want of agreement, by a limit of one rank, on a full disk."""
     folder = tmp_path_factory.mktemp("saved")
-    names = ["save", "disagree", "limited", "save behind", "limited behind"]
+    names = ["save", "disagree", "limited", "save behind", "limited behind", "save own", "save opaque"]
     with small_disk(folder / "disk full") as is_small:
         names += ["disk full"] if is_small else []
         played = play(folder, *((name, folder / name) for name in names))
@@ -98,10 +83,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 class Restored(NamedTuple):
-    """What two ranks reported of a sound folder and of a damaged one."""
+    """What two ranks reported of a sound folder, of a damaged one, and of what each rank had of its own."""
 
     sound: list[dict[str, Any]]
     damaged: list[dict[str, Any]]
+    own: list[dict[str, Any]]
     stderr: list[str]
 
 
@@ -116,8 +102,9 @@ def restored(saved: Saved) -> Restored:
     (folder / "step-00000003" / "__1_0.tensors").unlink()
     torn = folder / "step-00000002" / "__1_0.tensors"
     torn.write_bytes(torn.read_bytes()[:-4096])
-    (sound, damaged), stderr = play(saved.folder, ("restore", saved.folder / "save"), ("restore", folder))
-    return Restored(sound, damaged, stderr)
+    own = ("restore own", saved.folder / "save own")
+    reports, stderr = play(saved.folder, ("restore", saved.folder / "save"), ("restore", folder), own)
+    return Restored(*reports, stderr)
 
 
 def test_what_two_ranks_saved_comes_back_bit_for_bit_also_on_another_number_of_ranks(
@@ -193,23 +180,20 @@ def test_ranks_that_disagree_about_the_step_save_nothing(saved: Saved) -> None:
     assert candidates(saved.folder / "disagree") == []
 
 
-def test_what_each_rank_has_of_its_own_comes_back_to_it(tmp_path: Path) -> None:
+def test_what_each_rank_has_of_its_own_comes_back_to_it(saved: Saved, restored: Restored) -> None:
     """Generators, numbers, and an object that was named; where it is not named all ranks refuse with one sentence."""
-    folder = tmp_path / "checkpoints"
-    play(tmp_path, ("save own", folder))
-
-    (reports,), _ = play(tmp_path, ("restore own", folder))
+    reports = restored.own
 
     assert [(report["step"], report["same"]) for report in reports] == [(3, True)] * 2
     assert reports[0]["error"] == reports[1]["error"]
     assert "rank0.order was pickled" in reports[0]["error"]
-    assert len(list((folder / "step-00000003").glob("__?_0.pickle"))) == 2
+    assert len(list((saved.folder / "save own" / "step-00000003").glob("__?_0.pickle"))) == 2
 
 
-def test_what_is_no_data_on_one_rank_is_refused_on_every_rank(tmp_path: Path) -> None:
+def test_what_is_no_data_on_one_rank_is_refused_on_every_rank(saved: Saved) -> None:
     """Before anything is written, so no rank waits in a save that cannot be."""
-    (reports,), _ = play(tmp_path, ("save opaque", tmp_path / "checkpoints"))
+    reports = saved.reports["save opaque"]
 
     assert reports[0] == reports[1]
     assert "on rank 1: state['b']: an object of type Order can't be stored as data" in reports[0]["error"]
-    assert candidates(tmp_path / "checkpoints") == []
+    assert candidates(saved.folder / "save opaque") == []

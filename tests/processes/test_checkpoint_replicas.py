@@ -5,23 +5,19 @@ One process imports torch and forks the ranks of all scenarios, two to four each
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megascale_ops.schema.events import Incident
 from tests.processes.launch import SCRIPTS, Launch, until
+from tests.processes.warmed import env_of_programs, play_module
 
 pytestmark = pytest.mark.processes
 
 OURS = ("silent_corruption", "replicas_differ", "stale_weights")
-SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_replicas.py"
 NAMES = ("clean2", "flipped2", "flipped3", "formats", "refused", "off", "sharded2", "sharded4")
 FOUR = ("clean4", "flipped4")
 Ranks = list[list[dict[str, Any]]]
@@ -33,14 +29,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ranks]:
 
     @cache
     def play(names: tuple[str, ...]) -> dict[str, Ranks]:
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("replicas")), *names],
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-            env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
-        )
+        arguments = [str(tmp_path_factory.mktemp("replicas")), *names]
+        env = env_of_programs() | {"MEGASCALE_RECORDER": "0"}
+        done = play_module("tests.fixtures.checkpoint_replicas", arguments, env, deadline_s=400)
         assert done.returncode == 0, done.stderr
         told = [json.loads(line) for line in done.stdout.splitlines()]
         assert all(set(one["codes"]) == {0} for one in told), done.stderr

@@ -31,6 +31,7 @@ from megascale_ops.checkpoint.tiers.store_names import StoreNames
 from megascale_ops.cli.main import main
 from megascale_ops.errors import CheckpointError, UsageError
 from tests.processes.launch import Launch
+from tests.processes.warmed import Ahead
 
 # By name: neither has types.
 moto_server, s3fs = import_module("moto.server"), import_module("s3fs")
@@ -235,6 +236,7 @@ def test_a_job_whose_rank_is_killed_goes_on_from_the_bucket(launch: Launch, tmp_
     shutil.copy(USER, tmp_path / "train.py")
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
     launch.env |= {"AWS_ENDPOINT_URL": endpoint, **keys, "COLUMNS": "200"}
+    launch.ahead = Ahead(("megascale_ops.checkpoint", "torch.distributed.checkpoint", "s3fs"), ("train.py",))
     with pytest.MonkeyPatch.context() as patched:
         for name in ("AWS_ENDPOINT_URL", *keys):
             patched.setenv(name, launch.env[name])

@@ -49,7 +49,8 @@ def lose(folder: Path, *nodes: int) -> None:
         shutil.rmtree(folder / f"node{node}")
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
+# A save that waits goes the same way to the nodes, but for the writer process.
+@pytest.fixture(scope="module", params=[pytest.param("sync", marks=pytest.mark.matrix), "async"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """What a job of six steps has left, and what more jobs reported; the training waits for saves, or it does not."""
     mode, scratch = request.param, tmp_path_factory.mktemp("tiers")

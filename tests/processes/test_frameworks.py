@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.processes.launch import Launch
+from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
 # A folder of their own: transformers tests for a package "kernels", and the scripts' folder has one.
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "frameworks"
+# What a library's script needs, imported once for all four ranks of its two rounds.
+IMPORTS = {"transformers": "transformers.trainer", "lightning": "lightning.pytorch"}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,7 @@ def test_a_framework_says_its_phases_and_steps(
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install -e '.[frameworks]'")
     launch.env |= {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    launch.ahead = Ahead((IMPORTS[library],), (str(SCRIPTS / script),))
 
     code = launch.finish(launch.run(script=SCRIPTS / script), deadline_s=360.0)
 

@@ -87,28 +87,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install it once."""
+    return environment(tmp_path_factory.mktemp("env") / "env", wheel)
+
+
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path, launch: Launch) -> Installed:
-    """Install it anew."""
-    python = environment(tmp_path / "env", wheel)
+def installed(python: Path, tmp_path: Path, launch: Launch) -> Installed:
+    """The installation, and a folder that is nobody's."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     launch.env["PYTHONPATH"] = str(SOON)  # nothing of ours is in that folder but a start without the compiler
     return Installed(python.with_name("megascale-ops"), python, home, launch)
 
 
+@pytest.mark.matrix  # the next test trains from the wheel as well, and test_cli_programs asks every verb
 def test_the_commands_of_the_readme_work_without_a_checkout(installed: Installed) -> None:
-    """Examples are copied, trained, and asked about; every module is the installation's."""
-    where = "import megascale_ops, megascale_agents, megascale_kernels as k; print(megascale_ops.__file__, k.__file__)"
-    seen = subprocess.run(
-        [str(installed.python), "-c", where],
-        cwd=installed.home, env=installed.launch.env, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    """Examples are copied, trained, and asked about."""
     copied = installed.run("megascale-ops examples copy")
     trained = installed.run(TRAIN)
     asked = {line: installed.run(line) for line in ASKED}
 
-    assert all(str(installed.python.parents[1]) in path for path in seen.stdout.split())
     assert copied.returncode == 0, copied.stderr
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert "every rank ended normally; step 60, " in trained.stdout + trained.stderr
@@ -119,10 +119,15 @@ def test_the_commands_of_the_readme_work_without_a_checkout(installed: Installed
 
 
 def test_several_programs_work_without_a_checkout(installed: Installed, tmp_path: Path) -> None:
-    """Controller, agent and run of the README, and the controller serves what alerts link to."""
+    """Controller, agent and run of the README; alerts link to the controller; modules are the wheel's."""
+    where = "import megascale_ops, megascale_agents, megascale_kernels as k; print(megascale_ops.__file__, k.__file__)"
+    seen = subprocess.run(
+        [str(installed.python), "-c", where],
+        cwd=installed.home, env=installed.launch.env, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
     address = f"127.0.0.1:{free_port()}"
     installed.launch.env["MEGASCALE_AGENT_METRICS_LISTEN"] = "127.0.0.1:0"
-    installed.run("megascale-ops examples copy")
+    copied = installed.run("megascale-ops examples copy")
     controller = installed.start(
         f"megascale-ops controller --listen {address} --store sqlite:///ops.db --port-file {tmp_path / 'port'}",
         tmp_path / "controller.log",
@@ -140,6 +145,8 @@ def test_several_programs_work_without_a_checkout(installed: Installed, tmp_path
         env=installed.launch.env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
+    assert all(str(installed.python.parents[1]) in path for path in seen.stdout.split())
+    assert copied.returncode == 0, copied.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     assert "journalctl" in page.stdout, page.stderr
     for program in (agent, controller):

@@ -41,6 +41,7 @@ def test_both_ranks_keep_their_promise(promise: str, outcomes: dict[str, dict[in
         assert outcome == "kept", f"rank {rank}: {outcome}"
 
 
+@pytest.mark.matrix  # that both steps are the whole model's, and how a time is taken, is in the promises above
 def test_training_steps_are_measured_on_the_cpu(tmp_path: Path) -> None:
     """Torch's layers and ours, eager, have the same output and gradients; what needs a GPU says so."""
     out = tmp_path / "train.txt"
@@ -63,6 +64,7 @@ def test_training_steps_are_measured_on_the_cpu(tmp_path: Path) -> None:
     assert "ours-eager over torch-eager" in out.read_text(encoding="utf-8")
 
 
+@pytest.mark.matrix  # test_moe_family: the schedules are right; test_moe_gpt_bench: a benchmark of layers as a program
 def test_the_family_of_moe_schedules_is_measured_on_the_cpu(tmp_path: Path) -> None:
     """Every family has its rows, all that give the same do, and the CSV holds what the table holds."""
     out = tmp_path / "family.txt"

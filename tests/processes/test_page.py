@@ -17,13 +17,14 @@ from megascale_ops.schema.messages import Join, Leave
 from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.held_frame import hold_frames
 from tests.fakes.served_controller import serve_controller
-from tests.processes.browsing import LISTEN, MS, Seen, opened, poison
+from tests.processes.browsing import LISTEN, MS, Open, Seen, browser, opened, poison
 from tests.processes.launch import PATIENCE_S, Launch, until
 
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
 # 30 columns of ten seconds: longer than the run lives.
 MOST_COLUMNS = 30
-pytestmark = pytest.mark.processes
+__all__ = ["browser", "opened"]  # pytest finds fixtures by their names
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def _url(run: Launch) -> str:
     return done.stdout.strip()
 
 
-async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
+async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch, opened: Open) -> None:
     """The headline names rank 2, its node and what it costs; the map marks it; nothing is asked of anybody else."""
     url = _url(run)
 
@@ -91,7 +92,7 @@ COLOURS = """() => {
 }"""
 
 
-async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
+async def test_the_steps_show_whose_work_they_waited_for(run: Launch, opened: Open) -> None:
     """The strip and the heat map are drawn; by keyboard they say how long a step took and that rank 2 worked longer."""
     async with opened(_url(run)) as seen:
         await seen.says("#legend", "1 slow")
@@ -120,7 +121,7 @@ async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
         assert slow_own >= 125 > own > 0, told
 
 
-async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -> None:
+async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch, opened: Open) -> None:
     """The map has the numbers of all ranks, also of the one that is not well; host, date and ledger, too."""
     async with opened(_url(run)) as seen:
         await seen.says("#legend", "1 slow")
@@ -157,7 +158,7 @@ SLOWDOWN = """async (longer) => {
 }"""
 
 
-async def test_a_fifth_longer_is_seen_at_a_glance_and_a_ripple_is_not(tmp_path: Path) -> None:
+async def test_a_fifth_longer_is_seen_at_a_glance_and_a_ripple_is_not(tmp_path: Path, opened: Open) -> None:
     """A slowdown of 20 % takes a quarter of the height at least, one of 2 % next to nothing; none is cut off."""
     async with serve_controller(tmp_path) as served, opened(served.url) as seen:
         ripple, fifth, twice = [await seen.page.evaluate(SLOWDOWN, longer) for longer in (0.02, 0.2, 1.0)]
@@ -174,7 +175,7 @@ def _own(facts: str) -> int:
     return int(found[1]) if found else 0
 
 
-async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Launch) -> None:
+async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Launch, opened: Open) -> None:
     """From the kill to the recovery the open page follows; the incident's page shows evidence and how to undo."""
     async with opened(_url(run)) as seen:
         await seen.says("#verdict h1", "Rank 2 is slow")
@@ -199,7 +200,7 @@ async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Lau
         assert seen.wrong == []
 
 
-async def test_a_controller_that_falls_silent_is_said_and_comes_back_by_itself(run: Launch) -> None:
+async def test_a_controller_that_falls_silent_is_said_and_comes_back_by_itself(run: Launch, opened: Open) -> None:
     """The page says for how long the controller was not heard; when it speaks again, the page lives again."""
     controller = run.controller()
     assert controller is not None
@@ -219,7 +220,7 @@ async def test_a_controller_that_falls_silent_is_said_and_comes_back_by_itself(r
         assert not await seen.page.locator("#trouble").is_visible()
 
 
-async def test_the_map_is_walked_by_keyboard(run: Launch) -> None:
+async def test_the_map_is_walked_by_keyboard(run: Launch, opened: Open) -> None:
     """Tab reaches the map; arrows move from rank to rank, n finds the one that is not well, Escape lets go."""
     async with opened(_url(run)) as seen:
         await seen.says("#legend", "1 slow")
@@ -244,7 +245,7 @@ async def test_the_map_is_walked_by_keyboard(run: Launch) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-async def test_a_phone_has_room_for_all_of_it(run: Launch, *, dark: bool) -> None:
+async def test_a_phone_has_room_for_all_of_it(run: Launch, opened: Open, *, dark: bool) -> None:
     """At 390 pixels nothing is wider than the screen, a tap shows a rank, and the night is dark."""
     async with opened(_url(run), width=390, dark=dark, touch=True) as seen:
         await seen.says("#legend", "make progress")
@@ -264,7 +265,7 @@ async def test_a_phone_has_room_for_all_of_it(run: Launch, *, dark: bool) -> Non
 
 
 async def test_the_verdict_is_there_before_the_ranks_are_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Open
 ) -> None:
     """While the first frame is still being made the headline is read; what is not known yet is not there at all."""
     may_go_on = hold_frames(monkeypatch)
@@ -291,7 +292,7 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
 PARTS = ("#map-part", "#times-part", "#incidents-part")
 
 
-async def test_the_newest_self_check_of_a_node_is_shown(tmp_path: Path) -> None:
+async def test_the_newest_self_check_of_a_node_is_shown(tmp_path: Path, opened: Open) -> None:
     """Nothing without one; then the node, its worst finding, as text whatever it holds, and its figures on a press."""
     async with serve_controller(tmp_path) as served:
         policy = JobPolicy(node_lost_s=3600.0)
@@ -332,7 +333,7 @@ async def _unfolded(seen: Seen, times: int) -> str:
     return shown
 
 
-async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
+async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path, opened: Open) -> None:
     """Markup in every text that a job has is shown as it is written, on the job's page and on the incident's."""
     async with serve_controller(tmp_path) as served:
         await poison(served)
@@ -348,7 +349,7 @@ async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
             assert seen.wrong == []
 
 
-async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path) -> None:
+async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path, opened: Open) -> None:
     """The shell is served to all, data are not; a wrong token is said, the right one opens, a reload keeps it."""
     async with serve_controller(tmp_path, "secret") as served:
         await poison(served)
@@ -369,9 +370,10 @@ async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path) ->
             other = await seen.page.context.browser.new_page()  # type: ignore[union-attr]  # it has one
             await other.goto(served.url)
             await other.locator("#door").wait_for(timeout=PATIENCE_S * MS)
+            await other.close()
 
 
-async def test_an_incident_is_a_link_that_can_be_sent(run: Launch) -> None:
+async def test_an_incident_is_a_link_that_can_be_sent(run: Launch, opened: Open) -> None:
     """An address with an incident opens on it, and one that does not exist is said in a sentence."""
     until(lambda: (run.status() or None) and run.incidents(), "a first incident")
 
@@ -382,7 +384,7 @@ async def test_an_incident_is_a_link_that_can_be_sent(run: Launch) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_path: Path) -> None:
+async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_path: Path, opened: Open) -> None:
     """The last thing that it shows is how the job ended, and no banner says that training goes on."""
     async with contextlib.AsyncExitStack() as stack:
         served = await stack.enter_async_context(serve_controller(tmp_path))
@@ -401,7 +403,7 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
             assert "Ran for" in await seen.text("#pace")
 
 
-async def test_a_runs_own_controller_reads_its_ranks_logs(run: Launch) -> None:
+async def test_a_runs_own_controller_reads_its_ranks_logs(run: Launch, opened: Open) -> None:
     """From the map to the log of a rank by the address that a run prints, and no 409 of a shared controller."""
     async with opened(_url(run)) as seen:
         await seen.says("#legend", "make progress")

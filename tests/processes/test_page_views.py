@@ -15,10 +15,11 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 from tests.fakes.reading_agent import reading_agent
 from tests.fakes.served_controller import Served, serve_controller
-from tests.processes.browsing import EVIL, LISTEN, MS, opened, poison
+from tests.processes.browsing import EVIL, LISTEN, MS, Open, browser, opened, poison
 from tests.processes.launch import PATIENCE_S
 
-pytestmark = pytest.mark.processes
+__all__ = ["browser", "opened"]  # pytest finds fixtures by their names
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def _many_jobs(served: Served, number: int) -> None:
@@ -44,7 +45,7 @@ async def _job_with(served: Served, name: str, losses: list[StepWork]) -> None:
             history.ingest_steps(rank, "a", Mesh(), (work,), history.origin_s + 10.0 * at + 5.0)
 
 
-async def test_the_loss_is_drawn_where_ranks_tell_one(tmp_path: Path) -> None:
+async def test_the_loss_is_drawn_where_ranks_tell_one(tmp_path: Path, opened: Open) -> None:
     """A curve on the scale of time of the steps, with its figure by keyboard; none told: no curve."""
     losses = [StepWork(at, 0.5, loss=8.0 / (1 + at)) for at in range(19)] + [StepWork(19, 0.5, loss_is_finite=False)]
     async with serve_controller(tmp_path) as served:
@@ -80,7 +81,7 @@ async def test_the_loss_is_drawn_where_ranks_tell_one(tmp_path: Path) -> None:
         assert high["learns"] > high["mute"]
 
 
-async def test_a_node_that_is_not_healthy_is_shown_with_what_may_be_typed(tmp_path: Path) -> None:
+async def test_a_node_that_is_not_healthy_is_shown_with_what_may_be_typed(tmp_path: Path, opened: Open) -> None:
     """Taken out while the page is open it appears, as text and no markup; released it is gone again."""
     async with serve_controller(tmp_path) as served:
         await _job_with(served, "mine", [StepWork(at, 0.5) for at in range(5)])
@@ -101,7 +102,7 @@ async def test_a_node_that_is_not_healthy_is_shown_with_what_may_be_typed(tmp_pa
             assert seen.wrong == []
 
 
-async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path) -> None:
+async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path, opened: Open) -> None:
     """The head of the page has one line for all jobs; their list has the worst first, one line each."""
     async with serve_controller(tmp_path) as served:
         await _many_jobs(served, 50)
@@ -125,7 +126,7 @@ async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen
             assert seen.wrong == []
 
 
-async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path) -> None:
+async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path, opened: Open) -> None:
     """A slash searches, arrows walk, Enter opens; a filter keeps what needs a person; Escape goes back to the job."""
     async with serve_controller(tmp_path) as served:
         await _many_jobs(served, 40)
@@ -156,7 +157,7 @@ async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path)
             assert seen.wrong == []
 
 
-async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Path) -> None:
+async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Path, opened: Open) -> None:
     """From an incident to the culprit's log: new lines come by themselves, markup stays text, what counts is marked."""
     folder = tmp_path / "logs/round-1/rank-1"
     folder.mkdir(parents=True)
@@ -185,7 +186,7 @@ async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Pat
             assert await seen.page.locator("main img, main script, main iframe").count() == 0
 
 
-async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path) -> None:
+async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path, opened: Open) -> None:
     """What a restarted rank prints is shown from its first line, and no more of the round before."""
     for number in (1, 2):
         (tmp_path / f"logs/round-{number}/rank-1").mkdir(parents=True)
@@ -201,7 +202,7 @@ async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path
             assert seen.wrong == []
 
 
-async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path) -> None:
+async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path, opened: Open) -> None:
     """An agent that was not heard at first is asked again; what an incident rests on is marked, also far up."""
     folder = tmp_path / "node/round-1/rank-1"
     folder.mkdir(parents=True)
@@ -223,7 +224,7 @@ async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path) -> 
                 assert await seen.page.evaluate("window.hacked") is None
 
 
-async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path) -> None:
+async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path, opened: Open) -> None:
     """What ranks print may hold anything: who has no token is told that, while the page itself stays open."""
     path = tmp_path / "logs/round-1/rank-1/stderr.log"
     path.parent.mkdir(parents=True)

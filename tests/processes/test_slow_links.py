@@ -13,8 +13,8 @@ from tests.processes.launch import TOY, until
 from tests.processes.networks import Networks, made, with_networks
 from tests.processes.nodes import Cluster, Clusters
 
-# Alone: ranks that are starved of CPU look as slow as those with a slow network.
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+# Calm: ranks that are starved of CPU look as slow as those with a slow network.
+pytestmark = [pytest.mark.processes, pytest.mark.calm]
 
 # 256 KiB in a ring of four: each rank sends 384 KiB in a step, of which a wire of 1 MB/s makes 0.4 s. While it is fast
 # the ranks wait 15 ms in a step, and on a loaded machine 30: far from the fifth of 200 ms that a name takes.

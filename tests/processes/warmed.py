@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -183,12 +183,25 @@ def start_rank(
     return _parent().fork(arguments, env, err, script=script)
 
 
+def play_module(
+    module: str, arguments: Sequence[str], env: Mapping[str, str], deadline_s: float
+) -> "subprocess.CompletedProcess[str]":
+    """Run a module of ``tests.fixtures`` to its end, as ``python -m`` does, where torch has been imported already.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer, and was killed with what it had started in its session.
+    """
+    script = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, script=script), deadline_s)
+
+
 def ask(
     arguments: Sequence[str],
     env: Mapping[str, str],
     *,
     cwd: Path | None = None,
     deadline_s: float,
+    ahead: Ahead | None = None,
     is_cold: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``megascale-ops`` to its end.
@@ -198,6 +211,7 @@ def ask(
         env: Its environment.
         cwd: Where it runs; None: here.
         deadline_s: How long it may take.
+        ahead: For a runner that is forked.
         is_cold: It is started as a program in any case.
 
     Raises:
@@ -206,12 +220,18 @@ def ask(
     if is_cold or not _parent().takes(env):
         line = [*PROGRAM, *arguments]
         return subprocess.run(line, env=env, cwd=cwd, capture_output=True, text=True, timeout=deadline_s, check=False)
+    return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, cwd, ahead=ahead), deadline_s)
+
+
+def _to_its_end(
+    start_it: Callable[[IO[bytes], IO[bytes]], Forked], deadline_s: float
+) -> "subprocess.CompletedProcess[str]":
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        proc = _parent().fork(arguments, env, out.buffer, err.buffer, cwd)
+        proc = start_it(out.buffer, err.buffer)
         try:
             code = proc.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            proc.kill()
+            os.killpg(proc.pid, signal.SIGKILL)
             raise
         out.seek(0), err.seek(0)
         return subprocess.CompletedProcess(proc.args, code, out.read(), err.read())
