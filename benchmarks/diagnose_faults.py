@@ -5,9 +5,9 @@ Four kinds, in one table. *Real*: a run of ``megascale-ops diagnose`` on this ma
 disk over FUSE that is slow, damages or hangs; a full file system, one without inodes; few open files; a small
 /dev/shm). What this machine has anyhow is found by a run without a fault first and counts as neither. *Drawn*: readings
 of a fleet of nodes with GPUs as healthy ones differ (H200, benchmarks/results/diagnose_h200.txt), one of them changed,
-through the checks' own ``judge`` and the fleet's comparison. *GPU*: a GPU of this machine, drawn at random, slowed by
-a second process that takes its cores, its memory or its way to the host; until ``--gpu-seconds`` are over. *Host*
-(``host_faults.py``): the checks' own ``measure`` beside real neighbours, limits, clocks and links of this machine.
+through the checks' own ``judge`` and the fleet's comparison. *GPU* (``gpu_faults.py``): a GPU of this machine, drawn at
+random, slowed by a second process, until ``--gpu-seconds`` are over. *Host* (``host_faults.py``): the checks' own
+``measure`` beside real neighbours, limits, clocks and links of this machine.
 
 Named: the thing with the fault is found bad (or warned of), and nothing else is. A clean run: nothing is.
 
@@ -22,8 +22,6 @@ import contextlib
 import os
 import random
 import resource
-import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -38,9 +36,7 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from megascale_ops.diagnostics.check import Reading, Task, UnmeasuredError  # noqa: E402  after the path is set
-from megascale_ops.diagnostics.children import Child, Planned, end_all, run_together  # noqa: E402  as above
-from megascale_ops.diagnostics.examination import judged_outcome  # noqa: E402  as above
+from megascale_ops.diagnostics.check import Reading  # noqa: E402  after the path is set
 from megascale_ops.diagnostics.fleet import compare  # noqa: E402  after the path is set
 from megascale_ops.diagnostics.judgement import result_of  # noqa: E402  after the path is set
 from megascale_ops.diagnostics.report import VERSION, CheckFinding, Fact, Figure, NodeReport  # noqa: E402  as above
@@ -373,119 +369,6 @@ REAL: dict[str, tuple[str, Fault]] = {
 HOST_CHECKS = ("cpu", "memory", "numa", "disk", "file_systems", "swap", "clock", "limits", "kernel_log")
 
 
-# --- GPUs of this machine
-
-# What a neighbour does to a GPU, by the check that is to see it: its place, and the work of one turn.
-WORK = """
-import sys, torch
-torch.cuda.set_device(int(sys.argv[1]))
-{made}
-print("begun", flush=True)
-while True:
-    for _ in range({times}):
-        {turn}
-    torch.cuda.synchronize()
-"""
-NEIGHBOURS = {
-    "gemm": ("products", 'a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)', 20, "a @ a"),
-    "hbm": (
-        "copies within its memory",
-        'a = torch.empty(1 << 30, device="cuda", dtype=torch.uint8); b = torch.empty_like(a)',
-        50,
-        "b.copy_(a)",
-    ),
-    "pcie": (
-        "copies to and from the host",
-        "h = torch.empty(1 << 28, dtype=torch.uint8).pin_memory(); a = h.cuda()",
-        4,
-        "a.copy_(h, non_blocking=True); h.copy_(a, non_blocking=True)",
-    ),
-}
-# 0.2 s: what it has given to the GPU is over, or under way.
-_SETTLES_S = 0.2
-_BEGINS_S = 120.0
-
-
-class Neighbour:
-    """A process beside the check that uses one GPU; it stands still until it is told to go on."""
-
-    def __init__(self, check: str, place: int) -> None:
-        _, made, times, turn = NEIGHBOURS[check]
-        script = WORK.format(made=made, times=times, turn=turn)
-        self._process = subprocess.Popen([sys.executable, "-c", script, str(place)], stdout=subprocess.PIPE)
-
-    def await_begun(self) -> None:
-        """Wait until it uses the GPU, and stop it."""
-        assert self._process.stdout is not None
-        come, _, _ = select.select([self._process.stdout], [], [], _BEGINS_S)
-        if not come or self._process.stdout.readline() != b"begun\n":
-            raise SystemExit("a second process has not begun to use the GPU")
-        self._process.send_signal(signal.SIGSTOP)
-
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Let it work."""
-        self._process.send_signal(signal.SIGCONT)
-        time.sleep(_SETTLES_S)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGSTOP)
-            time.sleep(_SETTLES_S)
-
-    def end(self) -> None:
-        """Kill it."""
-        self._process.kill()
-        self._process.wait(20)
-
-
-def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: float) -> Iterator[tuple[str, Trial]]:
-    """Slow a GPU, drawn at random, by a neighbour, or none; judge each by the check itself, until the time is over.
-
-    The check is made as the verb makes it, in a process that has loaded torch; that one is kept from trial to trial.
-    """
-    from megascale_ops.diagnostics.gpu.devices import devices
-
-    try:
-        known = devices()[0]
-    except UnmeasuredError as error:
-        raise SystemExit(f"GPUs: {error}") from error
-    if len(known) < 2:
-        raise SystemExit("two GPUs are needed: a GPU is judged by its equals")
-    chosen = [check for check in NEIGHBOURS if only in check]
-    neighbours = {(check, one.label): Neighbour(check, one.place) for check in chosen for one in known}
-    child = Child(("torch",))
-    try:
-        for neighbour in neighbours.values():
-            neighbour.await_begun()
-        turns = [(check, True) for check in chosen for _ in range(trials)]
-        turns += [(check, False) for check in chosen for _ in range(runs)]
-        draw.shuffle(turns)
-        for check, is_sick in turns:
-            if time.monotonic() > until_s:
-                return
-            sick = draw.choice(known).label
-            with neighbours[check, sick].at_work() if is_sick else contextlib.nullcontext():
-                trial = _by_the_check(child, check, sick if is_sick else "")
-            yield (f"{NEIGHBOURS[check][0]} of another process, by {check}" if is_sick else check), trial
-    finally:
-        end_all([child])
-        for neighbour in neighbours.values():
-            neighbour.end()
-
-
-def _by_the_check(child: Child, check: str, expected: str) -> Trial:
-    """Make one check in that process, and judge it."""
-    module, one = modules()[check]
-    planned = Planned(module, one.CHECK, Task(deadline_s=one.CHECK.quick_s))
-    ((_, outcome),) = run_together([child], [planned])
-    result = judged_outcome(planned, outcome)
-    if result.status == "unmeasured":
-        raise SystemExit(f"{check}: {result.unmeasured}")
-    found = [each for each in result.findings if each.severity != "note"]
-    return Trial(expected, tuple(dict.fromkeys(each.of for each in found)), tuple(each.text for each in found))
-
-
 # --- the table
 
 
@@ -557,6 +440,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         of_the_host(draw, options.trials, options.clean, options.only, rows, clean)
     if "gpu" in kinds:
+        from benchmarks.gpu_faults import gpu_trials
+
         until_s = time.monotonic() + options.gpu_seconds
         for name, trial in gpu_trials(draw, options.trials, options.clean, options.only, until_s):
             if trial.expected:
