@@ -46,6 +46,7 @@ NEIGHBOURS = {
         "a.copy_(h, non_blocking=True); h.copy_(a, non_blocking=True)",
     ),
 }
+QUICK_FIRST = ("hbm", "pcie", "gemm")
 # 0.2 s: what it has given to the GPU is over, or under way.
 _SETTLES_S = 0.2
 _BEGINS_S = 120.0
@@ -97,16 +98,13 @@ def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: 
         raise SystemExit(f"GPUs: {error}") from error
     if len(known) < 2:
         raise SystemExit("two GPUs are needed: a GPU is judged by its equals")
-    chosen = [check for check in NEIGHBOURS if only in check]
+    chosen = [check for check in NEIGHBOURS if not only or check in only.split(",")]
     neighbours = {(check, one.label): Neighbour(check, one.place) for check in chosen for one in known}
     child = Child(("torch",))
     try:
         for neighbour in neighbours.values():
             neighbour.await_begun()
-        turns = [(check, True) for check in chosen for _ in range(trials)]
-        turns += [(check, False) for check in chosen for _ in range(runs)]
-        draw.shuffle(turns)
-        for check, is_sick in turns:
+        for check, is_sick in _turns(draw, chosen, trials, runs):
             if time.monotonic() > until_s:
                 return
             sick = draw.choice(known).label
@@ -117,6 +115,14 @@ def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: 
         end_all([child])
         for neighbour in neighbours.values():
             neighbour.end()
+
+
+def _turns(draw: random.Random, checks: list[str], trials: int, runs: int) -> Iterator[tuple[str, bool]]:
+    """Yield what is tried: check after check, the quick ones first; with and without a fault in drawn order."""
+    for check in sorted(checks, key=QUICK_FIRST.index):
+        turns = [True] * trials + [False] * runs
+        draw.shuffle(turns)
+        yield from ((check, is_sick) for is_sick in turns)
 
 
 def _by_the_check(child: Child, check: str, expected: str) -> Trial:
