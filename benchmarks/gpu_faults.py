@@ -107,6 +107,8 @@ def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: 
         for check, is_sick in _turns(draw, chosen, trials, runs):
             if time.monotonic() > until_s:
                 return
+            if child.is_ready and not child.is_usable:  # its last check was killed at its deadline
+                child = Child(("torch",))
             sick = draw.choice(known).label
             with neighbours[check, sick].at_work() if is_sick else contextlib.nullcontext():
                 trial = _by_the_check(child, check, sick if is_sick else "")
