@@ -8,7 +8,7 @@ has drained gets no rank of a new round while others suffice; what runs there go
 
 State is never kept there: what was done, or could not be, is a move in the book of nodes, so a controller that is
 started again goes on with it. What failed is tried again, ever more rarely, as long as it is wanted: an eviction as
-long as it stands. What somebody else has put back into service there while it is out here is a move in the table of
+long as it stands. What others have put back into service there while it is out here is a move in the table of
 nodes, and is not drained a second time for the same reason. Each call waits for a program of the
 engine's, so it is made in a thread; a cluster without the right to drain loses one sentence, and nothing else.
 """

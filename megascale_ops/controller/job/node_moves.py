@@ -175,10 +175,10 @@ class NodeMoves:
         self._tell(self.book.note_engine(node, event, self._wall(), text, by))
 
     def resumed_elsewhere(self, node: str) -> None:
-        """Somebody has put a node into service in the engine that is out here by a drain of ours.
+        """Others have put a node into service in the engine that is out here by a drain of ours.
 
         What evidence has put out becomes a suspect, which is measured before it takes part. What a person has put out
-        here stays so until a person says otherwise: which of the two is right nobody here knows.
+        here stays so until a person says otherwise: which of the two is right the controller can't know.
         """
         life, where = self.book.life(node), self.engine or "the engine"
         text = f"somebody has put node {node} back into service in {where}"

@@ -31,7 +31,7 @@ UNDONE = "undone"
 # Facts about the engine that owns the nodes; none of them moves a node here, and none is taken back by ``undo``.
 DRAINED, NOT_DRAINED = "drained_by_engine", "not_drained_by_engine"
 RESUMED, NOT_RESUMED = "resumed_by_engine", "not_resumed_by_engine"
-# Somebody put it back into service there, while a person here has it out.
+# An administrator or another program put it back into service there, while a person here has it out.
 RESUMED_BY_OTHERS = "resumed_by_others"
 # A person wants a node back that stands here as healthy and that the engine still has out.
 RESUME_ASKED = "resume_asked"
@@ -135,7 +135,7 @@ class NodeBook:
         return False
 
     def is_out_anew(self, node: str) -> bool:
-        """Return whether a person or evidence has put the node out since somebody else put it back in the engine."""
+        """Return whether a person or evidence has put the node out since others put it back in the engine."""
         for move in reversed(self.moves_of(node)):
             if move.event in _PUTS_OUT:
                 return True
@@ -144,7 +144,7 @@ class NodeBook:
         return False
 
     def is_taken_back_since(self, node: str, wall_s: float) -> bool:
-        """Return whether a check or a person has taken the node back, or somebody in the engine, since then."""
+        """Return whether a check or a person has taken the node back, here or in the engine, since then."""
         since = takewhile(lambda move: move.wall_s > wall_s, reversed(self.moves.values()))
         return any(move.node == node and move.event in (*_TAKES_BACK, RESUMED) for move in since)
 

@@ -74,7 +74,7 @@ class NodeEvent(enum.StrEnum):
     QUARANTINED_BY_HAND = "quarantined_by_hand"
     DRAINED_BY_HAND = "drained_by_hand"  # a quarantine by hand while a round runs on it
     RELEASED = "released"
-    RESUMED_ELSEWHERE = "resumed_elsewhere"  # somebody put it back into service in the engine that owns it
+    RESUMED_ELSEWHERE = "resumed_elsewhere"  # others put it back into service in the engine that owns it
 
 
 _S, _E = NodeState, NodeEvent
