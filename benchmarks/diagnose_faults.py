@@ -5,16 +5,16 @@ Four kinds, in one table. *Real*: a run of ``megascale-ops diagnose`` on this ma
 disk over FUSE that is slow, damages or hangs; a full file system, one without inodes; few open files; a small
 /dev/shm). What this machine has anyhow is found by a run without a fault first and counts as neither. *Drawn*: readings
 of a fleet of nodes with GPUs as healthy ones differ (H200, benchmarks/results/diagnose_h200.txt), one of them changed,
-through the checks' own ``judge`` and the fleet's comparison. *GPU* (``--gpu-seconds``): a GPU of this machine, drawn
-at random, slowed by a second process. *Host* (``host_faults.py``): the checks' own ``measure`` beside real neighbours,
-limits, clocks and links of this machine.
+through the checks' own ``judge`` and the fleet's comparison. *GPU* (``gpu_faults.py``): a GPU of this machine, drawn at
+random, slowed by a second process, until ``--gpu-seconds`` are over. *Host* (``host_faults.py``): the checks' own
+``measure`` beside real neighbours, limits, clocks and links of this machine.
 
 Named: the thing with the fault is found bad (or warned of), and nothing else is. A clean run: nothing is.
 
     python benchmarks/diagnose_faults.py --seed 7 --trials 20 --clean 50 > benchmarks/results/diagnose_faults.txt
     python benchmarks/diagnose_faults.py --kinds drawn --trials 20 --clean 50
     python benchmarks/diagnose_faults.py --kinds host --trials 20 --clean 50 [--only link]
-    python benchmarks/diagnose_faults.py --kinds gpu --gpu-seconds 130
+    python benchmarks/diagnose_faults.py --kinds gpu --trials 20 --clean 50 --gpu-seconds 130 [--only gemm]
 """
 
 import argparse
@@ -369,43 +369,6 @@ REAL: dict[str, tuple[str, Fault]] = {
 HOST_CHECKS = ("cpu", "memory", "numa", "disk", "file_systems", "swap", "clock", "limits", "kernel_log")
 
 
-# --- GPUs of this machine
-
-WORK = """
-import random, sys, time, torch
-torch.cuda.set_device(int(sys.argv[1]))
-a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-print("begun", flush=True)
-while True:
-    for _ in range(20):
-        a @ a
-    torch.cuda.synchronize()
-"""
-
-
-def gpu_trials(draw: random.Random, until_s: float) -> Iterator[tuple[str, Trial]]:
-    """Slow a GPU by a second process and leave all alone, in turn, until the time is over."""
-    from megascale_ops.diagnostics.gpu.devices import devices
-
-    known = devices()[0]
-    around = Around(("--check", "gemm", "--check", "gpu_health"))
-    while time.monotonic() < until_s:
-        sick = draw.choice(known)
-        with subprocess.Popen(
-            [sys.executable, "-c", WORK, str(sick.place)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            if process.stdout.readline() != "begun\n":
-                raise SystemExit("the second process has not begun to use the GPU")
-            try:
-                report = run(around)
-            finally:
-                process.kill()
-        yield "a GPU that another process uses", named_in(report, set(), sick.label)
-        if time.monotonic() < until_s:
-            yield "", named_in(run(around), set(), "")
-
-
 # --- the table
 
 
@@ -477,12 +440,15 @@ def main(arguments: list[str] | None = None) -> int:
 
         of_the_host(draw, options.trials, options.clean, options.only, rows, clean)
     if "gpu" in kinds:
-        for name, trial in gpu_trials(draw, time.monotonic() + options.gpu_seconds):
-            if name:
+        from benchmarks.gpu_faults import gpu_trials
+
+        until_s = time.monotonic() + options.gpu_seconds
+        for name, trial in gpu_trials(draw, options.trials, options.clean, options.only, until_s):
+            if trial.expected:
                 rows.setdefault(name, ("a second process", []))[1].append(trial)
             else:
-                clean.setdefault("the GPUs of this machine", []).append(trial)
-            print(f"# {name or 'clean'}: {trial.named}", file=sys.stderr, flush=True)
+                clean.setdefault(f"the GPUs of this machine, by {name}", []).append(trial)
+            print(f"# {name}: {trial.expected or 'nothing'} expected, named {trial.named}", file=sys.stderr, flush=True)
     given = f"--seed {options.seed} --trials {options.trials} --clean {options.clean} --kinds {options.kinds}"
     given += f" --only '{options.only}'" if options.only else ""
     print(f"$ python benchmarks/diagnose_faults.py {given}\n")

@@ -124,28 +124,74 @@ def _where() -> tuple[tuple[Card, ...], ...]:
                 unit="s",
                 stacked=True,
             ),
-            line_card(
-                "What a save takes",
-                "Of CheckpointManager, the slowest node: stall is what the training waits for, written how long the "
-                "rest goes on beside it. Written for longer than the interval, saves wait for each other: save less "
-                "often, or on the nodes.",
-                (
-                    Ask(f"max(megascale_checkpoint_stall_seconds{{{JOB}}})", "stall"),
-                    Ask(f"max(megascale_checkpoint_write_seconds{{{JOB}}})", "written"),
-                ),
-                width=8,
-                unit="s",
+            *_of_saves(),
+        ),
+        _of_restores(),
+    )
+
+
+def _of_saves() -> tuple[Card, ...]:
+    return (
+        line_card(
+            "What a save takes",
+            "Of CheckpointManager, the slowest node: stall is what the training waits for, written how long the "
+            "rest goes on beside it. Written for longer than the interval, saves wait for each other: save less "
+            "often, or on the nodes.",
+            (
+                Ask(f"max(megascale_checkpoint_stall_seconds{{{JOB}}})", "stall"),
+                Ask(f"max(megascale_checkpoint_write_seconds{{{JOB}}})", "written"),
             ),
-            stat_card(
-                "Saves that failed",
-                "Of CheckpointManager, since the processes began. Training goes on and the next save tries again; the "
-                "log of rank 0 says why (`the save of step ... failed`).",
-                (Ask(f"max({FAILED_SAVES})"),),
-                width=4,
-                height=8,
-                colours=limits((1, "red")),
-                empty="none seen",
-            ),
+            width=6,
+            unit="s",
+        ),
+        line_card(
+            "What a restore takes",
+            "Of CheckpointManager, the slowest node, the search for the checkpoint included. Longer than a "
+            "restart's other stages: a tier on the nodes, or faster storage.",
+            (Ask(f"max(megascale_checkpoint_restore_seconds{{{JOB}}})", "restore"),),
+            width=6,
+            unit="s",
+        ),
+    )
+
+
+def _of_restores() -> tuple[Card, ...]:
+    return (
+        bar_card(
+            "Where checkpoints were restored from",
+            "By the present processes. buddy: a node had lost its files, and the copy on another one was read. "
+            "shared or store though there is a tier on the nodes: too many nodes went at once.",
+            (Ask(f"sort_desc(max by (tier) (megascale_checkpoint_restores_total{{{JOB}}}))", "{{tier}}"),),
+            width=12,
+        ),
+        stat_card(
+            "Checkpoints passed over",
+            "Found damaged by a restore, which went on to an older one. Any is a fault of storage to look into: "
+            "`megascale-ops checkpoint verify` names the files.",
+            (Ask(f"max(megascale_checkpoint_passed_over_total{{{JOB}}})"),),
+            width=4,
+            height=8,
+            colours=limits((1, "yellow")),
+            empty="none seen",
+        ),
+        stat_card(
+            "Restores that failed",
+            "There were checkpoints and none could be loaded; the log of rank 0 says why.",
+            (Ask(f"max(megascale_checkpoint_failed_restores_total{{{JOB}}})"),),
+            width=4,
+            height=8,
+            colours=limits((1, "red")),
+            empty="none seen",
+        ),
+        stat_card(
+            "Saves that failed",
+            "Of CheckpointManager, since the processes began. Training goes on and the next save tries again; the "
+            "log of rank 0 says why (`the save of step ... failed`).",
+            (Ask(f"max({FAILED_SAVES})"),),
+            width=4,
+            height=8,
+            colours=limits((1, "red")),
+            empty="none seen",
         ),
     )
 

@@ -338,6 +338,21 @@ struct megascale_box_gpu_phases {
     char phase[32];
 };
 
+#define MEGASCALE_BOX_RESTORES_OFFSET 413536u
+#define MEGASCALE_BOX_RESTORES_SLOTS 2u
+struct megascale_box_restores {
+    uint64_t sequence;
+    int64_t step;
+    double restore_s;
+    uint64_t read_bytes;
+    uint64_t passed_over;
+    uint64_t failed;
+    uint64_t node;
+    uint64_t buddy;
+    uint64_t shared;
+    uint64_t store;
+};
+
 #if defined(__cplusplus)
 #define MEGASCALE_BOX_ASSERT(what) static_assert(what, #what)
 #else
@@ -516,6 +531,17 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, number) == 8);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, gpu_s) == 16);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, phase) == 24);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_restores) == 80);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, restore_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, read_bytes) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, passed_over) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, failed) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, node) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, buddy) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, shared) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_restores, store) == 72);
 #undef MEGASCALE_BOX_ASSERT
 
 #endif

@@ -193,10 +193,15 @@ GPU_STEPS = _ring("gpu_steps", 409664, 32, 72,
     "optimizer_s:f64", "checkpoint_s:f64")  # fmt: skip
 GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
     "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
+# What the rank knows of its restores: the newest one's step, seconds and bytes, then counts, the last four by where
+# they came from. To the end of the last page, in the same way.
+RESTORES = _ring("restores", 413536, 2, 80,
+    "sequence:u64", "step:i64", "restore_s:f64", "read_bytes:u64", "passed_over:u64", "failed:u64", "node:u64",
+    "buddy:u64", "shared:u64", "store:u64")  # fmt: skip
 
 RINGS = (
     *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, SAVES, FINDINGS, STEPS, COLLECTIVES, PASSAGES, PHASES, EFFORTS),
-    *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
+    *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES, RESTORES),
 )
 HOT_OFFSET = NOW.offset
 HOT_BYTES = SERVER.offset + SERVER.size - NOW.offset

@@ -30,6 +30,7 @@ from megascale_ops.blackbox.layout import (
     PASSAGES,
     PHASES,
     PULSE,
+    RESTORES,
     SAVES,
     SERVER,
     STATES,
@@ -45,6 +46,7 @@ from megascale_ops.blackbox.records import (
     GpuStepRecord,
     NcclRecord,
     ProfilerState,
+    RestoresRecord,
     SavesRecord,
     StepRecord,
 )
@@ -194,6 +196,14 @@ class BoxReader:
         step, stall_s, write_s, sealed_step, sealed_wall_s, in_flight, failed = slot.fields
         times = (finite(stall_s), finite(write_s), finite(sealed_wall_s))
         return SavesRecord(step, *times[:2], sealed_step, times[2], in_flight, failed)
+
+    def restores(self) -> RestoresRecord | None:
+        """Return what the rank knows of its restores; None before the first one."""
+        slot = self._newest_of(RESTORES)
+        if slot is None:
+            return None
+        step, restore_s, *counts = slot.fields
+        return RestoresRecord(step, finite(restore_s), *counts)
 
     def collectives(self, last: int = COLLECTIVES.slots) -> list[CollectiveRecord]:
         """Return up to ``last`` collectives, oldest first."""

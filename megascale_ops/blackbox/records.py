@@ -185,6 +185,20 @@ class SavesRecord(msgspec.Struct, frozen=True):
     failed: int
 
 
+class RestoresRecord(msgspec.Struct, frozen=True):
+    """What the rank knows of its restores: of the newest one, and how many there were of each kind."""
+
+    step: int  # of the newest one
+    restore_s: float  # how long it took, the search for it included
+    read_bytes: int  # what this rank read of it from storage
+    passed_over: int  # checkpoints that were found damaged, in all restores
+    failed: int  # restores that gave the training nothing though there were checkpoints
+    node: int  # from the tier on the nodes, each file where it was written
+    buddy: int  # from there, with a buddy's copy of what a node had lost
+    shared: int  # from the shared folder
+    store: int  # from an object store
+
+
 class CollectiveRun(msgspec.Struct, frozen=True):
     """Collectives that follow each other; ``next_number`` is where to go on, ``lost`` were driven out unread."""
 

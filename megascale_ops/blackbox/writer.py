@@ -39,6 +39,7 @@ from megascale_ops.blackbox.layout import (
     PASSAGES,
     PHASES,
     PULSE,
+    RESTORES,
     SAVES,
     SERVER,
     STATES,
@@ -52,6 +53,7 @@ from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
+    RestoresRecord,
     SavesRecord,
     StepRecord,
 )
@@ -104,6 +106,7 @@ class BoxWriter:
         self._server_count = 0
         self._mesh_count = 0
         self._saves_count = 0
+        self._restores_count = 0
         self._findings_count = 0
         self._gpu_steps_count = 0
         self._gpu_phases_count = 0
@@ -332,6 +335,12 @@ class BoxWriter:
         with self._rare:
             self._write_rare(SAVES, self._saves_count, msgspec.structs.astuple(record))
             self._saves_count += 1
+
+    def set_restores(self, record: RestoresRecord) -> None:
+        """Record what this rank knows of its restores; from any thread."""
+        with self._rare:
+            self._write_rare(RESTORES, self._restores_count, msgspec.structs.astuple(record))
+            self._restores_count += 1
 
     def add_gpu_step(self, record: GpuStepRecord) -> None:
         """Write what the GPU needed for a step that was finished a while ago; once a step, from the training thread.

@@ -23,6 +23,7 @@ from megascale_ops.checkpoint import manifest, readers, storage, writer_lock
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.checkpoint.background import unfinished
 from megascale_ops.checkpoint.background.save_log import SaveLog
+from megascale_ops.checkpoint.loading.restore_log import RestoreLog
 from megascale_ops.checkpoint.metric import measured
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.checkpoint.retention import Rule
@@ -141,7 +142,7 @@ class CheckpointManager:
         self._process_group = process_group
         self._mode: Mode = mode
         self._deadline_s = deadline_s
-        self._log_of_saves = SaveLog()
+        self._log_of_saves, self._log_of_restores = SaveLog(), RestoreLog()
         self._restored, self._sealed_at_restore = -1, -1
         self._foreground: Foreground | None = None
         self._trust = Trust(replicas, replicated, freshness=freshness, algorithm=digests, mesh=mesh)
@@ -291,6 +292,7 @@ class CheckpointManager:
         """
         from megascale_ops.checkpoint.tiers.newest import Search
 
+        began_s = time.monotonic()
         ranks = self._ranks()
         if self._foreground is not None:
             self._foreground.settle(ranks)
@@ -301,11 +303,17 @@ class CheckpointManager:
         before, self._restore_before = self._restore_before, -1  # what this process saves from now on is its own
         search = Search(self.path, self._said, self._allowed, self._remote, local, self.skipped, before=before)
         marked = readers.reading if self._remote is None else self._remote.reading
-        with marked(self.path, ranks.rank, ranks.world_size) as reader:
-            chosen = search.load(state, ranks, reader)
+        try:
+            with marked(self.path, ranks.rank, ranks.world_size) as reader:
+                chosen = search.load(state, ranks, reader)
+        except CheckpointError:
+            self._log_of_restores.fail(len(self.skipped))
+            raise
         self.traffic = search.traffic
         if chosen is None:
             return -1
+        took_s, read_bytes = time.monotonic() - began_s, search.traffic.read_bytes
+        self._log_of_restores.load(chosen.step, took_s, read_bytes, search.tier, len(self.skipped))
         self._last_local, self._last_shared = chosen.step, search.newest_shared
         self._restored, self._sealed_at_restore = chosen.step, self._log_of_saves.saves.sealed_step
         self._trust.restored()

@@ -41,7 +41,22 @@ class Saves(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
+class Restores(msgspec.Struct, frozen=True):
+    """What this process knows of its restores: of the newest one, and how many there were of each kind."""
+
+    step: int = -1  # of the newest one
+    restore_s: float = 0.0  # how long it took, the search for it included
+    read_bytes: int = 0  # what this rank read of it from storage
+    passed_over: int = 0  # checkpoints that were found damaged, in all restores
+    failed: int = 0  # restores that gave the training nothing though there were checkpoints
+    node: int = 0  # from the tier on the nodes, each file where it was written
+    buddy: int = 0  # from there, with a buddy's copy of what a node had lost
+    shared: int = 0  # from the shared folder
+    store: int = 0  # from an object store
+
+
 SavesObserver = Callable[[Saves], None]
+RestoresObserver = Callable[[Restores], None]
 
 observers: list[Observer] = []
 """Called with the event and the step: the first three in the thread that saves or restores; "sealed" and "save_failed",
@@ -49,6 +64,9 @@ which only saves in the background have, in any thread. Append to listen."""
 
 saves_observers: list[SavesObserver] = []
 """Called in any thread, one call at a time, with what is now known. Append to listen."""
+
+restores_observers: list[RestoresObserver] = []
+"""Called in the thread that restores, with what is now known. Append to listen."""
 
 progress_observers: list[ProgressObserver] = []
 """Called while a restore reads, at most ten times a second and at its end. Append to listen."""
@@ -64,6 +82,11 @@ def tell(event: Event, step: int) -> None:
 def tell_saves(saves: Saves) -> None:
     """The same for what is known of the saves."""
     _call(saves_observers, f"the save of step {saves.step}", saves)
+
+
+def tell_restores(restores: Restores) -> None:
+    """The same for what is known of the restores."""
+    _call(restores_observers, f"the restore of step {restores.step}", restores)
 
 
 def tell_progress(progress: Progress) -> None:

@@ -7,7 +7,9 @@ the table of nodes has it out is resumed when a check or a person takes it back 
 has drained gets no rank of a new round while others suffice; what runs there goes on.
 
 State is never kept there: what was done, or could not be, is a move in the book of nodes, so a controller that is
-started again goes on with it. What failed is tried again, ever more rarely. Each call waits for a program of the
+started again goes on with it. What failed is tried again, ever more rarely, as long as it is wanted: an eviction as
+long as it stands. What others have put back into service there while it is out here is a move in the table of
+nodes, and is not drained a second time for the same reason. Each call waits for a program of the
 engine's, so it is made in a thread; a cluster without the right to drain loses one sentence, and nothing else.
 """
 
@@ -23,6 +25,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.nodes.book import DRAINED, NOT_DRAINED, NOT_RESUMED, RESUMED
 from megascale_ops.controller.nodes.life import NodeState
+from megascale_ops.controller.policy.decision import Eviction
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.engines.actuator import EngineError, EngineNode, ForeignError, Nodes, find
 from megascale_ops.schema.health import OUT, NodeLife
@@ -54,6 +57,11 @@ class _Tries:
         self.failed = 0
         self.next_s = 0.0
 
+    def put_off(self, now_s: float) -> None:
+        """It failed: it is tried again, ever more rarely."""
+        self.next_s = now_s + min(_AGAIN_S * 2.0 ** min(self.failed, 20), _LONGEST_AGAIN_S)
+        self.failed += 1
+
 
 class Actuating:
     """The link of one controller to one engine's nodes.
@@ -70,12 +78,16 @@ class Actuating:
         self._states_s = states_s
         self._next_s = 0.0
         self._told: dict[tuple[str, str, float], None] = {}
+        self._owed: dict[tuple[str, str, float], _Tries] = {}  # evictions that the engine does not know of yet
         self._tries: dict[str, _Tries] = {}  # by node: what is wanted of the engine and was not done yet
         self._said = ""
 
     def begin(self) -> None:
-        """Begin; evictions that jobs remember by now were told by the controller before."""
-        self._told.update(dict.fromkeys(key for key, _, _ in self._evictions()))
+        """Begin; what the controller before has told the engine is not told again, and what it could not tell is."""
+        book, wall_s = self._loop.nodes.book, self._loop.wall()
+        for key, _, one in self._evictions():
+            if one.until_wall_s <= wall_s or book.is_drained_since(one.node, one.wall_s):
+                self._told[key] = None
         if self._nodes is not None:
             self._loop.nodes.engine = self._nodes.title
 
@@ -93,45 +105,65 @@ class Actuating:
         """Drain what was evicted since the last look, and read the states where it is time."""
         if self._nodes is None:
             return
-        for key, job, reason in self._evictions():
-            if key in self._told:
-                continue
-            self._told[key] = None
-            while len(self._told) > _MOST_TOLD:
-                del self._told[next(iter(self._told))]
-            await self._drain(self._nodes, job, key[1], reason)
+        evictions = self._evictions()
+        self._owed = {key: self._owed[key] for key, _, _ in evictions if key in self._owed}
+        for key, job, one in evictions:
+            if key not in self._told:
+                await self._tell_eviction(self._nodes, key, job, one)
         await self._follow_table(self._nodes)
         if self._states_s > 0 and self._loop.clock() >= self._next_s and self._has_work():
             self._next_s = self._loop.clock() + self._states_s
             await self._read(self._nodes)
 
-    def _evictions(self) -> list[tuple[tuple[str, str, float], Job, str]]:
-        """Return each eviction that jobs remember: its key, its job and why."""
+    def _evictions(self) -> list[tuple[tuple[str, str, float], Job, Eviction]]:
+        """Return each eviction that jobs remember, by its key, with its job."""
         return [
-            ((job.name, one.node, one.wall_s), job, one.reason)
+            ((job.name, one.node, one.wall_s), job, one)
             for job in self._loop.jobs.values()
             for one in job.record.evictions
         ]
 
     def _has_work(self) -> bool:
-        return any(job.state not in FINAL for job in self._loop.jobs.values()) or any(self._left())
+        is_out = any(one.state in OUT and one.engine is not None for one in self._loop.nodes.book.lives())
+        return is_out or any(job.state not in FINAL for job in self._loop.jobs.values()) or any(self._left())
 
     def _left(self) -> Iterator[str]:
         """Yield the nodes that take part here and that the engine still has out, as far as is known."""
         for life in self._loop.nodes.book.lives():
-            if life.state in _IN and life.engine is not None and life.engine.state != "not drained":
+            if life.state in _IN and life.engine is not None and life.engine.state in ("drained", "not resumed"):
                 yield life.node
 
-    async def _drain(self, nodes: Nodes, job: Job, node: str, reason: str) -> None:
+    async def _tell_eviction(self, nodes: Nodes, key: tuple[str, str, float], job: Job, one: Eviction) -> None:
+        """Drain a node that a job goes on without, once; what failed is tried again as long as the eviction stands."""
+        tries = self._owed.setdefault(key, _Tries(_Wanted.DRAIN))
+        is_over = self._loop.wall() >= one.until_wall_s and tries.failed
+        is_over = is_over or self._loop.nodes.book.is_taken_back_since(one.node, one.wall_s)
+        if not is_over:
+            if self._loop.clock() < tries.next_s:
+                return
+            if not await self._drain(nodes, job, one):
+                tries.put_off(self._loop.clock())
+                return
+        del self._owed[key]
+        self._told[key] = None
+        while len(self._told) > _MOST_TOLD:
+            del self._told[next(iter(self._told))]
+
+    async def _drain(self, nodes: Nodes, job: Job, one: Eviction) -> bool:
+        node = one.node
         try:
-            said = await _aside(lambda: nodes.drain(node, f"{job.name}: {reason}"))
+            said = await _aside(lambda: nodes.drain(node, f"{job.name}: {one.reason}"))
         except EngineError as error:
-            log.warning("%s: node %s is not drained, the job goes on without it: %s", job.name, node, error)
-            self._note(job, "node_not_drained", f"{node} is not drained: {error}", node)
-            return
+            text = f"node {node} is not drained in {nodes.title}, {job.name} goes on without it: {error}"
+            known = self._loop.nodes.book.life(node).engine
+            if known is None or known.text != text:  # the same again is no news
+                self._loop.nodes.note_engine(node, NOT_DRAINED, text)
+                self._note(job, "node_not_drained", f"{node} is not drained: {error}", node)
+            return False
         self._next_s = 0.0
         self._loop.nodes.note_engine(node, DRAINED, said)
         self._note(job, "node_drained", said, node)
+        return True
 
     async def _follow_table(self, nodes: Nodes) -> None:
         """Drain what the table of nodes puts out, resume that when it is taken back, and keep what came of it."""
@@ -149,17 +181,19 @@ class Actuating:
                 self._tries.pop(life.node, None)
                 self._next_s = 0.0
             else:
-                tries.next_s = self._loop.clock() + min(_AGAIN_S * 2.0**tries.failed, _LONGEST_AGAIN_S)
-                tries.failed += 1
+                tries.put_off(self._loop.clock())
 
     def _wanted(self, life: NodeLife) -> _Wanted | None:
         """Return what is to be done about a node in the engine; None: nothing."""
         word = life.engine.state if life.engine is not None else ""
         if life.state in OUT:
-            return _Wanted.DRAIN if word != "drained" else None
+            is_theirs = word == "resumed by others" and not self._loop.nodes.book.is_out_anew(life.node)
+            return None if word == "drained" or is_theirs else _Wanted.DRAIN
         if life.state not in _IN or not word:
             return None
-        if word == "not drained":
+        if word == "not drained" and any(node == life.node for _, node, _ in self._owed):
+            return None  # a job goes on without it, and the engine is asked again for that
+        if word in ("not drained", "resumed by others"):
             return _Wanted.NOTHING_LEFT
         return _Wanted.RESUME if self._loop.nodes.book.is_wanted_back(life.node) else None
 
@@ -167,7 +201,7 @@ class Actuating:
         """Do it; return whether it is done, or at least nothing of it is left to do."""
         node, note = life.node, self._loop.nodes.note_engine
         if wanted is _Wanted.NOTHING_LEFT:
-            note(node, RESUMED, f"it is in no more, and {nodes.title} had not drained it")
+            note(node, RESUMED, f"it is out no more, and {nodes.title} has not drained it")
             return True
         is_drain = wanted is _Wanted.DRAIN
         try:
@@ -205,6 +239,11 @@ class Actuating:
             if known is not None and known.is_usable:
                 text = f"node {node} is back in service in the engine, by somebody else"
                 self._loop.nodes.note_engine(node, RESUMED, text)
+        for life in self._loop.nodes.book.lives():
+            known = find(states, life.node)
+            is_drained = life.state in OUT and life.engine is not None and life.engine.state == "drained"
+            if is_drained and known is not None and known.is_usable:
+                self._loop.nodes.resumed_elsewhere(life.node)
         before = self._loop.registry.withheld
         now = {name: sentence(one) for name, one in states.items() if not one.is_usable}
         self._loop.registry.withheld = now

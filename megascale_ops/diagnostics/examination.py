@@ -146,7 +146,7 @@ def _made(planned: Sequence[Planned], progress: Progress) -> Iterator[CheckResul
         if together:
             progress.begun([one.check.name for one in together])
             for one, outcome in run_together(children, together):
-                yield _result(one, outcome)
+                yield judged_outcome(one, outcome)
             end_all(children)
         await_ready([*kept.values()])
         for at, one in enumerate(alone):
@@ -174,7 +174,7 @@ def _alone(planned: Planned, kept: dict[str, Child]) -> CheckResult:
         if child is not None:
             child.end()
         child = kept[name] = Child(_loads(planned))
-    return next(_result(one, outcome) for one, outcome in run_together([child], [planned]))
+    return next(judged_outcome(one, outcome) for one, outcome in run_together([child], [planned]))
 
 
 def _only(planned: Planned) -> CheckResult:
@@ -186,7 +186,7 @@ def _only(planned: Planned) -> CheckResult:
         end_all(kept.values())
 
 
-def _result(planned: Planned, outcome: Outcome) -> CheckResult:
+def judged_outcome(planned: Planned, outcome: Outcome) -> CheckResult:
     """Return the result of a check whose outcome is known."""
     check, seconds, answer = planned.check, round(outcome.seconds, 3), outcome.answer
     if answer is None:

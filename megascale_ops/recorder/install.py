@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from megascale_ops.blackbox.records import SavesRecord
+from megascale_ops.blackbox.records import RestoresRecord, SavesRecord
 from megascale_ops.recorder.frameworks import table
 from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
 from megascale_ops.recorder.recording.api import recorder
@@ -123,11 +123,16 @@ def _our_checkpoints(recording: Recording) -> None:
     def take(saves: Any) -> None:  # noqa: ANN401  a struct of a room that must not be imported for it
         recording.saves(SavesRecord(*(getattr(saves, name) for name in SavesRecord.__struct_fields__)))
 
+    def take_restores(restores: Any) -> None:  # noqa: ANN401  likewise
+        recording.restores(RestoresRecord(*(getattr(restores, name) for name in RestoresRecord.__struct_fields__)))
+
     known = guarded("the hook on saves", take)
+    known_of_restores = guarded("the hook on restores", take_restores)
 
     def listen() -> None:
         sys.modules[module].observers.append(told)
         sys.modules[module].saves_observers.append(known)
+        sys.modules[module].restores_observers.append(known_of_restores)
 
     once_imported(module, listen)
     alarms = "megascale_ops.checkpoint.trust.alarms"

@@ -139,6 +139,7 @@ ENGINE_STATES = {
     "drained": "no other job is put there",
     "not drained": "the engine may put other jobs there",
     "not resumed": "takes part here, and the engine puts no job there",
+    "resumed by others": "the engine may put other jobs there, and it is out here until a person says otherwise",
 }
 
 

@@ -81,6 +81,10 @@ def test_a_training_that_was_killed_goes_on_to_the_bit_and_its_saves_are_told(la
     assert told["megascale_checkpoint_write_seconds"] > 0.0
     assert told["megascale_checkpoint_saves_in_flight"] == 0.0
     assert told["megascale_checkpoint_sealed_timestamp_seconds"] > 0.0
+    assert told["megascale_checkpoint_restores_total"] == 2.0  # of the training, and of its control
+    assert told["megascale_checkpoint_restore_seconds"] > 0.0
+    assert told["megascale_checkpoint_restore_read_bytes"] > 0.0
+    assert told["megascale_checkpoint_passed_over_total"] == told["megascale_checkpoint_failed_restores_total"] == 0.0
     assert values(controller)["megascale_checkpoint_last_success_timestamp_seconds"] > 0.0
     assert stages(controller).keys() >= {"restart", "reload", "recompute"}
     launch.assert_nothing_left()

@@ -94,22 +94,22 @@ def test_each_node_keeps_the_newest_two_sets_with_its_buddys_files(saved: Saved)
 
 def test_the_newest_set_is_taken_whatever_one_node_loses(restored: Restored) -> None:
     """Step 6 of the nodes, not step 4 of the shared folder; bit for bit, with none, one, or one of each pair lost."""
-    for name in ("all there", "one lost", "two of two pairs lost"):
-        assert restored.reports[name] == [{"step": 6, "same": True, "skipped": []}] * NODES, name
+    for name, tier in (("all there", "node"), ("one lost", "buddy"), ("two of two pairs lost", "buddy")):
+        assert restored.reports[name] == [{"step": 6, "same": True, "skipped": [], "from": [tier]}] * NODES, name
 
 
 def test_the_loss_of_a_node_and_its_buddy_falls_back_to_the_shared_folder(restored: Restored) -> None:
     """Steps 6 and 5 are not whole any more, which is told; step 4 comes back bit for bit."""
     reports = restored.reports["a pair lost"]
 
-    assert [(report["step"], report["same"]) for report in reports] == [(4, True)] * NODES
+    assert [(report["step"], report["same"], report["from"]) for report in reports] == [(4, True, ["shared"])] * NODES
     assert [step for step, _ in reports[0]["skipped"]] == [6, 5]
     assert "skipped: the local checkpoint of step 6 is not whole: __0_0." in restored.stderr
 
 
 def test_a_file_that_is_damaged_on_its_node_is_read_on_the_buddy(restored: Restored) -> None:
     """Found by its digest while it is loaded; all ranks load the set again, with the copy."""
-    assert restored.reports["flipped"] == [{"step": 6, "same": True, "skipped": []}] * NODES
+    assert restored.reports["flipped"] == [{"step": 6, "same": True, "skipped": [], "from": ["buddy"]}] * NODES
     assert "digest differs on the node of rank" in restored.stderr
 
 

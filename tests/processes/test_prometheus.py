@@ -51,6 +51,11 @@ NOT_HERE = {
     "megascale_checkpoint_saves_in_flight": "likewise",
     "megascale_checkpoint_failed_saves_total": "likewise",
     "megascale_checkpoint_sealed_timestamp_seconds": "likewise",
+    "megascale_checkpoint_restores_total": "no rank has restored one",
+    "megascale_checkpoint_restore_seconds": "likewise",
+    "megascale_checkpoint_restore_read_bytes": "likewise",
+    "megascale_checkpoint_passed_over_total": "likewise",
+    "megascale_checkpoint_failed_restores_total": "likewise",
 }
 
 

@@ -106,7 +106,7 @@ class AgentCollector:
             samples.update(self._of_host(host))
         of_gpus = gpu_times.samples_of(self._ranks(), self._node)
         of_tiles = tiles.samples_of(self._ranks(), self._boards, large, self._node)
-        of_saves = saves.samples_of(self._ranks(), self._node)
+        of_saves = (*saves.samples_of(self._ranks(), self._node), *saves.restores_of(self._ranks(), self._node))
         for name, labels, value in (*self._of_collectives(), *of_tiles, *self._of_hardware(), *of_gpus, *of_saves):
             samples.setdefault(name, []).append((labels, value))
         return samples

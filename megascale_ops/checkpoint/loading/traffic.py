@@ -11,4 +11,6 @@ class Traffic:
     read_bytes: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
+    is_from_buddy: bool = False
+    """Whether a file was not on the node that wrote it any more, and its copy was read; the same on all ranks."""
     read_by_file: dict[str, int] = field(default_factory=dict)

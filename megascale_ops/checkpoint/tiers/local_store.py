@@ -369,6 +369,7 @@ class LocalStore:
                 continue
             report, traffic = restore.load(sealed, state, allowed), restore.traffic
             if report.ok:
+                traffic.is_from_buddy = left.is_from_buddy(met.nodes)
                 return report, traffic
             for each in restore.found:
                 lost.add((met.nodes.node_of(each.rank), each.fault.file))

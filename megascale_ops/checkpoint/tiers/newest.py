@@ -26,6 +26,7 @@ from megascale_ops.checkpoint.trust import alarms
 from megascale_ops.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from megascale_ops.checkpoint.loading.restore_log import Tier
     from megascale_ops.checkpoint.tiers.local_store import LocalStore
     from megascale_ops.checkpoint.tiers.remote import RemoteStore
     from megascale_ops.checkpoint.tiers.store_saves import Sealed
@@ -71,6 +72,8 @@ class Search:
         self._path, self._said, self._allowed, self._remote, self._local = path, said, allowed, remote, local
         self.skipped, self._before = skipped, before
         self.traffic = Traffic()
+        self.tier: Tier = "shared" if remote is None else "store"
+        """Where the checkpoint that was loaded lay, as this rank saw it."""
         self.newest_shared = -1
         """The newest step in the shared folder or store, whole or not."""
 
@@ -128,9 +131,12 @@ class Search:
             if candidate.set_id:
                 assert self._local is not None, "it listed this one"
                 report, self.traffic = self._local.load(candidate, state, self._allowed, ranks)
+                tier: Tier = "buddy" if self.traffic.is_from_buddy else "node"
             else:
+                tier = "shared" if self._remote is None else "store"
                 report = shared[candidate.place].load(state, ranks)
             if report.ok:
+                self.tier = tier
                 return report
             if any(fault.kind == "other version" for fault in report.faults):
                 raise CheckpointError(

@@ -6,11 +6,17 @@ every node that took part has; so files of two saves of one step never count as 
 files is on some node that is here.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+
+from megascale_ops.checkpoint.tiers.nodes import Nodes
+
+# What rank n wrote.
+_OF_RANK = re.compile(r"__(\d+)_")
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -47,6 +53,16 @@ class Candidate(NamedTuple):
         """The same, where some nodes turned out not to have some files as they were sealed."""
         left = {name: tuple(node for node in nodes if (node, name) not in lost) for name, nodes in self.holders.items()}
         return self._replace(holders=left)
+
+    def is_from_buddy(self, nodes: Nodes) -> bool:
+        """Whether a file is no more on the node of the rank that wrote it, so that the buddy's copy is needed.
+
+        Of a job with other ranks than the one that saved it is told by the numbers that ranks have now.
+        """
+        wrote = ((_OF_RANK.match(name), held) for name, held in self.holders.items())
+        ranks = sum(map(len, nodes.members))
+        written = ((int(found[1]), held) for found, held in wrote if found)
+        return any(rank < ranks and nodes.node_of(rank) not in held for rank, held in written)
 
 
 def candidates(inventories: Sequence[Iterable[Held]], shared_steps: Sequence[int]) -> list[Candidate]:

@@ -70,13 +70,19 @@ class Begun:
         self._by_torch = {number: block_sums(self._tensors[number]) for number in by_torch}
 
     def digests(self) -> list[bytes]:
-        """Wait for them; those of tensors on the CPU are taken now."""
+        """Wait for them; those of tensors on the CPU are taken meanwhile.
+
+        First, not after the wait: an optimizer keeps a counter for each parameter on the CPU, and thousands of them
+        take milliseconds for which the training would wait.
+        """
         raws: dict[int, bytes] = {}
+        summed = {number for numbers, sums in self._sums if sums is not None for number in numbers}
+        others = {number: self._by_torch.get(number) for number in range(len(self._tensors)) if number not in summed}
+        on_cpu = {number: block_sums(self._tensors[number]) for number, sums in others.items() if sums is None}
         for numbers, sums in self._sums:
             if sums is not None:
                 raws.update(zip(numbers, sums.fetch(), strict=True))
-        others = {number: self._by_torch.get(number) for number in range(len(self._tensors)) if number not in raws}
-        found = [block_sums(self._tensors[number]) if sums is None else sums for number, sums in others.items()]
+        found = [on_cpu[number] if sums is None else sums for number, sums in others.items()]
         raws.update(zip(others, _fetched(found), strict=True))
         return [hashlib.blake2b(raws[number], digest_size=16).digest() for number in range(len(self._tensors))]
 

@@ -14,7 +14,14 @@ from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.nodes import evidence, limits
-from megascale_ops.controller.nodes.book import NOT_DRAINED, NOT_RESUMED, RESUME_ASKED, NodeBook
+from megascale_ops.controller.nodes.book import (
+    NOT_DRAINED,
+    NOT_RESUMED,
+    RESUME_ASKED,
+    RESUMED,
+    RESUMED_BY_OTHERS,
+    NodeBook,
+)
 from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.nodes.life import (
     BY_CONTROLLER,
@@ -41,7 +48,10 @@ DAY_S = 86_400.0
 _RUNS = (*ACTIVE, State.STOPPING)
 # What people must hear of: it stays as it is until a person acts.
 _LOUD = frozenset(
-    {NodeEvent.SPARED.value, NodeEvent.TOLD_AGAIN.value, NOT_DRAINED, NOT_RESUMED, *(one.value for one in LEAVES)}
+    {
+        *(one.value for one in (NodeEvent.SPARED, NodeEvent.TOLD_AGAIN, NodeEvent.RESUMED_ELSEWHERE, *LEAVES)),
+        *(NOT_DRAINED, NOT_RESUMED, RESUMED_BY_OTHERS),
+    }
 )
 
 
@@ -163,6 +173,27 @@ class NodeMoves:
     def note_engine(self, node: str, event: str, text: str, by: str = BY_CONTROLLER) -> None:
         """Keep what the engine that owns a node has done with it."""
         self._tell(self.book.note_engine(node, event, self._wall(), text, by))
+
+    def resumed_elsewhere(self, node: str) -> None:
+        """Others have put a node into service in the engine that is out here by a drain of ours.
+
+        What evidence has put out becomes a suspect, which is measured before it takes part. What a person has put out
+        here stays so until a person says otherwise: which of the two is right the controller can't know.
+        """
+        life, where = self.book.life(node), self.engine or "the engine"
+        text = f"somebody has put node {node} back into service in {where}"
+        if life.is_held or life.for_s:
+            text = f"{text}, and {life.by} has it out here ({life.reason}): no job of this controller goes there"
+            self.note_engine(node, RESUMED_BY_OTHERS, text)
+            return
+        happening = Happening(
+            NodeEvent.RESUMED_ELSEWHERE.value,
+            self._wall(),
+            BY_CONTROLLER,
+            f"{text}; it is measured before it takes part again ({life.reason})",
+        )
+        self._move(node, happening, (), "")
+        self.note_engine(node, RESUMED, f"{text}: it is a suspect here")
 
     # Time.
 

@@ -8,6 +8,7 @@ Pure: moves in, moves out; the caller journals them before anything follows from
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 from statistics import median
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from megascale_ops.controller.nodes.life import (
     BARRED,
     BY_CONTROLLER,
+    LEAVES,
     Happening,
     IllegalNodeMoveError,
     NodeEvent,
@@ -29,10 +31,18 @@ UNDONE = "undone"
 # Facts about the engine that owns the nodes; none of them moves a node here, and none is taken back by ``undo``.
 DRAINED, NOT_DRAINED = "drained_by_engine", "not_drained_by_engine"
 RESUMED, NOT_RESUMED = "resumed_by_engine", "not_resumed_by_engine"
+# An administrator or another program put it back into service there, while a person here has it out.
+RESUMED_BY_OTHERS = "resumed_by_others"
 # A person wants a node back that stands here as healthy and that the engine still has out.
 RESUME_ASKED = "resume_asked"
-OF_ENGINE = frozenset({DRAINED, NOT_DRAINED, RESUMED, NOT_RESUMED, RESUME_ASKED})
-_WORDS = {DRAINED: "drained", NOT_DRAINED: "not drained", NOT_RESUMED: "not resumed"}
+OF_ENGINE = frozenset({DRAINED, NOT_DRAINED, RESUMED, NOT_RESUMED, RESUMED_BY_OTHERS, RESUME_ASKED})
+_WORDS = {
+    DRAINED: "drained",
+    NOT_DRAINED: "not drained",
+    NOT_RESUMED: "not resumed",
+    RESUMED_BY_OTHERS: "resumed by others",
+}
+_PUTS_OUT = (*LEAVES, NodeEvent.QUARANTINED_BY_HAND, NodeEvent.DRAINED_BY_HAND)
 # A check or a person took the node back; time alone puts none into service.
 _TAKES_BACK = (NodeEvent.CHECK_PASSED, NodeEvent.CHECK_PASSED_CLEAN, NodeEvent.RELEASED, UNDONE, RESUME_ASKED)
 # 20,000 moves are 20 MB in memory and 10 MB in the journal: years of a thousand nodes. The oldest go first.
@@ -123,6 +133,25 @@ class NodeBook:
             if move.after.state in OUT:
                 return False
         return False
+
+    def is_out_anew(self, node: str) -> bool:
+        """Return whether a person or evidence has put the node out since others put it back in the engine."""
+        for move in reversed(self.moves_of(node)):
+            if move.event in _PUTS_OUT:
+                return True
+            if move.event == RESUMED_BY_OTHERS:
+                return False
+        return False
+
+    def is_taken_back_since(self, node: str, wall_s: float) -> bool:
+        """Return whether a check or a person has taken the node back, here or in the engine, since then."""
+        since = takewhile(lambda move: move.wall_s > wall_s, reversed(self.moves.values()))
+        return any(move.node == node and move.event in (*_TAKES_BACK, RESUMED) for move in since)
+
+    def is_drained_since(self, node: str, wall_s: float) -> bool:
+        """Return whether the engine has drained the node since then."""
+        since = takewhile(lambda move: move.wall_s >= wall_s, reversed(self.moves.values()))
+        return any(move.node == node and move.event == DRAINED for move in since)
 
     def undo(self, node: str, wall_s: float, by: str, reason: str = "") -> tuple[NodeMove, ...]:
         """Take back the newest move of a node that was not taken back yet; the same return value as ``move``.

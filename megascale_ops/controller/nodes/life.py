@@ -74,6 +74,7 @@ class NodeEvent(enum.StrEnum):
     QUARANTINED_BY_HAND = "quarantined_by_hand"
     DRAINED_BY_HAND = "drained_by_hand"  # a quarantine by hand while a round runs on it
     RELEASED = "released"
+    RESUMED_ELSEWHERE = "resumed_elsewhere"  # others put it back into service in the engine that owns it
 
 
 _S, _E = NodeState, NodeEvent
@@ -106,6 +107,8 @@ TABLE: dict[tuple[NodeState, NodeEvent], NodeState] = {
     (_S.QUARANTINED, _E.SERVED): _S.SUSPECT,
     (_S.QUARANTINED, _E.TOLD_AGAIN): _S.QUARANTINED,
     (_S.DRAINING, _E.TOLD_AGAIN): _S.DRAINING,
+    # Who owns the cluster says that it is good: what evidence has put out is measured before it takes part again.
+    **{(state, _E.RESUMED_ELSEWHERE): _S.SUSPECT for state in (_S.QUARANTINED, _S.DRAINING)},
     # A person may do it anywhere.
     **{(state, _E.QUARANTINED_BY_HAND): _S.QUARANTINED for state in _S},
     **{(state, _E.DRAINED_BY_HAND): _S.DRAINING for state in _S},
@@ -135,6 +138,7 @@ ILLEGAL: dict[NodeEvent, str] = {
     _E.QUARANTINED_BY_HAND: "a person may do it anywhere",
     _E.DRAINED_BY_HAND: "a person may do it anywhere",
     _E.RELEASED: "there is nothing to release it from",
+    _E.RESUMED_ELSEWHERE: "it is not out",
 }
 
 

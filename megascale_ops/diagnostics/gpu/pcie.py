@@ -7,11 +7,15 @@ import contextlib
 import os
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from megascale_ops.diagnostics.check import Check, Reading, Task, doing
 from megascale_ops.diagnostics.gpu.devices import Device, devices, seconds_of
 from megascale_ops.diagnostics.host.numa import cpus_of
 from megascale_ops.diagnostics.report import CheckFinding, Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 CHECK = Check(
     "pcie", "copies between host and GPUs", ("gpu", "torch"), quick_s=20.0, full_s=60.0, alone=True, process="cuda"
@@ -20,16 +24,48 @@ CHECK = Check(
 _BYTES = 256 << 20
 _REPETITIONS = 10
 _QUICK_COPIES, _FULL_COPIES = 2, 40
+_FIGURES = ("pcie_to_gpu", "pcie_from_gpu")
+# 3 %: healthy ones differ by less than one; what is named differs by five at least.
+_AGAIN_BELOW = 0.97
 
 
 def measure(task: Task) -> Reading:
     """Copy to and from each GPU."""
-    import torch
-
     found, missing = devices(_BYTES)
     copies = _FULL_COPIES if task.thorough else _QUICK_COPIES
-    figures = []
+    rates: dict[tuple[str, str], tuple[float, ...]] = {}
     allowed = os.sched_getaffinity(0)
+    _measure_each(found, copies, allowed, rates)
+    _measure_each(seem_slow(found, rates), copies, allowed, rates)
+    models = {one.label: one.model for one in found}
+    figures = [Figure(name, gpu, median(values), values, models[gpu]) for (name, gpu), values in rates.items()]
+    return Reading(tuple(figures), (), tuple(missing))
+
+
+def seem_slow(found: Sequence[Device], rates: Mapping[tuple[str, str], tuple[float, ...]]) -> list[Device]:
+    """Return the GPUs that were slower than the fastest of their model in one direction.
+
+    They are measured once more, and the better time counts: what another program moves through the host's memory for
+    a moment is not theirs, and what a GPU's own link lacks it lacks the second time, too.
+    """
+    best: dict[tuple[str, str], float] = {}
+    for one in found:
+        for name in _FIGURES:
+            key = name, one.model
+            best[key] = max(best.get(key, 0.0), median(rates[name, one.label]))
+    return [
+        one
+        for one in found
+        if any(median(rates[name, one.label]) < _AGAIN_BELOW * best[name, one.model] for name in _FIGURES)
+    ]
+
+
+def _measure_each(
+    found: Sequence[Device], copies: int, allowed: set[int], rates: dict[tuple[str, str], tuple[float, ...]]
+) -> None:
+    """Measure one GPU after the other, and keep what is better than what was kept before."""
+    import torch
+
     for one in found:
         doing(f"copying to and from {one.label}")
         with contextlib.suppress(OSError):
@@ -45,12 +81,11 @@ def measure(task: Task) -> Reading:
             def down(_index: int, host: torch.Tensor = host, there: torch.Tensor = there) -> None:
                 host.copy_(there, non_blocking=True)
 
-            for name, work in (("pcie_to_gpu", up), ("pcie_from_gpu", down)):
+            for name, work in zip(_FIGURES, (up, down), strict=True):
                 seconds_of(work, [one.place], copies, 1)
                 seconds = seconds_of(work, [one.place], copies, _REPETITIONS)[one.place]
-                rates = tuple(_BYTES * copies / each for each in seconds)
-                figures.append(Figure(name, one.label, median(rates), rates, one.model))
-    return Reading(tuple(figures), (), tuple(missing))
+                values = tuple(_BYTES * copies / each for each in seconds)
+                rates[name, one.label] = max(rates.get((name, one.label), values), values, key=median)
 
 
 def _beside(device: Device) -> set[int]:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import msgspec
 
-from megascale_ops.blackbox.records import SavesRecord
+from megascale_ops.blackbox.records import RestoresRecord, SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.hook_guard import guarded, step_aside
 from megascale_ops.recorder.recording.anatomy import Anatomy
@@ -240,6 +240,11 @@ class Recording:
         """Take what our checkpoints know of their saves; in any thread."""
         if self.live:
             self.box.set_saves(known)
+
+    def restores(self, known: RestoresRecord) -> None:
+        """Take what our checkpoints know of their restores."""
+        if self.live:
+            self.box.set_restores(known)
 
     def found(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Take what our checkpoints have found of what they saved; from the thread that saves, whichever that is.

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox import BoxError
-from megascale_ops.blackbox.layout import EFFORTS, ERROR, FILE_BYTES, GPU_STEPS, PROFILER
+from megascale_ops.blackbox.layout import EFFORTS, ERROR, FILE_BYTES, GPU_STEPS, PROFILER, RESTORES
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
+    RestoresRecord,
     SavesRecord,
     StepRecord,
 )
@@ -430,6 +431,18 @@ def test_what_is_known_of_saves_is_replaced_as_a_whole(tmp_path: Path) -> None:
         writer.set_saves(SavesRecord(step, 0.5, float("nan"), step - 1, 1000.0, 1, 3))
 
     assert reader.saves() == SavesRecord(6, 0.5, 0.0, 5, 1000.0, 1, 3)
+
+
+def test_what_is_known_of_restores_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """None before the first; the last page's end holds two of them, and the file ends there."""
+    writer, reader = make(tmp_path)
+
+    assert reader.restores() is None
+    for step in range(5):
+        writer.set_restores(RestoresRecord(step, 2.5, 10**12, 3, 1, 4, 5, 6, 7))
+
+    assert reader.restores() == RestoresRecord(4, 2.5, 10**12, 3, 1, 4, 5, 6, 7)
+    assert RESTORES.offset + RESTORES.size == FILE_BYTES
 
 
 def test_findings_stand_until_they_are_over(tmp_path: Path) -> None:

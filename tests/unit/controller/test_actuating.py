@@ -8,7 +8,8 @@ import pytest
 from megascale_ops.cli.nodes.node_words import NO_ENGINE, lines_of
 from megascale_ops.controller.actuating import Actuating
 from megascale_ops.controller.live.node_lines import node_lines
-from megascale_ops.controller.nodes.book import DRAINED, NOT_DRAINED, NodeBook, same_again
+from megascale_ops.controller.nodes.book import DRAINED, NOT_DRAINED, RESUMED, NodeBook, same_again
+from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.nodes.life import NodeState
 from megascale_ops.controller.policy.decision import Eviction
 from megascale_ops.controller.recovery.decide import spares, unwelcome
@@ -61,9 +62,9 @@ async def _two_nodes() -> tuple[World, Cluster, Actuating]:
     return world, cluster, Actuating(world.loop, cluster, 60.0)
 
 
-def _evict(world: World, node: str) -> None:
+def _evict(world: World, node: str, for_s: float = 60.0) -> None:
     job, wall_s = world.loop.jobs["job"], world.loop.wall()
-    job.change(evictions=(*job.record.evictions, Eviction(node, wall_s, wall_s + 60.0, "killed twice")))
+    job.change(evictions=(*job.record.evictions, Eviction(node, wall_s, wall_s + for_s, "killed twice")))
 
 
 def _kinds(world: World) -> list[str]:
@@ -88,18 +89,164 @@ async def test_an_eviction_is_told_once() -> None:
 
 
 async def test_what_the_controller_before_has_told_is_not_told_again() -> None:
-    """After a restart of it."""
+    """After a restart of it; what it could not tell before it was killed is told, while the eviction stands."""
     world, cluster, actuating = await _two_nodes()
     _evict(world, "b")
+    await actuating.poll()
+    world.now_s += 1.0
+    _evict(world, "a")
+    world.loop.transitions.save(world.loop.jobs["job"])
+    world.restart_controller()
 
-    actuating.begin()
+    again = Actuating(world.loop, cluster, 60.0)
+    again.begin()
+    for _ in range(2):
+        await again.poll()
+    late = Actuating(world.loop, Cluster(), 60.0)
+    world.now_s += 61.0
+    late.begin()
+    await late.poll()
+
+    assert [node for node, _ in cluster.drained] == ["b", "a"]
+
+
+async def test_an_eviction_that_the_engine_refuses_is_tried_again_as_long_as_it_stands() -> None:
+    """Journaled, shown and counted as an unfinished move, also by the next controller; then it is done, once."""
+    world, cluster, actuating = await _two_nodes()
+    cluster.wrong = EngineError("slurmctld does not answer")
+    _evict(world, "b", 7200.0)
+    await actuating.poll()
+    await actuating.poll()
+    refused = world.loop.nodes.book.life("b")
+    shown = lines_of(world.loop.nodes.view())
+    world.restart_controller()
+    again = Actuating(world.loop, cluster, 60.0)
+    again.begin()
+    calls = []
+    for _ in range(4):
+        await again.poll()
+        calls.append(len(cluster.asked))
+        world.now_s += 61.0
+    cluster.wrong = None
+    world.now_s += 600.0
+    for _ in range(2):
+        await again.poll()
+
+    text = "node b is not drained in Slurm, job goes on without it: slurmctld does not answer"
+    assert refused.engine is not None
+    assert (refused.state, refused.engine.state, refused.engine.text) == ("healthy", "not drained", text)
+    assert any(text in line for line in shown)
+    assert calls == [2, 3, 3, 4]
+    assert [move.event for move in world.loop.nodes.book.moves_of("b")] == [NOT_DRAINED, DRAINED]
+    assert cluster.drained == [("b", "job: killed twice")]
+    assert [kind for kind in _kinds(world) if kind != "node_withheld"] == ["node_not_drained", "node_drained"]
+
+
+@pytest.mark.parametrize("ends", ["by time", "by hand", "with its job"])
+async def test_an_eviction_that_is_over_is_not_told_late(ends: str) -> None:
+    """Nothing is drained for a reason that no longer holds, and nothing stays to be shown."""
+    world, cluster, actuating = await _two_nodes()
+    cluster.wrong = EngineError("slurmctld does not answer")
+    _evict(world, "b")
+    await actuating.poll()
+    was = world.loop.nodes.book.life("b").engine
+
+    if ends == "by time":
+        world.now_s += 61.0
+    elif ends == "by hand":
+        world.now_s += 1.0
+        world.loop.nodes.release("b", "ops", "it is good")
+    else:
+        world.loop.jobs["job"].change(evictions=())
+    cluster.wrong = None
+    for _ in range(2):
+        await actuating.poll()
+
+    assert was is not None
+    assert cluster.drained == []
+    assert world.loop.nodes.book.life("b").engine is None
+
+
+async def _resumed_elsewhere(*, by_hand: bool) -> tuple[World, Cluster, Actuating]:
+    """Node c, which runs nothing, is out here; somebody resumes it in the engine."""
+    world, cluster, actuating = await _two_nodes()
+    nodes = world.loop.nodes
+    nodes.share = 1.0
+    if by_hand:
+        nodes.quarantine("c", "ops", "fan 3", 0.0)
+    else:
+        for key in ("xid", "link"):
+            nodes.accuse(Accusation("c", key, world.loop.wall(), f"a fault of its {key}"))
+            world.now_s += 1.0
+    await actuating.poll()
+    assert nodes.book.life("c").state == NodeState.QUARANTINED
+    cluster.nodes["c"] = EngineNode("c", "idle", is_usable=True)
+    for _ in range(3):
+        world.now_s += 61.0
+        await actuating.poll()
+    return world, cluster, actuating
+
+
+async def test_what_somebody_resumed_there_is_a_suspect_here_and_not_drained_again() -> None:
+    """What evidence has put out is measured before it takes part; the move is journaled and read back the same."""
+    world, cluster, _ = await _resumed_elsewhere(by_hand=False)
+    nodes = world.loop.nodes
+
+    life = nodes.book.life("c")
+    assert (life.state, life.engine) == (NodeState.SUSPECT, None)
+    assert nodes.is_to_check("c")
+    assert "somebody has put node c back into service in" in life.reason
+    assert [node for node, _ in cluster.drained] == ["c"]
+    assert [move.event for move in nodes.book.moves_of("c")][-2:] == ["resumed_elsewhere", RESUMED]
+    assert NodeBook(world.memory.nodes.values()).lives() == nodes.book.lives()
+    assert same_again(nodes.book.moves.values())["c"] == life
+
+
+async def test_what_fails_its_check_after_that_is_drained_again() -> None:
+    """New evidence is a new reason."""
+    world, cluster, actuating = await _resumed_elsewhere(by_hand=False)
+    nodes = world.loop.nodes
+    nodes.begin_check("c", "resumed there", "job")
+    nodes.end_check("c", NodeCheck("bad", "GPU 3 is slow", 12.0))
     await actuating.poll()
 
-    assert cluster.drained == []
+    assert nodes.book.life("c").state == NodeState.QUARANTINED
+    assert [node for node, _ in cluster.drained] == ["c", "c"]
+
+
+async def test_what_a_person_has_out_here_stays_out_and_both_are_told() -> None:
+    """Which of the two is right nobody here knows: it is shown, and drained again when a person puts it out again."""
+    world, cluster, actuating = await _resumed_elsewhere(by_hand=True)
+    nodes = world.loop.nodes
+    life, drained = nodes.book.life("c"), list(cluster.drained)
+    shown = lines_of(nodes.view())
+    nodes.quarantine("c", "ops", "it is bad indeed", 0.0)
+    for _ in range(2):
+        await actuating.poll()
+    again = nodes.book.life("c")
+
+    assert life.state == NodeState.QUARANTINED
+    assert life.engine is not None
+    assert life.engine.state == "resumed by others"
+    assert any("somebody has put node c back into service" in line and "ops has it out here" in line for line in shown)
+    assert [node for node, _ in drained] == ["c"]
+    assert [node for node, _ in cluster.drained] == ["c", "c"]
+    assert again.engine is not None
+    assert again.engine.state == "drained"
+
+
+async def test_a_release_of_what_somebody_resumed_there_leaves_nothing() -> None:
+    """The engine has it in service already."""
+    world, cluster, actuating = await _resumed_elsewhere(by_hand=True)
+    world.loop.nodes.release("c", "ops", "it is good")
+    await actuating.poll()
+
+    assert world.loop.nodes.book.life("c").engine is None
+    assert cluster.resumed == []
 
 
 async def test_without_rights_the_job_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """One sentence in log and journal, and no second attempt."""
+    """One sentence in log and journal, however often it is tried."""
     world, cluster, actuating = await _two_nodes()
     cluster.wrong = RightsError("scontrol: Invalid user id; it takes Slurm's level Operator")
     _evict(world, "b")

@@ -38,6 +38,31 @@ def test_each_check_measures_each_gpu_ten_times() -> None:
     assert all(len(one.samples) == 10 and one.value > 0 and one.peers.startswith("Host GPU") for one in rates)
 
 
+@pytest.mark.parametrize(("slow_times", "share"), [(1, 1.0), (99, 0.8)])
+def test_a_way_to_the_host_that_seems_slow_is_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch, slow_times: int, share: float
+) -> None:
+    """What passes was another program's; what stays is the GPU's. The other GPU is measured once."""
+    looked = {0: 0, 1: 0}
+
+    def seconds_of(_work: object, places: list[int], _times: int, repetitions: int) -> dict[int, list[float]]:
+        (place,) = places
+        if repetitions == 1:
+            return {place: [1.0]}
+        looked[place] += 1
+        is_slow = place == 0 and looked[0] <= 2 * slow_times  # both ways
+        return {place: [1.25 if is_slow else 1.0] * repetitions}
+
+    monkeypatch.setattr(pcie, "seconds_of", seconds_of)
+    with two_host_gpus():
+        reading = pcie.measure(TASK)
+
+    rates = {(one.name, one.of): one.value for one in reading.figures}
+    assert looked == {0: 4, 1: 2}
+    for name in ("pcie_to_gpu", "pcie_from_gpu"):
+        assert rates[name, "GPU 0"] / rates[name, "GPU 1"] == pytest.approx(share)
+
+
 def test_a_gpu_that_is_slow_keeps_no_other_waiting() -> None:
     """The first piece of one ends when the last one of the other is done: with one queue for both it never would."""
     done = threading.Event()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
-from megascale_ops.blackbox.records import BoxIdentity, SavesRecord
+from megascale_ops.blackbox.records import BoxIdentity, RestoresRecord, SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.checkpoint.trust.verdicts import Alarm
 from megascale_ops.recorder.recording.recording import Recording
@@ -253,6 +253,18 @@ def test_what_is_known_of_saves_reaches_the_box(box: tuple[Recording, BoxReader]
     recording.saves(msgspec.structs.replace(record, step=99))
 
     assert reader.saves() == record
+
+
+def test_what_is_known_of_restores_reaches_the_box(box: tuple[Recording, BoxReader]) -> None:
+    """Not from a child that a fork made."""
+    recording, reader = box
+    record = RestoresRecord(41, 2.5, 1000, 1, 0, 0, 0, 1, 0)
+    recording.restores(record)
+    recording.live = False
+
+    recording.restores(msgspec.structs.replace(record, step=99))
+
+    assert reader.restores() == record
 
 
 def test_the_scripts_own_number_beats_the_checkpoints(box: tuple[Recording, BoxReader]) -> None:
