@@ -37,7 +37,7 @@ class GoingOn:
         refused, heard = [], []
         now_s = self._loop.clock()
         for place, sign in enumerate(steady.signs):
-            view = self._awaited(job, sign, steady)
+            view = self._awaited(sign, steady)
             if view is None:
                 refused.append(sign.node)
                 continue
@@ -63,7 +63,7 @@ class GoingOn:
         progress = steady.told.progress
         return -progress.moved_mono_s <= job.record.policy.silence_floor_s / 2 and bool(progress.steps_seen)
 
-    def _awaited(self, job: Job, sign: Sign, steady: Steady) -> NodeView | None:
+    def _awaited(self, sign: Sign, steady: Steady) -> NodeView | None:
         """Return the node of a heartbeat if nothing but that is to be known of it."""
         if self._loop.transitions.agent_orders.get(sign.node):
             return None

@@ -82,7 +82,7 @@ def _silence() -> Iterator[None]:
 
 @contextmanager
 def _less_collecting() -> Iterator[None]:
-    """Look for garbage seldom: what heartbeats leave behind is no part of a cycle, as in the controller's own process."""
+    """Look for garbage seldom, as the controller's own process does: what heartbeats leave is no part of a cycle."""
     before = gc.get_threshold()
     gc.set_threshold(*_THRESHOLDS)
     try:

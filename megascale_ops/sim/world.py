@@ -294,13 +294,15 @@ class World:
                 machine.next_s = (machine.number % 10) * TICK_S
                 self._runners[machine.name] = asyncio.create_task(Runner(self, machine).run())
             await self._settle()
-            ticks = 0
+            ticks = minutes = 0
             while self.clock.passed_s < self.until_s and not self.controller.is_over(JOB):
                 self.is_quiet = self._may_be_quiet()
                 ticks += round((QUIET_TICK_S if self.is_quiet else TICK_S) / TICK_S)
                 self._pass(min(self.until_s, round(ticks * TICK_S, 1)))
-                if self._ends_early is not None and ticks % _MINUTE_TICKS == 0 and self._ends_early():
-                    self.until_s = self.clock.passed_s
+                if ticks // _MINUTE_TICKS > minutes:
+                    minutes = ticks // _MINUTE_TICKS
+                    if self._ends_early is not None and self._ends_early():
+                        self.until_s = self.clock.passed_s
                 self._speak()
                 self.controller.tick()
                 self._raise_broken()
@@ -361,7 +363,12 @@ class World:
         together: dict[int, list[Crew]] = {}  # by the last step that was told
         for machine in due:
             crew = machine.life.crew
-            if crew is None or crew.training is not training or not machine.only_goes_on(now_s) or self.wire.is_sample():
+            if (
+                crew is None
+                or crew.training is not training
+                or not machine.only_goes_on(now_s)
+                or self.wire.is_sample()
+            ):
                 alone.append(machine)
             else:
                 together.setdefault(crew.told, []).append(crew)

@@ -20,7 +20,7 @@ class Unsaved:
         self.must_last = False  # orders or names follow from what is saved next
         self.events: list[Event] = []
         self.incidents: dict[str, Incident] = {}
-        # Of these the newest is worth a write, but not each: thousands of nodes give evidence for one, each with a message.
+        # Of these the newest is worth a write, but not each: thousands of nodes give evidence for one incident.
         self.later: dict[str, Incident] = {}
         self.orders: dict[str, Order] = {}  # by id: given out once all of it is safe
 

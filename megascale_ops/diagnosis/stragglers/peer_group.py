@@ -255,7 +255,8 @@ class Group:
         means: list[float] = []
         if are_whole.any():  # nearly always all
             whole = rows[are_whole]
-            for place, mean_s in zip(sampled[are_whole].tolist(), false_alarms.block_means(whole).tolist(), strict=True):
+            blocks_s = false_alarms.block_means(whole).tolist()
+            for place, mean_s in zip(sampled[are_whole].tolist(), blocks_s, strict=True):
                 self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
             means = false_alarms.trimmed_means(whole).tolist()
         for place, row in zip(sampled[~are_whole].tolist(), rows[~are_whole], strict=True):
