@@ -103,7 +103,7 @@ class GoingOn:
         ranks, steps = _only([place for place, _sign, _view in heard], steady)
         loop.slowness.skewing.go_on(job.name, set(ranks.tolist()), told.collective)
         if steps:
-            counts = [sign.count for _place, sign, _view in heard]
+            counts = [sign.size for _place, sign, _view in heard]
             loop.histories.put_rows_by(job, steady.round, ranks, steps, np.repeat(sent_wall_s, counts))
 
     def _look_at_pace(self, job: Job, shares: Sequence[tuple[NodeView, Share]], now_s: float) -> None:
@@ -116,7 +116,7 @@ def _only(places: Sequence[int], steady: Steady) -> tuple[np.ndarray, list[Field
     """Return the ranks of some signs, and their steps."""
     if len(places) == len(steady.signs):
         return steady.ranks, list(steady.steps)
-    counts = np.array([sign.count for sign in steady.signs])
+    counts = np.array([sign.size for sign in steady.signs])
     taken = np.zeros(len(counts), bool)
     taken[list(places)] = True
     rows = np.repeat(taken, counts)

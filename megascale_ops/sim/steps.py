@@ -43,7 +43,12 @@ class Made:
         """Return what one rank tells of it."""
         if self._rows is None:
             self._rows = self.fields[:, 2:10].tolist()
-        return StepWork(self.step, self.wall_s, *self._rows[rank], self.loss, self.loss is not None)
+        waits, reads, ahead, back, updates, saves, collects, cpu_s = self._rows[rank]
+        return StepWork(
+            *(self.step, self.wall_s, waits, reads, ahead, back, updates, saves, collects, cpu_s),
+            self.loss,
+            self.loss is not None,
+        )
 
 
 class StepModel:

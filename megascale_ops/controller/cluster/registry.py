@@ -220,7 +220,7 @@ class Registry:
         ):
             return None
         share = view.shares.get(job)
-        if share is None or share.round != round_ or (tells and len(share) != sign.count):
+        if share is None or share.round != round_ or (tells and len(share) != sign.size):
             return None
         return view
 

@@ -26,7 +26,7 @@ class Sign(NamedTuple):
     seq: int
     mono_s: float
     wall_s: float
-    count: int
+    size: int
 
 
 class Told(NamedTuple):

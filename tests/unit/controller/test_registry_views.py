@@ -171,7 +171,7 @@ def test_a_node_that_goes_on_is_awaited_only_when_nothing_is_missing() -> None:
         sign._replace(seq=1),
         sign._replace(seq=3),
         sign._replace(mono_s=57.0),
-        sign._replace(count=1),
+        sign._replace(size=1),
     ):
         assert registry.awaits(other, "job", 1, tells=True) is None
     assert registry.awaits(sign, "job", 2, tells=True) is None
