@@ -10,8 +10,8 @@ import queue
 from collections.abc import Callable
 
 from megascale_ops.account import Account
+from megascale_ops.controller import going_on
 from megascale_ops.controller.cluster.steady import Sign, Steady, Told
-from megascale_ops.controller.going_on import GoingOn
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import TICK_S, Loop
@@ -78,15 +78,14 @@ class Embedded:
         self._store = open_store(store)
         self._journal = _Journal(self._store)
         self._loop = Loop(self._journal, clock=clock, wall=wall, post=_now)
-        self._going_on = GoingOn(self._loop)
 
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's heartbeat in; see ``Loop.heartbeat``."""
         return self._loop.heartbeat(heartbeat)
 
     def go_on(self, steady: Steady) -> list[str]:
-        """Take heartbeats of many nodes in whose ranks only went on; see ``GoingOn.take``."""
-        return self._going_on.take(steady)
+        """Take heartbeats of many nodes in whose ranks only went on; see ``going_on.take``."""
+        return going_on.take(self._loop, steady)
 
     def evidence(self, evidence: Evidence) -> None:
         """Take an agent's evidence in; see ``Loop.evidence``."""
