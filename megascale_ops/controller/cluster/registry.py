@@ -79,7 +79,7 @@ class Share:
         return len(self._ranks)
 
     def go_on(self, told: Told, mono_s: float) -> None:
-        """Note that all ranks have gone on; their reports are written when somebody reads them."""
+        """Note that all ranks have gone on; their reports are written when they are read."""
         self._told = told, mono_s
 
 
