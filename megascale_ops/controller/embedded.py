@@ -10,6 +10,8 @@ import queue
 from collections.abc import Callable
 
 from megascale_ops.account import Account
+from megascale_ops.controller import going_on
+from megascale_ops.controller.cluster.steady import Sign, Steady, Told
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import TICK_S, Loop
@@ -23,6 +25,8 @@ _SETTLE_S = 60.0
 
 TICK_EVERY_S = TICK_S
 """How often ``tick`` is due, seconds."""
+
+__all__ = ["TICK_EVERY_S", "Embedded", "Sign", "Steady", "Told"]
 
 _Callback = Callable[[], None]
 
@@ -78,6 +82,10 @@ class Embedded:
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's heartbeat in; see ``Loop.heartbeat``."""
         return self._loop.heartbeat(heartbeat)
+
+    def go_on(self, steady: Steady) -> list[str]:
+        """Take heartbeats of many nodes in whose ranks only went on; see ``going_on.take``."""
+        return going_on.take(self._loop, steady)
 
     def evidence(self, evidence: Evidence) -> None:
         """Take an agent's evidence in; see ``Loop.evidence``."""

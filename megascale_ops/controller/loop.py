@@ -346,7 +346,7 @@ class Loop:
         if evidence.order in asked.answered:
             return  # sent again, since the answer to it was lost: one look must not count as two
         asked.answered.add(evidence.order)
-        self.transitions.put_incident(job, incidents.add_evidence(incident, evidence.items))
+        self.transitions.put_incident(job, incidents.add_evidence(incident, evidence.items), may_wait=True)
         if evidence.incident == job.record.incident and job.suspected is not None:
             job.suspected.ingest_evidence(evidence.items)
         self.transitions.save(job)

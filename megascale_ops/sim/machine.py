@@ -4,6 +4,9 @@
 import asyncio
 from typing import Protocol
 
+import numpy as np
+
+from megascale_ops.controller.embedded import Sign
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Heartbeat, JobReport, RankExit
 from megascale_ops.schema.progress import ProcessReading, RankError, RankReport
@@ -43,12 +46,15 @@ class RoundOfRanks(Protocol):
 class Crew:
     """The ranks of one machine in one round. Owned by its training."""
 
-    __slots__ = ("errors", "failed", "first", "gone", "is_stopped", "loaded_s", "machine", "pids", "told", "training")
+    __slots__ = (
+        "errors", "failed", "first", "gone", "is_stopped", "loaded_s", "machine", "pids", "ranks", "told", "training",
+    )  # fmt: skip
 
     def __init__(self, machine: "Machine", training: RoundOfRanks, first: int, count: int, loaded_s: float) -> None:
         self.machine = machine
         self.training = training
         self.first = first  # rank
+        self.ranks = np.arange(first, first + count)
         self.pids = tuple(machine.next_pid + local for local in range(count))
         machine.next_pid += count
         self.loaded_s = loaded_s  # when its ranks wait for the others to make a step
@@ -132,6 +138,22 @@ class Machine:
         """Let the agent find something wrong with the hardware."""
         self.findings = (*(one for one in self.findings if one.name != finding.name), finding)
         self.found_until_s = until_s
+
+    def only_goes_on(self, passed_s: float) -> bool:
+        """Return whether all that its agent has to tell now is that its ranks went on."""
+        life = self.life
+        crew = life.crew
+        return (
+            crew is not None
+            and not (crew.is_stopped or crew.gone or life.wants_full or life.done)
+            and life.told == self.findings
+            and not (self.findings and passed_s > self.found_until_s)
+        )
+
+    def sign(self, mono_s: float, wall_s: float) -> Sign:
+        """Return the heartbeat that only goes on."""
+        seq, mono_s = self.life.seq + 1, mono_s + self.offset_s
+        return Sign(self.name, f"{self.name}.{self.life.number}", seq, mono_s, wall_s, self.count)
 
     def heartbeat(self, passed_s: float, mono_s: float, wall_s: float) -> Heartbeat:
         """Return what the agent says now."""

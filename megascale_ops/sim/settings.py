@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluate_s: float = 300.0
     first_step_s: float = 0.0  # by which the first step of a round takes longer, as a compilation does
     policy: JobPolicy = JobPolicy()
+    columns: bool = True  # heartbeats that tell nothing but finished steps are handed in together, of 1,024 ranks on
     every_heartbeat: bool = False  # one a second also while nothing happens
 
     @property

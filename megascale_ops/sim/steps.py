@@ -6,27 +6,49 @@ the network takes beyond what is overlapped is a fifth of the step. The last pip
 loss), as in every such job, and machines are not quite alike: neither is a fault.
 """
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from megascale_ops.schema.progress import StepWork
 from megascale_ops.sim.mesh import Layout
 from megascale_ops.sim.settings import Settings
+
+Fields = npt.NDArray[np.float64]
 
 NETWORK = 0.2
 PARTS = (0.02, 0.30, 0.62, 0.06)
 LAST_STAGE = 1.03
 
 
-class Made(NamedTuple):
-    """One finished step: its number, what it took, and by rank where its time went."""
+class Made:
+    """One finished step: its number, what it took, and by rank where its time went.
 
-    step: int
-    wall_s: float
-    checkpoint_s: float
-    works: list[StepWork]
+    ``fields``: (ranks, 12), those of ``StepWork`` in order, a loss that is no number as NaN.
+    """
+
+    __slots__ = ("_rows", "checkpoint_s", "fields", "loss", "step", "wall_s")
+
+    def __init__(self, step: int, wall_s: float, checkpoint_s: float, loss: float | None, fields: Fields) -> None:
+        self.step = step
+        self.wall_s = wall_s
+        self.checkpoint_s = checkpoint_s
+        self.loss = loss
+        self.fields = fields
+        self._rows: list[list[float]] | None = None
+
+    def work(self, rank: int) -> StepWork:
+        """Return what one rank tells of it."""
+        if self._rows is None:
+            self._rows = self.fields[:, 2:10].tolist()
+        waits, reads, ahead, back, updates, saves, collects, cpu_s = self._rows[rank]
+        return StepWork(
+            *(self.step, self.wall_s, waits, reads, ahead, back, updates, saves, collects, cpu_s),
+            self.loss,
+            self.loss is not None,
+        )
 
 
 class StepModel:
@@ -63,15 +85,15 @@ class StepModel:
             own_s[rank] *= 1.0 + share
         own_s += extra_s
         wall_s = round(float(own_s.max()) + NETWORK * settings.step_s + checkpoint_s, 6)
-        waiting = np.round(wall_s - checkpoint_s - own_s, 6).tolist()
-        data, forward, backward, optimizer = (np.round(part * own_s, 6).tolist() for part in PARTS)
+        fields = np.zeros((settings.ranks, 12))
+        fields[:, 0] = step
+        fields[:, 1] = wall_s
+        fields[:, 2] = np.round(wall_s - checkpoint_s - own_s, 6)
+        for column, part in enumerate(PARTS, 3):
+            fields[:, column] = np.round(part * own_s, 6)
+        fields[:, 7] = checkpoint_s
         # A host launches all through its own work and looks now and then whether a collective is over.
-        cpu = np.round(own_s + 0.2 * (wall_s - own_s), 6).tolist()
-        is_finite = loss is not None
-        works = [
-            StepWork(step, wall_s, waits, reads, ahead, back, updates, checkpoint_s, 0.0, cpu_s, loss, is_finite)
-            for waits, reads, ahead, back, updates, cpu_s in zip(
-                waiting, data, forward, backward, optimizer, cpu, strict=True
-            )
-        ]
-        return Made(step, wall_s, checkpoint_s, works)
+        fields[:, 9] = np.round(own_s + 0.2 * (wall_s - own_s), 6)
+        fields[:, 10] = math.nan if loss is None else loss
+        fields[:, 11] = loss is not None
+        return Made(step, wall_s, checkpoint_s, loss, fields)

@@ -3,7 +3,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from megascale_ops.schema.progress import CollectivePosition, Progress, RankReport, StepWork
 from megascale_ops.sim.clock import Clock
@@ -11,6 +11,10 @@ from megascale_ops.sim.machine import GONE, RUNS, SLEEPS, Crew, Machine
 from megascale_ops.sim.mesh import Layout, Wait
 from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.steps import Made, StepModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # 24 collectives a step that a position counts: no judge looks at finer ones.
 CALLS = 24
@@ -196,7 +200,7 @@ class Training:
         told, crew.told = crew.told, self.step
         if not is_full and self._world.is_quiet and told == self.step:
             return ()
-        new = [made.works for made in self._kept if made.step > told] if self.has_begun else []
+        new = [made for made in self._kept if made.step > told] if self.has_begun else []
         progress = self._progress(passed_s, mono_s)
         calls = self.calls_of(None)
         position = CollectivePosition(calls, calls, "") if self.has_begun else None
@@ -206,7 +210,7 @@ class Training:
         reports = []
         for local, pid in enumerate(crew.pids):
             rank = first + local
-            work = tuple(works[rank] for works in new) if new else _NONE
+            work = tuple([made.work(rank) for made in new]) if new else _NONE
             if is_odd:
                 reports.append(self._odd(crew, local, passed_s, mono_s, work))
                 continue
@@ -215,6 +219,15 @@ class Training:
             )
             reports.append(report)
         return tuple(reports)
+
+    def columns(self, told: int, ranks: "npt.NDArray[np.intp]") -> "list[npt.NDArray[np.float64]]":
+        """Return the steps of some ranks since one, oldest first: (ranks, 12), the fields of ``StepWork``."""
+        return [made.fields[ranks] for made in self._kept if made.step > told]
+
+    def told_of_all(self, passed_s: float) -> tuple[Progress, CollectivePosition]:
+        """Return what every rank tells while steps are made, points in time as seconds from now."""
+        calls = self.calls_of(None)
+        return self._progress(passed_s, 0.0), CollectivePosition(calls, calls, "")
 
     def _odd(self, crew: Crew, local: int, passed_s: float, mono_s: float, work: tuple[StepWork, ...]) -> RankReport:
         """Return the report of a rank while not all is well."""

@@ -23,7 +23,7 @@ class Wire:
     def __init__(self) -> None:
         self._encode = msgspec.json.Encoder().encode
         self._decoders: dict[type, msgspec.json.Decoder[object]] = {}
-        self._count = 0
+        self._count = self._together = 0
 
     def checked(self, message: T, kind: type[T]) -> T:
         """Return a message as its receiver decodes it."""
@@ -35,6 +35,11 @@ class Wire:
         received = decoder.decode(body)
         assert isinstance(received, kind)
         return received
+
+    def is_sample(self) -> bool:
+        """Return whether a heartbeat that could be handed in with others is to be sent by itself: each 997th."""
+        self._together += 1
+        return self._together % EVERY == 0
 
     def heartbeat(self, heartbeat: Heartbeat) -> Heartbeat:
         """Return a heartbeat, of a sample as its receiver decodes it."""

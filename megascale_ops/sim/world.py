@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from megascale_ops.controller.embedded import TICK_EVERY_S as TICK_S
-from megascale_ops.controller.embedded import Embedded
+from megascale_ops.controller.embedded import Embedded, Steady, Told
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Evidence, HeartbeatReply, JoinReply, Order
@@ -39,10 +39,13 @@ QUIET_HEARTBEAT_S = 4.0
 QUIET_TICK_S = 1.0
 # 10 s: the controller's own lag, which begins with a tick of a second, has worn off by then (0.9 a tick).
 AHEAD_S = 10.0
+# 1,024 ranks: of fewer, the controller looks at each report.
+LEAST_COLUMNS = 1_024
 # A minute after anything has happened: what follows from it comes within that.
 LOUD_S = 60.0
 # A fault that is due while ranks are starting comes when they step again.
 POSTPONED_S = 30.0
+_MINUTE_TICKS = 600
 # Turns of the event loop without anything, until everything that could run has run.
 _IDLE_TURNS = 4
 # How long it takes until a bad GPU fails again that was taken into a round: the mean.
@@ -57,8 +60,17 @@ _NCCL = (
 class World:
     """All that is simulated, and the one controller that is not."""
 
-    def __init__(self, settings: Settings, faults: Sequence[Fault], controller: Embedded, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        faults: Sequence[Fault],
+        controller: Embedded,
+        clock: Clock,
+        ends_early: Callable[[], bool] | None = None,
+    ) -> None:
         self.settings = settings
+        self.until_s = settings.duration_s
+        self._ends_early = ends_early
         self.clock = clock
         self.controller = controller
         self.wire = Wire()
@@ -82,6 +94,7 @@ class World:
         self._loud_until_s = LOUD_S
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._has_columns = settings.columns and settings.ranks >= LEAST_COLUMNS
         self._training: Training | None = None
         self._runners: dict[str, asyncio.Task[None]] = {}
         self._faults: list[float] = []  # times of those that are still to come
@@ -281,11 +294,15 @@ class World:
                 machine.next_s = (machine.number % 10) * TICK_S
                 self._runners[machine.name] = asyncio.create_task(Runner(self, machine).run())
             await self._settle()
-            ticks = 0
-            while self.clock.passed_s < self.settings.duration_s and not self.controller.is_over(JOB):
+            ticks = minutes = 0
+            while self.clock.passed_s < self.until_s and not self.controller.is_over(JOB):
                 self.is_quiet = self._may_be_quiet()
                 ticks += round((QUIET_TICK_S if self.is_quiet else TICK_S) / TICK_S)
-                self._pass(min(self.settings.duration_s, round(ticks * TICK_S, 1)))
+                self._pass(min(self.until_s, round(ticks * TICK_S, 1)))
+                if ticks // _MINUTE_TICKS > minutes:
+                    minutes = ticks // _MINUTE_TICKS
+                    if self._ends_early is not None and self._ends_early():
+                        self.until_s = self.clock.passed_s
                 self._speak()
                 self.controller.tick()
                 self._raise_broken()
@@ -317,17 +334,64 @@ class World:
 
     def _speak(self) -> None:
         """Let the agents speak whose time has come."""
-        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
+        now_s = self.clock.passed_s
         usual_s = QUIET_HEARTBEAT_S if self.is_quiet else HEARTBEAT_S
-        take, check = self.controller.heartbeat, self.wire.heartbeat
-        for machine in self.machines:
-            if (machine.next_s > now_s + 1e-6 and machine.next_s <= now_s + usual_s) or not machine.life.is_on:
-                continue
-            reply = take(check(machine.heartbeat(now_s, mono_s, wall_s)))
-            self.heartbeats += 1
+        due = [
+            machine
+            for machine in self.machines
+            if (machine.next_s <= now_s + 1e-6 or machine.next_s > now_s + usual_s) and machine.life.is_on
+        ]
+        for machine in due:
             machine.next_s = round(now_s + usual_s, 1)
-            if reply.send_full or reply.orders or reply.again_s:
-                self._obey(machine, reply)
+        self.heartbeats += len(due)
+        for machine in self._go_on(due) if self.is_quiet and self._has_columns else due:
+            self._say(machine)
+
+    def _say(self, machine: Machine) -> None:
+        """Let an agent send its heartbeat."""
+        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
+        reply = self.controller.heartbeat(self.wire.heartbeat(machine.heartbeat(now_s, mono_s, wall_s)))
+        if reply.send_full or reply.orders or reply.again_s:
+            self._obey(machine, reply)
+
+    def _go_on(self, due: list[Machine]) -> list[Machine]:
+        """Hand in together what agents tell whose ranks only went on; return those that must speak for themselves."""
+        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
+        training = self._training
+        assert training is not None
+        alone: list[Machine] = []
+        together: dict[int, list[Crew]] = {}  # by the last step that was told
+        for machine in due:
+            crew = machine.life.crew
+            if (
+                crew is None
+                or crew.training is not training
+                or not machine.only_goes_on(now_s)
+                or self.wire.is_sample()
+            ):
+                alone.append(machine)
+            else:
+                together.setdefault(crew.told, []).append(crew)
+        told = Told(*training.told_of_all(now_s))
+        for last, crews in together.items():
+            ranks = np.concatenate([crew.ranks for crew in crews])
+            has_news = last != training.step
+            refused = self.controller.go_on(
+                Steady(
+                    JOB,
+                    training.round,
+                    [crew.machine.sign(mono_s, wall_s) for crew in crews],
+                    told if has_news else None,
+                    ranks,
+                    training.columns(last, ranks) if has_news else (),
+                )
+            )
+            for crew in crews:
+                if crew.machine.name not in refused:
+                    crew.machine.life.seq += 1
+                    crew.told = training.step
+            alone += [self._by_name[name] for name in refused]
+        return alone
 
     def _obey(self, machine: Machine, reply: HeartbeatReply) -> None:
         """Do what the answer to a heartbeat asks for."""

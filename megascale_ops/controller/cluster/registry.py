@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from megascale_ops.controller.cluster.steady import Sign, Told
 from megascale_ops.diagnosis.rank_view import GONE, RankView, Reached
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Heartbeat, JobReport
@@ -52,13 +53,34 @@ class Key(NamedTuple):
 class Share:
     """One node's report of one job. Owned by the registry."""
 
-    __slots__ = ("lives", "ranks", "round", "run_dir")
+    __slots__ = ("_ranks", "_told", "is_plain", "lives", "round", "run_dir")
 
     def __init__(self, round_: int, run_dir: str) -> None:
         self.round = round_
         self.run_dir = run_dir
         self.lives = False  # the process of at least one rank does
-        self.ranks: dict[int, RankReport] = {}
+        self.is_plain: bool | None = None  # nothing is odd about its ranks; None: not looked at since they were told
+        self._ranks: dict[int, RankReport] = {}
+        self._told: tuple[Told, float] | None = None  # how all have gone on since, as of when by their node's clock
+
+    @property
+    def ranks(self) -> dict[int, RankReport]:
+        """What is known of each rank."""
+        if self._told is not None:
+            told, mono_s = self._told
+            self._told = None
+            progress = told.progress_at(mono_s)
+            for rank, report in self._ranks.items():
+                self._ranks[rank] = _replace(report, progress=progress, collective=told.collective)
+        return self._ranks
+
+    def __len__(self) -> int:
+        """How many ranks there are."""
+        return len(self._ranks)
+
+    def go_on(self, told: Told, mono_s: float) -> None:
+        """Note that all ranks have gone on; their reports are written when they are read."""
+        self._told = told, mono_s
 
 
 class NodeView:
@@ -176,6 +198,38 @@ class Registry:
                 self._begin(view, report.job)
             self.changes += _fold_share(view.shares, report, full=heartbeat.full)
         return Folded(accepted=True, send_full=not view.complete, node=view)
+
+    def awaits(self, sign: Sign, job: str, round_: int, *, tells: bool) -> NodeView | None:
+        """Return the node whose next heartbeat this is, if nothing is missing or odd there; else None.
+
+        Args:
+            sign: the heartbeat.
+            job: of which job's ranks it is.
+            round_: and of which round.
+            tells: it tells of ranks, not only of its node.
+        """
+        view = self._here.get(sign.node)
+        if (
+            view is None
+            or sign.node in self._shared
+            or view.only_job
+            or view.agent_id != sign.agent_id
+            or view.seq + 1 != sign.seq
+            or not view.complete
+            or sign.mono_s - view.sent_mono_s > STALL_S
+        ):
+            return None
+        share = view.shares.get(job)
+        if share is None or share.round != round_ or (tells and len(share) != sign.size):
+            return None
+        return view
+
+    def go_on(self, view: NodeView, sign: Sign, now_s: float) -> None:
+        """Take in a heartbeat that was awaited."""
+        view.seq = sign.seq
+        view.hear(now_s)
+        view.sent_mono_s = sign.mono_s
+        self._views.move_to_end(view.key)
 
     def _add(self, key: Key) -> NodeView:
         """Make room for an agent that was not heard before."""
@@ -357,11 +411,17 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> b
     was = (before.round, before.lives) if before is not None else None
     if share is None or full or report.round != share.round:
         share = shares[report.job] = Share(report.round, report.run_dir)
+    known, round_ = share.ranks, report.round
     for rank in report.ranks:
-        if rank.round == report.round:
+        if rank.round == round_:
             # Steps are handed on when they come (slowness); kept here they would be in every status, and 100 MB.
-            share.ranks[rank.rank] = _replace(rank, work=()) if rank.work else rank
-    share.lives = any(rank.process.state not in GONE for rank in share.ranks.values())
+            known[rank.rank] = _replace(rank, work=()) if rank.work else rank
+    share.is_plain = None
+    share.lives = False
+    for rank in known.values():
+        if rank.process.state not in GONE:  # nearly always the first
+            share.lives = True
+            break
     return was != (share.round, share.lives)
 
 

@@ -39,6 +39,10 @@ class OwnChecks:
         if not told:
             del self._told[job.name]
 
+    def has_findings(self, job: str) -> bool:
+        """Return whether ranks of a job have told any."""
+        return job in self._told
+
     def _keep(self, job: Job, wanted: Mapping[str, Verdict]) -> None:
         for fault, verdict in wanted.items():
             quoted = diagnose.quote_hardware(self._transitions.registry, job, verdict)

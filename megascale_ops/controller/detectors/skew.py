@@ -4,7 +4,7 @@
 A job whose agents report no collectives has no engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.statistics.cooperative import Pieces
     from megascale_ops.diagnosis.stragglers.detector import Watch
     from megascale_ops.schema.health import Verdict
-    from megascale_ops.schema.progress import RankReport
+    from megascale_ops.schema.progress import CollectivePosition, RankReport
 
 SLOW_LINK = "slow_link:"  # with the ranks: the key of a warning
 STRAGGLER = "straggler:"  # with the rank
@@ -62,6 +62,16 @@ class Skewing:
             for work in report.work:
                 if work.checkpoint_s > 0:
                     watch.skew.late_starts.excuse(report.rank, work.checkpoint_s)
+
+    def has_samples(self, job: str) -> bool:
+        """Return whether collectives of a job have been told in this round."""
+        return job in self._watches
+
+    def go_on(self, job: str, ranks: "Container[int]", position: "CollectivePosition | None") -> None:
+        """Do what :meth:`know` does of ranks that are all equally far, of a job without samples."""
+        unseen = self._unseen.get(job)
+        if unseen is not None:
+            unseen.go_on(ranks, position)
 
     def pieces(self, job: "Job", steps: "Watch") -> "Pieces[dict[str, Verdict]]":
         """Return the verdicts that hold now, by the keys of warnings; makes a pass, piece by piece, when it is time.

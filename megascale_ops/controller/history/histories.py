@@ -5,10 +5,11 @@ A report's steps are placed by its sender's monotonic clock, so heartbeats that 
 come out at their own time. The sender's clock is mapped to ours by the least delay seen of late.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from megascale_ops.controller.cluster.steady import Fields, Ranks
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
@@ -60,19 +61,22 @@ class Histories:
 
     def sent_wall_s(self, heartbeat: Heartbeat, wall_s: float) -> float:
         """Return when a heartbeat that came at ``wall_s`` was sent, seconds of our wall clock."""
-        offset_s = wall_s - heartbeat.mono_s
-        key = (heartbeat.node, heartbeat.serves)
-        known = self._senders.get(key)
-        if known is None or known.agent_id != heartbeat.agent_id:
-            self._senders.pop(key, None)
+        return self.sent_wall_s_by((heartbeat.node, heartbeat.serves), heartbeat.agent_id, heartbeat.mono_s, wall_s)
+
+    def sent_wall_s_by(self, sender: tuple[str, str], agent_id: str, mono_s: float, wall_s: float) -> float:
+        """Do the same with what is needed of a heartbeat; ``sender``: its node and what its agent serves."""
+        offset_s = wall_s - mono_s
+        known = self._senders.get(sender)
+        if known is None or known.agent_id != agent_id:
+            self._senders.pop(sender, None)
             while len(self._senders) >= _MOST_SENDERS:
                 del self._senders[next(iter(self._senders))]
-            self._senders[key] = _Sender(heartbeat.agent_id, offset_s, heartbeat.mono_s)
+            self._senders[sender] = _Sender(agent_id, offset_s, mono_s)
         else:
-            known.offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, heartbeat.mono_s - known.mono_s))
-            known.mono_s = heartbeat.mono_s
+            known.offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, mono_s - known.mono_s))
+            known.mono_s = mono_s
             offset_s = known.offset_s
-        return heartbeat.mono_s + offset_s
+        return mono_s + offset_s
 
     def ingest_report(
         self, job: Job, node: str, report: JobReport, sent_wall_s: float, *, is_over: bool = False
@@ -91,6 +95,14 @@ class Histories:
             if rank.work and rank.round == report.round:
                 take(rank.rank, node, rank.mesh, rank.work, sent_wall_s)
         return are_put_by
+
+    def put_rows_by(self, job: Job, round_: int, ranks: Ranks, steps: Sequence[Fields], sent_wall_s: "Table") -> None:
+        """Put the steps of many ranks of a large job's round by; see ``StepHistory.put_rows_by``."""
+        history = self.of(job)
+        if self._round.get(job.name) != round_:
+            history.reckon()
+            self._round[job.name] = round_
+        history.put_rows_by(ranks, steps, sent_wall_s)
 
     def reckon(self, job: Job) -> None:
         """Hand on what was put by."""

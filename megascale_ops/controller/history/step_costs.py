@@ -35,6 +35,7 @@ from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import StepWork
 
 Column = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
 
 # 1 s, and 10 s of more than 512 ranks: closing a block of 12,288 takes 12 ms.
 BLOCK_S, BLOCK_LARGE_S, LARGE = 1.0, 10.0, 512
@@ -104,12 +105,18 @@ class _Block:
 class _Round:
     """What is known of steps as long as a round: in the next, ranks begin anew and may make the same steps again."""
 
-    __slots__ = ("done", "numbers", "step_s")
+    __slots__ = ("done", "lap", "last", "step_s")
 
     def __init__(self) -> None:
         self.done = -1  # the last step of the blocks that are closed
-        self.numbers: dict[int, tuple[int, int]] = {}  # by rank: its last step, and the lap it is in
+        self.last, self.lap = array("q"), array("q")  # by rank: its last step, and the lap it is in
         self.step_s = 0.0  # of late; 0: not known
+
+    def grow(self, ranks: int) -> None:
+        """Make room for so many ranks."""
+        missing = max(0, ranks - len(self.last))
+        self.last.extend([-1] * missing)
+        self.lap.extend([0] * missing)
 
 
 class StepCosts:
@@ -152,15 +159,28 @@ class StepCosts:
 
     def count(self, rank: int, works: Iterable[StepWork]) -> list[int]:
         """Return the numbers of one rank's steps among all of this life, whatever the script counts; once for each."""
-        last, lap = self._round.numbers.get(rank, (-1, 0))
+        known = self._round
+        if rank >= len(known.last):
+            known.grow(rank + 1)
+        last, lap = known.last[rank], known.lap[rank]
         numbers = []
         for work in works:
             if work.step <= last:
                 lap += _LAP
             last = work.step
             numbers.append(lap + last)
-        self._round.numbers[rank] = last, lap
+        known.last[rank], known.lap[rank] = last, lap
         return numbers
+
+    def count_rows(self, ranks: Places, steps: Column) -> Column:
+        """Do the same with one step of each of many ranks."""
+        known = self._round
+        known.grow(int(ranks.max()) + 1)
+        last, lap = np.frombuffer(known.last, np.int64), np.frombuffer(known.lap, np.int64)
+        made = steps.astype(np.int64)
+        lap[ranks] += _LAP * (made <= last[ranks])
+        last[ranks] = made
+        return (lap[ranks] + made).astype(float)
 
     def take_rows(self, rows: Table, origin_s: float, ranks: int) -> None:
         """Take steps of many ranks as ``StepHistory`` puts them by; their ends count from ``origin_s``."""
@@ -318,7 +338,9 @@ def _straggle_s(own_s: Iterable[Column], waits_s: Column) -> Pieces[float]:
 
 def _some_sorted(values: Column) -> list[float]:
     """Return values in order, of many a sample: its median is nearly the same, and sorting takes no 40 ms."""
-    return sorted(float(values[one]) for one in some_of(len(values), MOST_SORTED))
+    some = some_of(len(values), MOST_SORTED)
+    found: list[float] = np.sort(values if len(some) == len(values) else values[np.array(some)]).tolist()
+    return found
 
 
 def _join(one: StepTime, other: StepTime) -> StepTime:

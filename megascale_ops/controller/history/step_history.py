@@ -27,6 +27,7 @@ from itertools import starmap
 
 import numpy as np
 
+from megascale_ops.controller.cluster.steady import Fields, Ranks
 from megascale_ops.controller.history.step_costs import StepCosts
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.diagnosis.stragglers.step_table import (
@@ -55,6 +56,7 @@ MOST_CELLS = 12_288 * 128
 FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.
 MOST_TURNS = 4_096
+_NONE = -(1 << 62)
 
 # Rows that were taken, where every rank is, and which of them have come or moved since the call before.
 HandOn = Callable[[Table, Mapping[int, Place], Iterable[int]], None]
@@ -152,7 +154,7 @@ class StepHistory:
         self._came: set[int] = set()  # ranks that are in another place than when rows were last handed on
         self._numbers: dict[tuple[int, int], int] = {}  # of the groups of equals: by pipeline and tensor coordinate
         self._equals = array("q")  # by rank: the number of its group
-        self._told: dict[int, int] = {}  # by rank: the last step that was reported in this round
+        self._told = array("q")  # by rank: the last step that was reported in this round, _NONE before the first
         self._waiting = StepRows()
 
     @property
@@ -193,6 +195,29 @@ class StepHistory:
         for work, number, end_s in zip(works, numbers, reversed(ends_s), strict=True):
             self._waiting.put(rank, number, end_s, weight, work)
 
+    def put_rows_by(self, ranks: Ranks, steps: Sequence[Fields], sent_wall_s: Table) -> None:
+        """Do the same with the steps of many ranks that are known already.
+
+        Args:
+            ranks: whose they are, none of them twice.
+            steps: finished ones, oldest first and fewer than MOST_WORK: (ranks, 12), the fields of ``StepWork``.
+            sent_wall_s: by rank, when its report was sent.
+        """
+        end_s = np.maximum(0.0, sent_wall_s - self.origin_s)
+        ends_s = [end_s]
+        for one in reversed(steps[1:]):
+            end_s = np.maximum(0.0, end_s - one[:, WALL_S - STEP])
+            ends_s.append(end_s)
+        for one, end_s in zip(steps, reversed(ends_s), strict=True):
+            numbers = self.costs.count_rows(ranks, one[:, 0])
+            self._waiting.put_rows(np.column_stack((ranks, numbers, end_s, np.ones(len(ranks)), one)))
+        np.frombuffer(self._told, np.int64)[ranks] = steps[-1][:, 0].astype(np.int64)
+
+    def knows(self, rank: int, node: str, mesh: Mesh) -> bool:
+        """Return whether a rank is known to be there."""
+        place = self._places.get(rank)
+        return place is not None and place.node == node and place.mesh == mesh
+
     def _know(self, rank: int, node: str, mesh: Mesh) -> bool:
         """Note where a rank is; False for one that cannot be."""
         place = self._places.get(rank)
@@ -207,7 +232,9 @@ class StepHistory:
     def _settle(self, place: Place) -> None:
         self._places[place.rank] = place
         self._came.add(place.rank)
-        self._equals.extend([-1] * (place.rank + 1 - len(self._equals)))
+        missing = max(0, place.rank + 1 - len(self._equals))
+        self._equals.extend([-1] * missing)
+        self._told.extend([_NONE] * missing)
         coordinates = (place.mesh.pp, place.mesh.tp)
         self._equals[place.rank] = self._numbers.setdefault(coordinates, len(self._numbers))
 
@@ -231,9 +258,9 @@ class StepHistory:
 
     def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
         """Return how many steps each reported one stands for: if a report has no room for all, it has the newest."""
-        before = self._told.get(rank)
+        before = self._told[rank]
         self._told[rank] = works[-1].step
-        if before is None or len(works) < MOST_WORK:
+        if len(works) < MOST_WORK or before == _NONE:
             return 1.0
         return 1.0 + max(0, works[0].step - before - 1) / len(works)
 
@@ -291,7 +318,7 @@ class StepHistory:
         """Note that the job came into a state; another round counts its steps anew."""
         self.reckon()
         if self.turns and round_ != self.turns[-1].round:
-            self._told.clear()
+            self._told = array("q", [_NONE]) * len(self._told)
             self.costs.end_round(self._equals)
         elif state in OVER:
             self.costs.end_round(self._equals)

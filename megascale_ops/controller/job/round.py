@@ -85,6 +85,9 @@ class Round:
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
         self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
         self.last_step_wall_s = 0.0
+        self.saved_wall_s = (
+            0.0  # when the newest step with a checkpoint in it has ended, of any round; 0: none is known
+        )
         self.has_started = False  # every rank has made a step
         self.is_counted = False  # what its steps cover is in the job's useful time
         self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
@@ -124,6 +127,12 @@ class Round:
         """How long the round's steps took."""
         return max(0.0, self.last_step_wall_s - self.steps_began_wall_s) if self.steps_began_wall_s else 0.0
 
+    def since_saved_s(self, wall_s: float) -> float:
+        """Return for how long steps were made that no checkpoint holds; -1: none is known, or no step was made."""
+        if not (self.saved_wall_s and self.steps_began_wall_s):
+            return -1.0
+        return max(0.0, wall_s - max(self.saved_wall_s, self.steps_began_wall_s))
+
     @property
     def uncounted_s(self) -> float:
         """What of it is not yet in the job's useful time."""
@@ -142,3 +151,5 @@ class Round:
             self.steps_began_wall_s += step_s
         if self.last_step_wall_s:
             self.last_step_wall_s += step_s
+        if self.saved_wall_s:
+            self.saved_wall_s += step_s

@@ -189,9 +189,13 @@ class Transitions:
             return job.record.incidents + 1
         return (job.heard_incidents // AFTER_LOSS + 1) * AFTER_LOSS + 1
 
-    def put_incident(self, job: Job, incident: Incident) -> None:
-        """Keep a changed incident; it is the job's open one as long as its state is open."""
-        job.unsaved.incidents[incident.id] = incident
+    def put_incident(self, job: Job, incident: Incident, *, may_wait: bool = False) -> None:
+        """Keep a changed incident; it is the job's open one as long as its state is open.
+
+        ``may_wait``: it need not be written at once, as evidence of which nothing follows yet; a job that is over has
+        no other time.
+        """
+        job.unsaved.keep(incident, may_wait=may_wait and job.state not in FINAL)
         self._book[incident.id] = incident
         if len(self._book) > MOST_INCIDENTS:
             self._book.popitem(last=False)
@@ -268,6 +272,7 @@ class Transitions:
         )
         orders = tuple(unsaved.orders.values())
         job.unsaved = Unsaved()
+        job.unsaved.follow(unsaved)
         job.saved_s = self.clock()
         job.saves += 1
         self._journal.submit(batch, lambda: self._post(lambda: self._saved(job, orders)))

@@ -89,6 +89,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     tab: Tab | None = None
     prices_s: tuple[float, ...] = ()  # what this job's restarts have cost
     cut_before: tuple[str, ...] = ()  # nodes that were cut off in the round before, and this one has made no step
+    start_s: float = 0.0  # what the last start took, until every rank had made a step; 0: not known
+    since_saved_s: float = -1.0  # for how long steps were made that no checkpoint holds; -1: saves can't be seen
     first_node: str = ""  # the one that holds rank 0
     state_failure: StateFailure | None = None
     state_failure_before: StateFailure | None = None  # of the round before

@@ -90,6 +90,8 @@ def ask(
         spares=len(spares(transitions, job)),
         tab=tab,
         prices_s=record.prices_s,
+        start_s=record.start_s,
+        since_saved_s=job.round.since_saved_s(wall_s),
         cut_before=_cut_before(job),
         state_failure=state_failure,
         state_failure_before=record.state_failure if state_failure is not None else None,

@@ -9,6 +9,8 @@ were reported is what the arrival-skew engine can't see: the time that ranks wai
 Pure: counts in, a share and a sentence out.
 """
 
+from collections.abc import Container
+
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.progress import CollectivePosition
 
@@ -47,6 +49,11 @@ class Unseen:
             self._ranks[rank] = _Count(position)
         else:
             known.last = position.enqueued
+
+    def go_on(self, ranks: Container[int], position: CollectivePosition | None) -> None:
+        """Note how far those of some ranks are that are known."""
+        for rank in [rank for rank in self._ranks if rank in ranks]:
+            self.know(rank, position)
 
     def ingest_sample(self, sample: CollectiveSample) -> None:
         """Count what a rank has reported."""

@@ -14,6 +14,11 @@ import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+
 # 1.4826: a normal distribution's standard deviation in units of its median absolute deviation.
 _MAD_TO_SPREAD = 1.4826
 BLOCK = 8
@@ -48,6 +53,31 @@ def block_mean(row: Sequence[float]) -> float:
     for one, before, side, after in zip(last, sides, sides[1:], sides[2:], strict=False):
         total += one if side in {before, after} else min(max(one, low), high)
     return total / len(last)
+
+
+def block_means(rows: Floats) -> Floats:
+    """Return :func:`block_mean` of each of many rows (units, steps), none of them with NaN."""
+    middle = np.median(rows, axis=1)[:, None]
+    spread = _MAD_TO_SPREAD * np.median(np.abs(rows - middle), axis=1)[:, None]
+    last = rows[:, -BLOCK:]
+    low, high = middle - CUT * spread, middle + CUT * spread
+    some = rows[:, -BLOCK - 1 :]
+    sides = (some > high).astype(np.int8) - (some < low)
+    if sides.shape[1] == last.shape[1]:
+        sides = np.pad(sides, ((0, 0), (1, 0)))
+    sides = np.pad(sides, ((0, 0), (0, 1)))
+    side = sides[:, 1:-1]
+    are_kept = (side == sides[:, :-2]) | (side == sides[:, 2:]) | (spread <= 0)
+    found: Floats = np.where(are_kept, last, np.clip(last, low, high)).mean(axis=1)
+    return found
+
+
+def trimmed_means(rows: Floats) -> Floats:
+    """Return :func:`trimmed_mean` of each of many rows (units, steps), none of them with NaN."""
+    steps = rows.shape[1]
+    drop = steps // 5
+    found: Floats = np.sort(rows, axis=1)[:, drop : steps - drop].mean(axis=1)
+    return found
 
 
 def with_memory(spread: float, memory: float, rows: int, length: int) -> float:

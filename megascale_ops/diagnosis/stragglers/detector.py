@@ -89,9 +89,12 @@ class Watch:
             self._settle(places[int(rank)])
         numbers = np.frombuffer(self._group_of, np.int64)[ranks]
         at = np.frombuffer(self._place_of, np.int64)[ranks]
+        order = np.argsort(numbers, kind="stable")
+        begins = np.flatnonzero(np.diff(numbers[order], prepend=-1))
         for key, number in self._numbers.items():
-            inside = numbers == number
-            if inside.any():
+            place = int(np.searchsorted(numbers[order[begins]], number))
+            if place < len(begins) and numbers[order[begins[place]]] == number:
+                inside = order[begins[place] : begins[place + 1] if place + 1 < len(begins) else None]
                 self.groups[key].take_rows(at[inside], rows[inside], self._stride)
 
     def _grow(self, ranks: int) -> None:

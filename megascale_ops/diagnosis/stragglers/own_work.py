@@ -202,11 +202,15 @@ class Rows:
                     break
         return found
 
-    def excesses_of(self, places: Places) -> Floats:
-        """Return the excesses of some ranks (places, steps), oldest first; NaN where nothing was reported."""
-        found: Floats = np.full((len(places), len(self._rows)), np.nan)
+    def excesses_of(self, places: Places, most: int | None = None) -> Floats:
+        """Return the excesses of some ranks (places, steps), oldest first; NaN where nothing was reported.
+
+        ``most``: of so many of the newest steps.
+        """
+        rows = list(self._rows)[-most:] if most is not None else self._rows
+        found: Floats = np.full((len(places), len(rows)), np.nan)
         furthest = places.max(initial=-1)
-        for column, row in enumerate(self._rows):
+        for column, row in enumerate(rows):
             if len(row.excess_s) > furthest:
                 found[:, column] = row.excess_s[places]
             else:

@@ -236,11 +236,7 @@ class Group:
         sampled = np.array(self.sampled(), np.intp)
         self.step_s = sorted(self.walls_s)[len(self.walls_s) // 2]
         rows = self.rows.excesses_of(sampled)
-        told = {place: row[~np.isnan(row)].tolist() for place, row in zip(sampled.tolist(), rows, strict=True)}
-        for place, excesses_s in told.items():
-            if excesses_s:
-                mean_s = false_alarms.block_mean(excesses_s)
-                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
+        means = self._note_blocks(sampled, rows)
         # Not from ranks that have just become slow: where a third of all have, their change would pass for noise.
         known = self._costs.calm_of(sampled, heights)
         noise_s = noise_of(rows[np.isin(sampled, known)], self._block_means(known), all_of_them=False)
@@ -250,8 +246,25 @@ class Group:
             self._know(noise_s, policy)
         self.noise_s = noise_s
         # Skewed noise (a few long sequences) lifts every rank's mean above the median: that is no rank's excess.
-        means = sorted(map(false_alarms.trimmed_mean, told.values()))
+        means.sort()
         self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
+
+    def _note_blocks(self, sampled: Places, rows: Floats) -> list[float]:
+        """Note the means of the newest block of some ranks; return what each of them is above its equals."""
+        are_whole = ~np.isnan(rows).any(axis=1)
+        means: list[float] = []
+        if are_whole.any():  # nearly always all
+            whole = rows[are_whole]
+            blocks_s = false_alarms.block_means(whole).tolist()
+            for place, mean_s in zip(sampled[are_whole].tolist(), blocks_s, strict=True):
+                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
+            means = false_alarms.trimmed_means(whole).tolist()
+        for place, row in zip(sampled[~are_whole].tolist(), rows[~are_whole], strict=True):
+            told = row[~np.isnan(row)].tolist()
+            if told:
+                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(false_alarms.block_mean(told))
+            means.append(false_alarms.trimmed_mean(told))
+        return means
 
     def sampled(self) -> Sequence[int]:
         """Return the places that stand for all, fewer than twice SAMPLED."""
@@ -273,8 +286,12 @@ class Group:
 
     def _name(self, striking: Iterable[int], policy: JobPolicy) -> None:
         """Name those of the striking ranks that are slow enough, for long or often enough."""
+        striking = list(striking)
+        if not striking:
+            return
         names = self.names
         noise_s, heights = self.noise_s, self.heights(policy)
+        are_slow = self._are_slow_now(striking, policy)
         for place in striking:
             if noise_s != self.noise_s:  # the one before has shown that the job is noisier than was known
                 noise_s, heights = self.noise_s, self.heights(policy)
@@ -283,10 +300,24 @@ class Group:
             if self.names - names >= MOST_NAMES:
                 break  # the others strike again in the next step
             if (self._costs.totals[:, place] > heights).any():
-                self._hold_if_worth(place, heights, policy)
+                if place in are_slow:
+                    self._hold_if_worth(place, heights, policy)
             elif self.jumps.get(place) and self._jumps_too_often(place, policy):
                 since = self.jumps[place][0].at
                 self._hold(place, policy.straggler_share, intermittent=True, window=max(2, self.count - since))
+
+    def _are_slow_now(self, places: Sequence[int], policy: JobPolicy) -> set[int]:
+        """Return those whose newest excesses are worth a name, and those that have not told all of theirs.
+
+        A sum comes down slowly, and a rank that was slow may be well again. And this comes first: of machines that are
+        not quite alike, some hundreds in ten thousand are above the thresholds all the time.
+        """
+        newest_s = self.rows.excesses_of(np.array(places, np.intp), PERSISTENT)
+        if newest_s.shape[1] < PERSISTENT:
+            return set(places)
+        middle = np.partition(newest_s, PERSISTENT // 2, axis=1)[:, PERSISTENT // 2]
+        are_slow = ~(middle < policy.straggler_share * self.step_s) | np.isnan(newest_s).any(axis=1)
+        return {place for place, is_slow in zip(places, are_slow.tolist(), strict=True) if is_slow}
 
     def _take_names_back(self, policy: JobPolicy) -> None:
         """Take back the names of ranks that are as fast as their equals again, or no longer slow enough."""
@@ -306,8 +337,7 @@ class Group:
         window = self.count - int(self._costs.began[is_above, place].min())
         if window < self._persistent():
             return
-        # Now, too: a sum comes down slowly, and a rank slow for half of the window may be well again. And this first:
-        # of machines that are not quite alike, some hundreds in ten thousand are above the thresholds all the time.
+        # Now, too (``_are_slow_now``), also where some steps are missing.
         if statistics.median_high(self.rows.newest_s(place, min(PERSISTENT, window))) < worth_s:
             return
         if statistics.median_high(self.rows.excesses_s(place)[-window:]) < worth_s:

@@ -48,6 +48,10 @@ class StepRows:
             fields = (*fields[:-2], float("nan"), fields[-1])
         self._bytes += _pack(rank, number, end_s, weight, *fields)
 
+    def put_rows(self, rows: Table) -> None:
+        """Put many steps by."""
+        self._bytes += rows.tobytes()
+
     def drain_table(self) -> Table:
         """Return all rows, in the order in which they were put by, and begin anew."""
         rows, self._bytes = np.frombuffer(self._bytes).reshape(-1, 16), bytearray()

@@ -73,6 +73,17 @@ def test_a_row_without_spread_has_the_mean_that_it_has() -> None:
     assert false_alarms.block_mean([1.0] * 63 + [9.0]) == 2.0
 
 
+@pytest.mark.parametrize("steps", [1, 2, 7, 8, 9, 32, 64])
+def test_means_of_many_rows_are_those_of_each(steps: int) -> None:
+    """Rows with single spikes, with some in a row, and without any noise: taken together as they are one by one."""
+    chance = np.random.default_rng(steps)
+    rows = chance.normal(size=(60, steps)) * (chance.random((60, 1)) > 0.1)
+    rows += 50.0 * (chance.random((60, steps)) < 0.1) - 50.0 * (chance.random((60, steps)) < 0.1)
+
+    assert false_alarms.block_means(rows) == pytest.approx([false_alarms.block_mean(row) for row in rows.tolist()])
+    assert false_alarms.trimmed_means(rows) == pytest.approx([false_alarms.trimmed_mean(row) for row in rows.tolist()])
+
+
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
 def test_noise_of_late_is_what_sums_of_steps_show(memory: float) -> None:
     """Four rows of 64 steps are enough to see how much noise remembers, on the average of 100 such."""

@@ -189,6 +189,7 @@ async def test_evidence_that_is_sent_again_is_one_look() -> None:
         world.loop.evidence(Evidence("a", "job", orders[0].incident, orders[0].id, items=(seen, missing)))
 
     assert world.loop.jobs["job"].suspects.looks[1].alike == 1
+    await world.wait(0.2)  # it is journaled with the next tick
     assert [item.kind for item in world.incident(1).evidence] == ["stacks", "stderr"]
 
 

@@ -50,6 +50,21 @@ def test_the_price_is_the_median_of_what_restarts_have_cost() -> None:
     assert "costs 5.0 s (the median of 3 restarts)" in _ask(4.9, prices_s=prices_s).reason
 
 
+def test_what_was_not_saved_is_part_of_the_price_and_a_checkpoint_lowers_it() -> None:
+    """Work that would be made again counts; where saves can't be seen, what restarts have cost counts instead."""
+    known = {"prices_s": (30.0,), "start_s": 100.0}
+
+    unsaved = _ask(400.0, since_saved_s=301.0, **known)
+    saved = _ask(400.0, since_saved_s=0.0, **known)
+
+    assert (unsaved.acts, unsaved.rule) == (False, "paying")
+    assert "a restart now costs 401.0 s (100 s until ranks step again, and 301 s of work since" in unsaved.reason
+    assert saved.acts
+    assert not _ask(99.0, since_saved_s=0.0, **known).acts
+    assert _ask(31.0, since_saved_s=-1.0, **known).acts
+    assert _ask(31.0, since_saved_s=5.0, prices_s=(30.0,), start_s=0.0).acts
+
+
 def test_nobody_pays_more_than_twice_what_hindsight_would() -> None:
     """The promise of ski rental, for a straggler of any length: at most twice the better of enduring it and acting."""
     price_s = 30.0

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folding heartbeats: late, doubled, lost, reordered, from restarted agents."""
 
+import msgspec
+
 from megascale_ops.controller.cluster.registry import Folded, Registry
+from megascale_ops.controller.cluster.steady import Sign, Told
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
 
@@ -153,3 +156,45 @@ def test_nodes_of_long_ago_are_forgotten() -> None:
     registry.forget(11.0)
 
     assert len(registry) == 0
+
+
+def test_a_node_that_goes_on_is_awaited_only_when_nothing_is_missing() -> None:
+    """The next heartbeat of the same agent, on the same ranks of the same round: all else must come as it is."""
+    registry = Registry()
+    _send(registry, 1, _report(0), _report(1), full=True)
+    sign = Sign("n", "a1", 2, 52.0, 0.0, 2)
+
+    assert registry.awaits(sign, "job", 1, tells=True) is registry.node("n")
+    for other in (
+        sign._replace(node="m"),
+        sign._replace(agent_id="a2"),
+        sign._replace(seq=1),
+        sign._replace(seq=3),
+        sign._replace(mono_s=57.0),
+        sign._replace(size=1),
+    ):
+        assert registry.awaits(other, "job", 1, tells=True) is None
+    assert registry.awaits(sign, "job", 2, tells=True) is None
+    assert registry.awaits(sign, "other", 1, tells=True) is None
+    _send(registry, 3, _report(0))
+    assert registry.awaits(sign._replace(seq=4, mono_s=53.5), "job", 1, tells=True) is None  # one was lost
+
+
+def test_ranks_that_went_on_are_as_if_they_had_been_told() -> None:
+    """What is known of each is written when it is read: by the sender's clock, and nothing of it but how far it is."""
+    registry, usual = Registry(), Registry()
+    for one in (registry, usual):
+        _send(one, 1, _report(0), _report(1), full=True)
+    told = Told(Progress(state="running", step=7, steps_seen=8, moved_mono_s=-0.5), None)
+    sign = Sign("n", "a1", 2, 52.0, 0.0, 2)
+
+    view = registry.awaits(sign, "job", 1, tells=True)
+    assert view is not None
+    registry.go_on(view, sign, 9.0)
+    view.shares["job"].go_on(told, sign.mono_s)
+    progress = Progress(
+        state="running", step=7, steps_seen=8, phase_since_mono_s=52.0, moved_mono_s=51.5, beat_mono_s=52.0
+    )
+    _send(usual, 2, *(msgspec.structs.replace(_report(rank), progress=progress) for rank in (0, 1)), now_s=9.0)
+
+    assert list(registry.ranks("job", 1, ["n"], 10.0)) == list(usual.ranks("job", 1, ["n"], 10.0))

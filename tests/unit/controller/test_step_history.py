@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +66,32 @@ def test_steps_of_one_report_end_one_after_the_other() -> None:
     history.ingest_steps(0, "a", Mesh(), tuple(StepWork(step, wall_s=2.0) for step in range(3)), ORIGIN_S + 10.5)
 
     assert [bucket.start_s - ORIGIN_S for bucket in history.buckets()] == [6.0, 8.0, 10.0]
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["goes on", "counts anew"])
+def test_steps_handed_in_as_columns_are_those_that_were_reported(repeats: bool) -> None:
+    """Two steps of each of five ranks, then one; the second way also where a script counts its steps anew."""
+    reported, columns = StepHistory(ORIGIN_S), StepHistory(ORIGIN_S)
+    ranks = np.array([4, 0, 2, 1, 3])
+    fields = np.zeros((5, 12))
+    fields[:, 1], fields[:, 2], fields[:, 10], fields[:, 11] = 3.0 + ranks, 0.5, np.nan, 1.0
+    for history in (reported, columns):
+        for rank in ranks.tolist():
+            history.put_by(rank, "a", Mesh(), (StepWork(4, 2.0),), ORIGIN_S + 5.0)
+
+    told = ((5, 6), ORIGIN_S + 20.0), ((0 if repeats else 7,), ORIGIN_S + 30.0)
+    for steps, sent_s in told:
+        each = [np.column_stack((np.full(5, step), fields[:, 1:])) for step in steps]
+        columns.put_rows_by(ranks, each, np.full(5, sent_s) + ranks)
+        for rank in ranks.tolist():
+            works = tuple(StepWork(step, 3.0 + rank, 0.5) for step in steps)
+            reported.put_by(rank, "a", Mesh(), works, sent_s + rank)
+
+    assert columns.buckets() == reported.buckets()
+    for history in (reported, columns):
+        run_through(history.pieces(ORIGIN_S + 100.0))
+    assert columns.costs.closed == reported.costs.closed
+    assert len(columns.costs.closed) > 0
 
 
 @given(

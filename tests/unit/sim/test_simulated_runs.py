@@ -155,3 +155,26 @@ def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
         expected = law.events_a_day(98_304, 8)
         assert len(drawn) / days == pytest.approx(expected, rel=0.1), name
         assert all(0 <= fault.at_s <= DAY_S for fault in drawn)
+
+
+def test_heartbeats_handed_in_together_are_those_that_were_sent() -> None:
+    """A thousand ranks, with a rank that dies and one that is slow: each number of the report is the same both ways."""
+    large = msgspec.structs.replace(SMALL, ranks=1024, ranks_per_node=64, tp=8, hours=0.15, start_s=5.0)
+    faults = read_faults(("slow@0.06:0.7", "segfault@0.11:0.3"))
+
+    together, each = (simulate(msgspec.structs.replace(large, columns=columns), faults) for columns in (True, False))
+
+    assert msgspec.json.encode(together) == msgspec.json.encode(each)
+    assert {fault.is_right for fault in together.faults} == {True}
+    assert together.heartbeats > 3000
+
+
+def test_a_run_that_has_no_time_left_tells_how_far_it_came() -> None:
+    """It ends after a whole minute, and counts what happened until then."""
+    minutes = iter(range(100))
+
+    found = simulate(SMALL, read_faults(("segfault@0.11:0.4",)), ends_early=lambda: next(minutes) == 3)
+
+    assert (found.hours, found.wall_s) == (pytest.approx(4 / 60, abs=2e-3), pytest.approx(240.0, abs=1.0))
+    assert found.faults == ()
+    assert 0.5 < found.true_effective < 1.0
