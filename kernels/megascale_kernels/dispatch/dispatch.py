@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megascale_kernels.dispatch import serial
-from megascale_kernels.dispatch.serial import Call
+from megascale_kernels.dispatch.serial import Call, Path
 from megascale_kernels.errors import WorkspaceTooSmall
 from megascale_kernels.memory import operands
 from megascale_kernels.memory.operands import Weight
@@ -51,12 +51,14 @@ class Route(NamedTuple):
         call: the operator and its sizes.
         is_nk: the weight lies as [N, K].
         config: how our kernel runs; None is the serial path.
+        serial: the serial path.
         contest: what finds out `config` by the first calls, None where it is known.
     """
 
     call: Call
     is_nk: bool
     config: Config | None
+    serial: Path
     contest: "Contest[Config] | None" = None
 
 
@@ -90,7 +92,7 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     elif contest is not None:
         chosen = contest.begin()
     if chosen is None:
-        out = serial.gemm_rs(route.call, x, w, workspace, bias)
+        out = route.serial(x, w, bias, workspace)
     else:
         from megascale_kernels.gemm_rs.launch import launch
 
@@ -106,7 +108,8 @@ def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     """The sum over ranks of x @ w on every rank, plus bias; no autograd. Raises what `ag_gemm` raises."""
     route = _route("gemm_ar", x, w, bias, workspace, config)
     if route.config is None:
-        return serial.gemm_ar(route.call, x, w, workspace, bias)
+        out: Tensor = route.serial(x, w, bias, workspace)
+        return out
     from megascale_kernels.gemm_ar import launch
 
     out = x.new_empty((route.call.m, route.call.n))
@@ -154,7 +157,7 @@ def _ag_gemm(
         chosen = contest.begin()
     gathered: Tensor | None
     if chosen is None:
-        out, gathered = serial.ag_gemm(route.call, x, w, workspace, bias)
+        out, gathered = route.serial(x, w, bias, workspace)
     else:
         from megascale_kernels.ag_gemm.launch import planned
 
@@ -219,8 +222,9 @@ def _first_route(
         _check_room(call, workspace, sent * call.n, "max_scatter_cols", call.n)
     contest = None if config is not None else _contest(call, weight, workspace, rows)
     if contest is not None:
-        return Route(call, weight.is_nk, None, contest)
-    return Route(call, weight.is_nk, _overlapped(call, weight, workspace, config))
+        return Route(call, weight.is_nk, None, serial.path_of(call, workspace), contest)
+    chosen = _overlapped(call, weight, workspace, config)
+    return Route(call, weight.is_nk, chosen, serial.path_of(call, workspace))
 
 
 def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Contest[Config] | None":
