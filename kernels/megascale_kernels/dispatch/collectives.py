@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d
+from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
 _TORCH = str(Path(torch.__file__).parent / "distributed")
 # torch 2.13 gave these two, and the group's methods behind them, new names.
@@ -29,7 +29,7 @@ class Collective:
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group, self.name = group, name
-        self.options = c10d.AllgatherOptions() if name == GATHER else c10d.ReduceScatterOptions()
+        self.options = AllgatherOptions() if name == GATHER else ReduceScatterOptions()
         self.options.asyncOp = False
         earlier = "_allgather_base" if name == GATHER else "_reduce_scatter_base"
         self.direct = getattr(group, name, None) or getattr(group, earlier)

@@ -91,6 +91,7 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
         contest = None
     elif contest is not None:
         chosen = contest.begin()
+    out: Tensor
     if chosen is None:
         out = route.serial(x, w, bias, workspace)
     else:

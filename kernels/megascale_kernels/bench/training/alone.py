@@ -34,8 +34,8 @@ for _name, _function in (
     ("product", _product), ("product_backward", _product_backward), ("partial", _partial),
     ("partial_backward", _partial_backward),
 ):  # fmt: skip
-    _LIBRARY.define(_name + torch.library.infer_schema(_function, mutates_args=()))
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+    _LIBRARY.define(_name + torch.library.infer_schema(_function, mutates_args=()))  # type: ignore[no-untyped-call]  # torch gives it no types
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # as above
     torch.library.register_fake(f"megascale_bench::{_name}", _function, lib=_LIBRARY)
 _OPERATORS: Any = torch.ops.megascale_bench
 
