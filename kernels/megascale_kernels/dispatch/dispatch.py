@@ -165,12 +165,16 @@ def _ag_gemm(
         out = x.new_empty((route.call.m, route.call.n))
         read, bias = _readable(x, workspace), _aligned_bias(bias)
         weight = _weight(w, read, route, workspace)
-        plan = planned(read, weight, out, bias, workspace, chosen)
+        plan = planned(read, weight, out, bias, workspace, chosen, own=rows != NONE)
         slot = plan.run(read, weight.matrix, out, bias)
         gathered = None
         if rows != NONE:
             shards = plan.gathered(read, slot)[..., : x.shape[1]]
-            gathered = _with_own_rows(shards, x, workspace, keep=rows == OWN)
+            if not plan.has_own:
+                shards[workspace.rank].copy_(x)
+            # Shards lie apart where the tile height does not divide them; they are brought together in new memory.
+            kept = shards.clone(memory_format=torch.contiguous_format) if rows == OWN else shards
+            gathered = kept.reshape(-1, x.shape[1])
     if contest is not None:
         contest.end()
     return out, None if rows == NONE else gathered
@@ -348,19 +352,3 @@ def _aligned_bias(bias: Tensor | None) -> Tensor | None:
 def _weight(w: Tensor, x: Tensor, route: Route, workspace: Workspace) -> Weight:
     """The weight as it lies in memory, where the TMA unit can read it; x is what it will be multiplied with."""
     return Weight(_readable(w.T if route.is_nk else w, workspace), route.is_nk, x.shape[1], route.call.n)
-
-
-def _with_own_rows(shards: Tensor, x: Tensor, workspace: Workspace, *, keep: bool) -> Tensor:
-    """The gathered rows, [M, K], with this rank's, which the kernel read where they lay.
-
-    Args:
-        shards: [W, M / W, K] in the workspace. Those that lie apart, because the tile height does not divide them, are
-            brought together in new memory.
-        x: this rank's rows.
-        workspace: says which they are.
-        keep: put them into memory of their own in any case.
-    """
-    if keep:
-        shards = shards.clone(memory_format=torch.contiguous_format)
-    shards[workspace.rank].copy_(x)
-    return shards.reshape(-1, x.shape[1])

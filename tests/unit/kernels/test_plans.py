@@ -160,7 +160,7 @@ def test_a_call_that_is_planned_walks_down_six_files(
     launched: list[object] = []
     launch = importlib.import_module(f"megascale_kernels.{operator.__name__}.launch")
     plan = object.__new__(launch.GatherLaunch if operator is ag_gemm else launch.ScatterLaunch)
-    plan.workspace, plan.stamp, plan.by_copy_engine = workspace, 1, False
+    plan.workspace, plan.stamp, plan.by_copy_engine, plan.has_own = workspace, 1, False, False
     plan.ready = ["made", "made"]
     monkeypatch.setattr(workspace, "native", Launcher(list, lambda *given: launched.append(given), list))
     monkeypatch.setattr(workspace, "_device_index", 0, raising=False)
@@ -169,7 +169,8 @@ def test_a_call_that_is_planned_walks_down_six_files(
     monkeypatch.setattr(dispatch, "_overlapped", lambda *_: Config())
     key = (operator.__name__, 4, 8, 6, 8, 6, True, True) + ((True,) if operator is gemm_rs else ())
     monkeypatch.setattr(launch, "tma_can_read", lambda _: True, raising=False)
-    workspace.plan((*key, Config(), workspace.deadline_s), lambda: plan)
+    key += (Config(), workspace.deadline_s) + (() if operator is gemm_rs else (False,))
+    workspace.plan(key, lambda: plan)
     operator(X, W, workspace)
     visited: list[str] = []
 
