@@ -175,6 +175,17 @@ def test_the_summary_gives_means_for_large_rows_and_for_all() -> None:
     assert summary([lines_of(LARGE, torch_eager=1.0)]) == []
 
 
+def test_a_step_without_communication_is_a_bound_and_no_contender() -> None:
+    """It is nobody's best, and both are held against it."""
+    lines = [*AT_LARGE, *lines_of(LARGE, alone_compiled=2.5)]
+    text = "\n".join(summary([lines, AT_SMALL]))
+
+    assert f"the best of ours over the best of torch's: {3.6 / 2.9:.3f}" in text
+    bound = f"{3.6 / 2.5:.3f} over the best of torch's (of 1), {2.9 / 2.5:.3f} over the best of ours (of 1)"
+    assert f"M >= 4096: the same without communication: {bound}" in text
+    assert "without communication" not in "\n".join(summary([AT_LARGE]))
+
+
 def test_the_table_tells_times_and_what_did_not_work(tmp_path: Path) -> None:
     """Milliseconds, tokens a second and the ratio; a sentence in the place of figures."""
     report = Report(tmp_path / "train.txt", is_speaker=True)

@@ -24,7 +24,7 @@ from megascale_kernels.bench.training.arguments import Request, Size, parser, re
 from megascale_kernels.bench.training.model import Task, draw_task
 from megascale_kernels.bench.training.steps import WRONG, copied, distance, loss, sentence, time_in_turn
 from megascale_kernels.bench.training.table import Line
-from megascale_kernels.bench.training.variants import ALONE, Place, Prepared, prepare
+from megascale_kernels.bench.training.variants import Place, Prepared, prepare
 from megascale_kernels.memory.workspace import Workspace
 
 SLACK_S = 300.0  # beyond the budget: start, the size in hand with its compilations, the end
@@ -158,7 +158,7 @@ class Measuring:
                 notes[name] = note
                 self.workspaces.clear()  # a fault stays in a workspace: what comes after gets another
                 continue
-            if name.startswith(ALONE):
+            if name.startswith(table.ALONE):
                 prepared.step.clear()
                 ready[name], notes[name] = prepared, "a bound: no communication"
                 continue

@@ -41,7 +41,6 @@ VARIANTS = (
     "torch-eager", "torch-compiled", "torch-async", "torch-graph",
     "ours-eager", "ours-compiled", "ours-saved", "ours-cudagraphs", "ours-graph", "alone-compiled",
 )  # fmt: skip
-ALONE = "alone"  # whose results are no results
 WARM_STEPS = 3  # before a capture: they compile kernels and make communicators
 FUSED = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
 EPSILON = 1e-5
@@ -147,7 +146,7 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
     workspace = None
     if whose == "torch":
         blocks = [_torch_block(weights, task, place.mesh) for weights in task.weights]
-    elif whose == ALONE:
+    elif whose == "alone":
         blocks = _alone_blocks(task, place.mesh.size())
     else:
         workspace = place.workspace(task, how)
