@@ -2,8 +2,8 @@
 """Collectives of one group that ask nothing anew at each call.
 
 torch's functions look up the group, check their tensors and make options each time, for some three microseconds of the
-host; what a planned call hands over has been checked. Whoever has replaced torch's function, as a recorder of
-collectives does, wants to see the call: then it goes through that.
+host; what a planned call hands over has been checked. Where torch's function has been replaced, as a recorder of
+collectives does to see them, the call goes through what is in its place.
 """
 
 from pathlib import Path
@@ -48,6 +48,6 @@ class Collective:
 
 
 def _is_torchs(function: object) -> bool:
-    """Whether a function is torch's own, and not one that somebody has put in its place."""
+    """Whether a function is torch's own, and not one that was put in its place."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename.startswith(_TORCH)

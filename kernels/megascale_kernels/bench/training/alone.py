@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers without their collectives: what a step costs that waits for nobody, the bound of every way to overlap.
+"""The layers without their collectives: what a step costs that never waits, the bound of every way to overlap.
 
-Rows of other ranks are read in memory that nobody fills, and sums over ranks are left out, so the results are wrong and
-the time is that of the products and the pointwise parts alone. Each layer is one opaque operator, as ours are: torch
-would see otherwise that rows are not used and leave out what makes them.
+Rows of other ranks are read in memory that is never filled, and sums over ranks are left out, so the results are wrong
+and the time is that of the products and the pointwise parts alone. Each layer is one opaque operator, as ours are:
+torch would see otherwise that rows are not used and leave out what makes them.
 """
 
 from typing import Any

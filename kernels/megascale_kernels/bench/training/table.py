@@ -135,7 +135,7 @@ def _best_against_best(some: Sequence[Sequence[Line]], told: str) -> list[str]:
 
 
 def _bound(some: Sequence[Sequence[Line]], told: str) -> list[str]:
-    """How far the best ways are from products and pointwise parts that wait for nobody."""
+    """How far the best ways are from products and pointwise parts that never wait."""
     reached = []
     for whose, named in (("torch", "torch's"), ("ours", "ours")):
         pairs = [(best(lines, ALONE), best(lines, whose)) for lines in some]
