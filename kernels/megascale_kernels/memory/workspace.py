@@ -474,8 +474,10 @@ class Workspace(SymmetricMemory):
 
     def raise_earlier(self) -> None:
         """Raise what is known of an earlier fault, as `check` does: for calls that launch nothing of this workspace."""
-        if self.broken is not None or self._status.value != 0 or self._beside is not None or os.getpid() != self.pid:
+        if self.broken is not None or self._status.value != 0 or os.getpid() != self.pid:
             self.check(synchronize=False)
+        if self._beside is not None:
+            self._beside.raise_earlier()
 
     def reset(self) -> None:
         """Make a workspace usable again after a fault; every rank of the group must call it.

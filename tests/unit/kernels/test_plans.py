@@ -286,3 +286,15 @@ def test_new_code_is_compiled_once_and_ranks_meet_after_it(
         workspace.compile("a kernel", lambda: done.append("compiled"))
 
     assert done == ["compiled", "met within 600 s"]
+
+
+def test_a_fault_of_the_gather_beside_is_raised_too(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gather of a backward has a workspace of its own; what failed there ends calls that launch nothing."""
+    beside = Workspace(max_rows=16, max_gather_cols=8, dtype=torch.float32, device="cpu")
+    monkeypatch.setattr(workspace, "_beside", beside)
+    workspace.raise_earlier()
+
+    beside.broken = KernelError("a gather failed")
+
+    with pytest.raises(KernelError, match="a gather failed"):
+        workspace.raise_earlier()
