@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SwiGLU of a product whose columns are gates, then values: silu(gate) * value, and its gradient, each read once.
+"""SwiGLU of a product whose columns are gates, then values: silu(gate) * value, and its gradient.
 
 Between two products of a tensor-parallel MLP this is all that is left. torch.compile's gradient of chunk, silu and mul
-goes over the columns of gates and values apart and reads all three inputs in both: on H200 it took 4 % of a training
-step of Llama-3.1-8B, 1.7 times what these bytes cost. Sums are in fp32, rounded once.
+is one kernel over the concatenated columns: on H200 it took 4 % of a training step of Llama-3.1-8B, and moved its bytes
+at 0.6 of the rate of its own forward. Here a program has gates and values of the same columns. Sums are in fp32,
+rounded once.
 """
 
 import triton
