@@ -454,10 +454,9 @@ class Workspace(SymmetricMemory):
         Raises:
             TileTimeout: a wait passed its deadline here or on a peer.
             RankMismatch: a peer ran something else.
-            KernelError: this is a forked child of the process that made the workspace.
+            KernelError: this is a forked child of the process that made the workspace: both would hang over its answers.
         """
         if os.getpid() != self.pid:
-            # It would talk over its parent's connections and take answers that were meant for it: both hang.
             raise KernelError(
                 f"rank {self.rank}: process {self.pid} made this workspace, and this is process {os.getpid()}, forked "
                 "from it: only the process that joined the group may call the operators"
