@@ -454,7 +454,7 @@ class Workspace(SymmetricMemory):
         Raises:
             TileTimeout: a wait passed its deadline here or on a peer.
             RankMismatch: a peer ran something else.
-            KernelError: this is a forked child of the process that made the workspace: both would hang over its answers.
+            KernelError: this is a forked child of the process that made the workspace, and would take its answers: both hang.
         """
         if os.getpid() != self.pid:
             raise KernelError(
