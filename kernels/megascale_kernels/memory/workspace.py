@@ -454,7 +454,7 @@ class Workspace(SymmetricMemory):
         Raises:
             TileTimeout: a wait passed its deadline here or on a peer.
             RankMismatch: a peer ran something else.
-            KernelError: this is a forked child of the process that made it, whose answers it would take: both would hang.
+            KernelError: this is a forked child of the process that made it; it would take answers meant for it.
         """
         if os.getpid() != self.pid:
             raise KernelError(
