@@ -57,6 +57,7 @@ _ROOMS = (
             "kernels/megascale_kernels/memory/workspace.py": ("Workspace",),
             "kernels/megascale_kernels/torch_api/operators.py": ("ag_gemm", "gemm_rs", "gemm_ar"),
             "kernels/megascale_kernels/torch_api/layers.py": ("ColumnParallelLinear", "RowParallelLinear"),
+            "kernels/megascale_kernels/torch_api/activations.py": ("swiglu",),
             "kernels/megascale_kernels/torch_api/parallel_styles.py": ("OverlapColwise", "OverlapRowwise"),
             "kernels/megascale_kernels/torch_api/sequence_parallel.py": ("sp_attention", "SequenceParallelAttention"),
             "kernels/megascale_kernels/torch_api/moe_ops.py": ("MoELayer", "moe_experts"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from megascale_kernels.moe.schedules.parm import ParmGroups, ParmRouting, moe_parm
     from megascale_kernels.moe.schedules.schedule_model import Links
     from megascale_kernels.planning.config import Config
+    from megascale_kernels.torch_api.activations import swiglu
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.moe_ops import MoELayer, moe_experts
     from megascale_kernels.torch_api.moe_shortcut import ShortcutBlock, ShortcutExperts
@@ -71,6 +72,7 @@ __all__ = [
     "positions_of",
     "shard_sequence",
     "sp_attention",
+    "swiglu",
     "unshard_sequence",
 ]
 
@@ -87,6 +89,7 @@ _ROOMS = {
     "attention.sharding": ("positions_of", "shard_sequence", "unshard_sequence"),
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
+    "torch_api.activations": ("swiglu",),
     "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
     "torch_api.sequence_parallel": ("SequenceParallelAttention", "sp_attention"),
     "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),

@@ -93,14 +93,16 @@ class DecomposedGather:
         workspace: whose launches they are.
         config: how many pieces.
         has_bias: one is added.
+        own: this rank's rows are copied among the gathered ones too, while cuBLAS multiplies.
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
     """
 
     def __init__(
-        self, x: Tensor, weight: Weight, workspace: Workspace, config: Config, *, has_bias: bool = False
-    ) -> None:
+        self, x: Tensor, weight: Weight, workspace: Workspace, config: Config, *, has_bias: bool = False,
+        own: bool = False,
+    ) -> None:  # fmt: skip
         self.m_shard, self.k_size = x.shape
         world_size, rank = workspace.world_size, workspace.rank
         self.workspace, self.config, self.n_size, self.product = workspace, config, weight.n_size, product_of(weight)
@@ -108,6 +110,7 @@ class DecomposedGather:
         workspace.need(needed, 1, f"ag_gemm of {world_size} x {tuple(x.shape)}")
         self.stamp = signature(AG_GEMM, self.m_shard, self.n_size, self.k_size, config.code)
         self.pieces = pieces_of(rank, world_size, config.pieces)
+        self.has_own = own or len(self.pieces) == 1  # that one multiplies them there
         self.awaits = [(max(1, piece.first), piece.last) for piece in self.pieces if piece.last > 1]
         self.options = {"OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 1}
         shape = (world_size * self.m_shard, self.k_size)
@@ -165,9 +168,12 @@ class DecomposedGather:
         if None in waits:
             return None
         copies = copies_of(self.workspace, slot, self.m_shard, self.m_shard, self.m_shard, row_bytes)
+        own = (0, self.m_shard * row_bytes, self.own[slot].data_ptr(), 0)
+        is_whole = len(self.pieces) == 1
+        if self.has_own and not is_whole:  # behind the peers', who wait for theirs
+            copies = [*copies, own]
         steps: list[Any] = [copies_alone(native, copies)]
-        if len(self.pieces) == 1:
-            own = (0, self.m_shard * row_bytes, self.own[slot].data_ptr(), 0)
+        if is_whole:
             steps.append(copies_alone(native, [own], here=True))
         for part in self.parts[slot]:
             steps += [] if part.wait is None else [waits[part.wait]]
@@ -201,6 +207,9 @@ class DecomposedGather:
         push_by_copy_engine(x, workspace, slot, self.m_shard, announced)
         if len(self.pieces) == 1:
             self.own[slot].copy_(x, non_blocking=True)
+        elif self.has_own:
+            with workspace.copying():
+                self.own[slot].copy_(x, non_blocking=True)
         for part in self.parts[slot]:
             if part.wait is not None:
                 arguments = self._arguments(slot, int(counted), self.awaits[part.wait])
@@ -220,5 +229,5 @@ class DecomposedGather:
         matmul_into(target, rows, self.product.weight(matrix), bias)
 
     def gathered(self, x: Tensor, slot: int) -> Tensor:  # noqa: ARG002 - as `GatherLaunch` has it
-        """The gathered rows of the launch that took `slot`, [world_size, M / world_size, K], perhaps without ours."""
+        """The gathered rows of the launch that took `slot`, [world_size, M / world_size, K]; ours if `has_own`."""
         return self.rows[slot].view(self.workspace.world_size, self.m_shard, self.k_size)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megascale_kernels.ag_gemm.push import copies_of, push_by_copy_engine
+from megascale_kernels.ag_gemm.push import copies_of, own_copy, push_by_copy_engine
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel
 from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
@@ -43,14 +43,16 @@ class GatherLaunch:
         bias: [N], or None.
         workspace: whose launches they are.
         config: how to run.
+        own: this rank's rows are copied among the gathered ones too, while it multiplies.
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
     """
 
     def __init__(
-        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
-    ) -> None:
+        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, *,
+        own: bool = False,
+    ) -> None:  # fmt: skip
         m_shard, k_size = x.shape
         world_size = workspace.world_size
         self.workspace, self.config = workspace, config
@@ -73,6 +75,7 @@ class GatherLaunch:
         self.apart = compiled_apart(m_shard, weight.n_size, k_size, self.unit_rows)
         grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, config, self.unit_rows)
         self.by_copy_engine = world_size > 1 and constants.get("COMM_CTAS", 0) == 0
+        self.has_own = own and self.by_copy_engine
         self.key = ("ag_gemm", config, *constants.items(), self.apart)
         workspace.compile(self.key, lambda: self._warm(grid, arguments, constants))
         sources = {"x_desc": X, "x_ptr": X, "w_desc": W, "out_desc": OUT, "out_ptr": OUT}
@@ -99,7 +102,12 @@ class GatherLaunch:
     def _copies(self, slot: int, element_bytes: int) -> list[Copy]:
         if not self.by_copy_engine:
             return []
-        return copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, self.k_size * element_bytes)
+        row_bytes = self.k_size * element_bytes
+        copies = copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, row_bytes)
+        # Behind the peers', who wait for theirs.
+        return (
+            [*copies, own_copy(self.workspace, slot, self.m_shard, self.pitch, row_bytes)] if self.has_own else copies
+        )
 
     def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
         """Launch on the current stream; returns the slot in which the gathered rows are.
@@ -125,13 +133,16 @@ class GatherLaunch:
         if self.by_copy_engine:
             common = channel_arguments(workspace, slot, self.stamp) if by_kernel else None
             push_by_copy_engine(x, workspace, slot, unit_rows, self.stamp if common is None else common, self.pitch)
+            if self.has_own:
+                with workspace.copying():
+                    self.gathered(x, slot)[workspace.rank].copy_(x, non_blocking=True)
         self.kernel[grid](*arguments(slot, int(by_kernel)), **constants)
         if self.by_copy_engine:
             workspace.join_copies()
         return slot
 
     def gathered(self, x: Tensor, slot: int) -> Tensor:
-        """The gathered rows of the launch that took `slot`: [world_size, M / world_size, K], our own missing."""
+        """The gathered rows of the launch that took `slot`, [world_size, M / world_size, K]; ours if `has_own`."""
         workspace = self.workspace
         if workspace.world_size == 1:
             return x.view(1, self.m_shard, self.k_size)
@@ -139,26 +150,27 @@ class GatherLaunch:
 
 
 def planned(
-    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
-) -> "GatherLaunch | DecomposedGather":
-    """The launch of this shape, made at its first call.
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, *,
+    own: bool = False,
+) -> "GatherLaunch | DecomposedGather":  # fmt: skip
+    """The launch of this shape, made at its first call; `own`: this rank's rows come among the gathered ones too.
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
     """
     key = ("ag_gemm", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, bias is None, config)
-    key += (workspace.deadline_s,)
-    return workspace.plan(key, lambda: _made(x, weight, out, bias, workspace, config))
+    key += (workspace.deadline_s, own)
+    return workspace.plan(key, lambda: _made(x, weight, out, bias, workspace, config, own=own))
 
 
 def _made(
-    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, *, own: bool
 ) -> "GatherLaunch | DecomposedGather":
     if config.kernel != "cublas":
-        return GatherLaunch(x, weight, out, bias, workspace, config)
+        return GatherLaunch(x, weight, out, bias, workspace, config, own=own)
     from megascale_kernels.ag_gemm.decomposed import DecomposedGather
 
-    return DecomposedGather(x, weight, workspace, config, has_bias=bias is not None)
+    return DecomposedGather(x, weight, workspace, config, has_bias=bias is not None, own=own)
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> Tensor:

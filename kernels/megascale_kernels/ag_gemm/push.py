@@ -27,6 +27,12 @@ def copies_of(workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pit
     ]
 
 
+def own_copy(workspace: Workspace, slot: int, m_shard: int, pitch: int, row_bytes: int) -> Copy:
+    """This rank's rows into its own gather buffer, for who reads all rows there; nothing announces them."""
+    place = workspace.data_address(workspace.rank, slot) + workspace.rank * pitch * row_bytes
+    return 0, m_shard * row_bytes, place, 0
+
+
 def push_by_copy_engine(
     x: Tensor,
     workspace: Workspace,

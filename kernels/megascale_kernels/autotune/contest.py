@@ -166,13 +166,14 @@ def settle(call: Callable[[], object], workspace: "Workspace") -> None:
     """Make a call as often as its shapes need to find their ways: a measurement that follows is of these. Collective.
 
     Args:
-        call: makes each of its operators' calls at least once.
+        call: makes each of its operators' calls at least once. Before the first of a shape there is no contest of it,
+            so at least one is made.
         workspace: whose operators they are.
     """
     for _ in range(MOST_CALLS):
+        call()
         if is_settled(workspace):
             return
-        call()
 
 
 def best_of(seconds: Mapping[Way | None, float]) -> Way | None:

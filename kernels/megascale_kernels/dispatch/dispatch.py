@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megascale_kernels.dispatch import serial
-from megascale_kernels.dispatch.serial import Call
+from megascale_kernels.dispatch.serial import Call, Path
 from megascale_kernels.errors import WorkspaceTooSmall
 from megascale_kernels.memory import operands
 from megascale_kernels.memory.operands import Weight
@@ -51,12 +51,14 @@ class Route(NamedTuple):
         call: the operator and its sizes.
         is_nk: the weight lies as [N, K].
         config: how our kernel runs; None is the serial path.
+        serial: the serial path.
         contest: what finds out `config` by the first calls, None where it is known.
     """
 
     call: Call
     is_nk: bool
     config: Config | None
+    serial: Path
     contest: "Contest[Config] | None" = None
 
 
@@ -89,8 +91,9 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
         contest = None
     elif contest is not None:
         chosen = contest.begin()
+    out: Tensor
     if chosen is None:
-        out = serial.gemm_rs(route.call, x, w, workspace, bias)
+        out = route.serial(x, w, bias, workspace)
     else:
         from megascale_kernels.gemm_rs.launch import launch
 
@@ -106,7 +109,8 @@ def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     """The sum over ranks of x @ w on every rank, plus bias; no autograd. Raises what `ag_gemm` raises."""
     route = _route("gemm_ar", x, w, bias, workspace, config)
     if route.config is None:
-        return serial.gemm_ar(route.call, x, w, workspace, bias)
+        out: Tensor = route.serial(x, w, bias, workspace)
+        return out
     from megascale_kernels.gemm_ar import launch
 
     out = x.new_empty((route.call.m, route.call.n))
@@ -154,19 +158,23 @@ def _ag_gemm(
         chosen = contest.begin()
     gathered: Tensor | None
     if chosen is None:
-        out, gathered = serial.ag_gemm(route.call, x, w, workspace, bias)
+        out, gathered = route.serial(x, w, bias, workspace)
     else:
         from megascale_kernels.ag_gemm.launch import planned
 
         out = x.new_empty((route.call.m, route.call.n))
         read, bias = _readable(x, workspace), _aligned_bias(bias)
         weight = _weight(w, read, route, workspace)
-        plan = planned(read, weight, out, bias, workspace, chosen)
+        plan = planned(read, weight, out, bias, workspace, chosen, own=rows != NONE)
         slot = plan.run(read, weight.matrix, out, bias)
         gathered = None
         if rows != NONE:
             shards = plan.gathered(read, slot)[..., : x.shape[1]]
-            gathered = _with_own_rows(shards, x, workspace, keep=rows == OWN)
+            if not plan.has_own:
+                shards[workspace.rank].copy_(x)
+            # Shards lie apart where the tile height does not divide them; they are brought together in new memory.
+            kept = shards.clone(memory_format=torch.contiguous_format) if rows == OWN else shards
+            gathered = kept.reshape(-1, x.shape[1])
     if contest is not None:
         contest.end()
     return out, None if rows == NONE else gathered
@@ -219,8 +227,9 @@ def _first_route(
         _check_room(call, workspace, sent * call.n, "max_scatter_cols", call.n)
     contest = None if config is not None else _contest(call, weight, workspace, rows)
     if contest is not None:
-        return Route(call, weight.is_nk, None, contest)
-    return Route(call, weight.is_nk, _overlapped(call, weight, workspace, config))
+        return Route(call, weight.is_nk, None, serial.path_of(call, workspace), contest)
+    chosen = _overlapped(call, weight, workspace, config)
+    return Route(call, weight.is_nk, chosen, serial.path_of(call, workspace))
 
 
 def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Contest[Config] | None":
@@ -343,19 +352,3 @@ def _aligned_bias(bias: Tensor | None) -> Tensor | None:
 def _weight(w: Tensor, x: Tensor, route: Route, workspace: Workspace) -> Weight:
     """The weight as it lies in memory, where the TMA unit can read it; x is what it will be multiplied with."""
     return Weight(_readable(w.T if route.is_nk else w, workspace), route.is_nk, x.shape[1], route.call.n)
-
-
-def _with_own_rows(shards: Tensor, x: Tensor, workspace: Workspace, *, keep: bool) -> Tensor:
-    """The gathered rows, [M, K], with this rank's, which the kernel read where they lay.
-
-    Args:
-        shards: [W, M / W, K] in the workspace. Those that lie apart, because the tile height does not divide them, are
-            brought together in new memory.
-        x: this rank's rows.
-        workspace: says which they are.
-        keep: put them into memory of their own in any case.
-    """
-    if keep:
-        shards = shards.clone(memory_format=torch.contiguous_format)
-    shards[workspace.rank].copy_(x)
-    return shards.reshape(-1, x.shape[1])

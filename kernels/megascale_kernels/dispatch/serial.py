@@ -7,12 +7,14 @@ the first of each shape. On the CPU the progress board is written as the kernels
 """
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from megascale_kernels import reference
+from megascale_kernels.dispatch.collectives import GATHER, SCATTER, Collective
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.progress import board_format
@@ -40,20 +42,20 @@ class Call(NamedTuple):
 def all_gather(x: Tensor, workspace: Workspace) -> Tensor:
     """Rows of all ranks: [M / W, K] to [M, K]."""
     call = Call("all_gather", x.shape[0] * workspace.world_size, 0, x.shape[1])
-    _agree(call, workspace, Board(workspace, call, 1))
+    agree(call, workspace, Board(workspace, call, 1) if workspace.device.type == "cpu" else None)
     return _gathered(x, workspace)
 
 
 def reduce_scatter(x: Tensor, workspace: Workspace) -> Tensor:
     """This rank's rows of the sum over ranks: [M, N] to [M / W, N]."""
     rows, columns = x.shape
-    _agree(Call("reduce_scatter", rows, columns, 0), workspace)
+    agree(Call("reduce_scatter", rows, columns, 0), workspace)
     return _scattered(x, workspace)
 
 
 def all_reduce(x: Tensor, workspace: Workspace) -> Tensor:
     """The sum over ranks of [N], on every rank, in place."""
-    _agree(Call("all_reduce", 1, x.numel(), 0), workspace)
+    agree(Call("all_reduce", 1, x.numel(), 0), workspace)
     return reference.all_reduce(x, workspace.group) if workspace.world_size > 1 else x
 
 
@@ -63,50 +65,123 @@ def _scattered(x: Tensor, workspace: Workspace) -> Tensor:
     return reference.reduce_scatter(x, workspace.group)
 
 
-def ag_gemm(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What `reference.ag_gemm` does: the product and the gathered rows."""
-    if workspace.device.type != "cpu":
-        _agree_once(call, workspace)
-        gathered = _gathered(x, workspace)
-        return reference.matmul(gathered, w, bias), gathered
-    board = Board(workspace, call, workspace.world_size)
-    _agree(call, workspace, board)
-    gathered = _gathered(x, workspace)
-    own_first = [(workspace.rank + step) % workspace.world_size for step in range(workspace.world_size)]
-    return _multiply(gathered, w, bias, board, own_first), gathered
+# x, w, bias and the workspace to what the operator's function in `reference` gives.
+Path = Callable[[Tensor, Tensor, Tensor | None, Workspace], Any]
 
 
-def gemm_rs(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None) -> Tensor:
-    """What `reference.gemm_rs` does."""
-    if workspace.device.type != "cpu":
-        _agree_once(call, workspace)
-        out = _scattered(reference.matmul(x, w), workspace)
+def path_of(call: Call, workspace: Workspace) -> Path:
+    """The serial path of a kind of calls."""
+    planned = (_Boarded if workspace.device.type == "cpu" else SerialPlan)(call, workspace)
+    path: Path = getattr(planned, call.operator)
+    return path
+
+
+class SerialPlan:
+    """The serial path of one kind of calls on a GPU, made once: where serial wins, each step of the host counts.
+
+    A call asks for earlier faults, makes room, and calls the collective and the product. There is no board to write:
+    NCCL's and cuBLAS's kernels know none.
+
+    Args:
+        call: the operator and its sizes.
+        workspace: whose calls they are; it keeps the plan, so the plan does not keep it.
+    """
+
+    move: Collective  # made by the first call, since most plans never have one
+
+    def __init__(self, call: Call, workspace: Workspace) -> None:
+        self.call, self.device_type = call, workspace.device.type
+        self.has_begun = False
+        self.gathered_shape = (call.m, call.k)
+        self.scattered_shape = (call.m // workspace.world_size, call.n)
+        self.is_alone = workspace.world_size == 1
+        self.moves_nothing = self.is_alone or 0 in (call.m, call.k if call.operator == "ag_gemm" else call.n)
+
+    def ag_gemm(self, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        """The product and the gathered rows, as `reference.ag_gemm` gives them."""
+        workspace.raise_earlier()
+        if not self.has_begun:
+            self._begin(workspace)
+        if self.is_alone:
+            gathered = x.clone()
+        else:
+            gathered = x.new_empty(self.gathered_shape)
+            if not self.moves_nothing:
+                self.move(gathered, x)
+        if bias is not None or torch.is_autocast_enabled(self.device_type):
+            return reference.matmul(gathered, w, bias), gathered
+        return torch.mm(gathered, w), gathered
+
+    def gemm_rs(self, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace) -> Tensor:
+        """This rank's rows of the sum, as `reference.gemm_rs` gives them."""
+        workspace.raise_earlier()
+        if not self.has_begun:
+            self._begin(workspace)
+        product = reference.matmul(x, w) if torch.is_autocast_enabled(self.device_type) else torch.mm(x, w)
+        if self.moves_nothing:
+            out = product[: self.scattered_shape[0]]
+        else:
+            out = product.new_empty(self.scattered_shape)
+            self.move(out, product)
         return out if bias is None else out + bias
-    board = Board(workspace, call, workspace.world_size)
-    _agree(call, workspace, board)
-    own_last = [(workspace.rank + 1 + step) % workspace.world_size for step in range(workspace.world_size)]
-    out = _scattered(_multiply(x, w, None, board, own_last), workspace)
-    return out if bias is None else out + bias
+
+    def gemm_ar(self, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace) -> Tensor:
+        """The sum on every rank, as `reference.gemm_ar` gives it."""
+        workspace.raise_earlier()
+        if not self.has_begun:
+            self._begin(workspace)
+        out = reference.matmul(x, w)
+        if not self.moves_nothing:
+            reference.all_reduce(out, workspace.group)
+        return out if bias is None else out + bias
+
+    def _begin(self, workspace: Workspace) -> None:
+        """Compare shapes with the other ranks, once for each kind of calls (`agreement.py`)."""
+        if self.call not in workspace.agreement.known:
+            agree(self.call, workspace)
+        if not self.moves_nothing:
+            self.move = Collective(workspace.group, GATHER if self.call.operator == "ag_gemm" else SCATTER)
+        self.has_begun = True
 
 
-def gemm_ar(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None) -> Tensor:
-    """What `reference.gemm_ar` does."""
-    board = Board(workspace, call, 1)
-    _agree(call, workspace, board)
-    out = _multiply(x, w, None, board, [0])
-    if out.numel() and workspace.world_size > 1:
-        reference.all_reduce(out, workspace.group)
-    return out if bias is None else out + bias
+class _Boarded:
+    """The serial path on the CPU: every call compares shapes, and writes the board as the kernels do."""
+
+    def __init__(self, call: Call, _workspace: Workspace) -> None:
+        self.call = call
+
+    def ag_gemm(self, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        """What `reference.ag_gemm` does: the product and the gathered rows."""
+        board = Board(workspace, self.call, workspace.world_size)
+        agree(self.call, workspace, board)
+        gathered = _gathered(x, workspace)
+        own_first = [(workspace.rank + step) % workspace.world_size for step in range(workspace.world_size)]
+        return _multiply(gathered, w, bias, board, own_first), gathered
+
+    def gemm_rs(self, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace) -> Tensor:
+        """What `reference.gemm_rs` does."""
+        board = Board(workspace, self.call, workspace.world_size)
+        agree(self.call, workspace, board)
+        own_last = [(workspace.rank + 1 + step) % workspace.world_size for step in range(workspace.world_size)]
+        out = _scattered(_multiply(x, w, None, board, own_last), workspace)
+        return out if bias is None else out + bias
+
+    def gemm_ar(self, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace) -> Tensor:
+        """What `reference.gemm_ar` does."""
+        board = Board(workspace, self.call, 1)
+        agree(self.call, workspace, board)
+        out = _multiply(x, w, None, board, [0])
+        if out.numel() and workspace.world_size > 1:
+            reference.all_reduce(out, workspace.group)
+        return out if bias is None else out + bias
 
 
-def _agree_once(call: Call, workspace: Workspace) -> None:
-    """`_agree` on a GPU, which has no board to write: a call like earlier ones passes in as few steps as there are."""
-    workspace.raise_earlier()
-    if call not in workspace.agreement.known:
-        _agree(call, workspace)
+def agree(call: Call, workspace: Workspace, board: "Board | None" = None) -> None:
+    """Compare a call with the other ranks': on the CPU each one, on a GPU the first of its kind.
 
-
-def _agree(call: Call, workspace: Workspace, board: "Board | None" = None) -> None:
+    Raises:
+        KernelError: an earlier call failed, ranks call different things, or one has not come.
+    """
     workspace.check(synchronize=False)
     agreement, waiting = workspace.agreement, board.wait if board is not None else _nobody_looks
     try:

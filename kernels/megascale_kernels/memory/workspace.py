@@ -454,10 +454,9 @@ class Workspace(SymmetricMemory):
         Raises:
             TileTimeout: a wait passed its deadline here or on a peer.
             RankMismatch: a peer ran something else.
-            KernelError: this is a forked child of the process that made the workspace.
+            KernelError: this is a forked child of the process that made it; it would take answers meant for it.
         """
         if os.getpid() != self.pid:
-            # It would talk over its parent's connections and take answers that were meant for it: both hang.
             raise KernelError(
                 f"rank {self.rank}: process {self.pid} made this workspace, and this is process {os.getpid()}, forked "
                 "from it: only the process that joined the group may call the operators"
@@ -474,8 +473,10 @@ class Workspace(SymmetricMemory):
 
     def raise_earlier(self) -> None:
         """Raise what is known of an earlier fault, as `check` does: for calls that launch nothing of this workspace."""
-        if self.broken is not None or self._status.value != 0 or self._beside is not None or os.getpid() != self.pid:
+        if self.broken is not None or self._status.value != 0 or os.getpid() != self.pid:
             self.check(synchronize=False)
+        if self._beside is not None:
+            self._beside.raise_earlier()
 
     def reset(self) -> None:
         """Make a workspace usable again after a fault; every rank of the group must call it.

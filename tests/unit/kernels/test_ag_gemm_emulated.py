@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-gather + GEMM on emulated ranks: right to the last rounding, ordered by more than luck, whatever the schedule."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
+from megascale_kernels.ag_gemm.launch import planned  # noqa: E402
 from megascale_kernels.emulate import events  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 
@@ -100,6 +103,35 @@ def test_gathered_rows_are_handed_out() -> None:
 
     assert [row.shape for row in rows] == [(2, case.m, case.k)] * 2
     assert all(torch.equal(rows[rank][1 - rank], given[1 - rank].x) for rank in range(2))
+
+
+@pytest.mark.parametrize("config", [None, IN_UNITS, Config(kernel="cublas"), Config(kernel="cublas", pieces=1)])
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_that_are_kept_hold_our_own_as_well(config: Config | None, *, counted: bool) -> None:
+    """With `own` the gathered rows are whole behind each launch, and the order is one of more than luck."""
+    case = CASES["two ranks, tails everywhere"]._replace(counted=counted)
+    case = case if config is None else case._replace(config=config)
+    ranks = EmulatedRanks(case.ranks, case.dtype, counted=counted, seed=3)
+    made = [prepared("ag_gemm", case, seed) for seed in range(3)]
+    kept: list[list[torch.Tensor]] = []
+
+    for given, outs in made:
+
+        def host(workspace: Any, given: Any = given, outs: Any = outs) -> Any:  # noqa: ANN401 (emulated)
+            mine, out = given[workspace.rank], outs[workspace.rank]
+            plan = planned(mine.x, mine.weight, out, mine.bias, workspace, case.config, own=True)
+            assert plan.has_own
+            slot = plan.run(mine.x, mine.weight.matrix, out, mine.bias)
+            return plan.gathered(mine.x, slot)
+
+        kept.append(ranks.call(host))
+    ranks.run()
+
+    done = Launched("ag_gemm", case, ranks, [given for given, _ in made], [outs for _, outs in made])
+    assert done.worst <= 1
+    assert ranks.world.findings == ()
+    everything = torch.stack([one.x for one in made[-1][0]])
+    assert all(torch.equal(rows, everything) for rows in kept[-1])
 
 
 def test_the_device_may_take_over_the_counting() -> None:

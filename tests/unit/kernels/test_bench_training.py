@@ -118,7 +118,7 @@ def test_a_task_is_this_rank_s_share(activation: str, widths: int) -> None:
 
 def test_steps_in_a_turn_fill_it() -> None:
     """Short steps many, up to a limit, long ones one; a variant that failed has one too."""
-    assert [steps_for(seconds) for seconds in (0.001, 0.02, 0.05, 3.0)] == [MOST_STEPS, 3, 2, 1]
+    assert [steps_for(seconds) for seconds in (0.001, 0.02, 0.05, 3.0)] == [MOST_STEPS, 8, 3, 1]
     assert [steps_for(seconds) for seconds in (math.inf, NAN, 0.0)] == [1, 1, 1]
 
 
@@ -173,6 +173,17 @@ def test_the_summary_gives_means_for_large_rows_and_for_all() -> None:
     assert f"M >= 4096: ours-compiled over torch-async: {3.6 / 2.9:.3f} (of 1)" in text
     assert summary([]) == []
     assert summary([lines_of(LARGE, torch_eager=1.0)]) == []
+
+
+def test_a_step_without_communication_is_a_bound_and_no_contender() -> None:
+    """It is nobody's best, and both are held against it."""
+    lines = [*AT_LARGE, *lines_of(LARGE, alone_compiled=2.5)]
+    text = "\n".join(summary([lines, AT_SMALL]))
+
+    assert f"the best of ours over the best of torch's: {3.6 / 2.9:.3f}" in text
+    bound = f"{3.6 / 2.5:.3f} over the best of torch's (of 1), {2.9 / 2.5:.3f} over the best of ours (of 1)"
+    assert f"M >= 4096: the same without communication: {bound}" in text
+    assert "without communication" not in "\n".join(summary([AT_LARGE]))
 
 
 def test_the_table_tells_times_and_what_did_not_work(tmp_path: Path) -> None:

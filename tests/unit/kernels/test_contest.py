@@ -215,3 +215,24 @@ def test_a_contest_has_room_for_its_turns() -> None:
 def test_few_rows_stay_serial(ranks: list[Any]) -> None:
     """Below half a tile a rank communication is latency alone."""
     assert contenders("ag_gemm", 64, 7168, 8192, ranks[0]) == [None]
+
+
+def test_a_measurement_waits_for_contests_that_its_own_calls_begin() -> None:
+    """On a new workspace there is none before the first call: it counts as settled only after that."""
+    calls: list[int] = []
+
+    class Held:
+        @property
+        def decided(self) -> bool:
+            return len(calls) >= 5
+
+    class Fresh:
+        planned = Planned()
+
+    def call() -> None:
+        calls.append(1)
+        Fresh.planned.contests["a shape"] = Held()
+
+    contest.settle(call, Fresh())  # type: ignore[arg-type]  # what it asks of one
+
+    assert len(calls) == 5

@@ -71,9 +71,9 @@ class Driven(EmulatedWorkspace):
 
 
 def driven(
-    operator: str, case: Case, monkeypatch: pytest.MonkeyPatch, *, planned: bool = False
+    operator: str, case: Case, monkeypatch: pytest.MonkeyPatch, *, planned: bool = False, **options: bool
 ) -> tuple[Driven, Any, Any]:
-    """One launch of rank 1 with its operands and output; `planned`: cuBLAS plans its products."""
+    """One launch of rank 1 with its operands and output; `planned`: cuBLAS plans its products; options of the plan."""
     room = import_module(f"megascale_kernels.{operator}.decomposed")
     workspace: Any = Driven(EmulatedRanks(case.ranks, case.dtype), RANK)
     workspace.products = Planned() if planned else None
@@ -92,7 +92,7 @@ def driven(
     given, outs = prepared(operator, case, seed=1)
     mine, out = given[RANK], outs[RANK]
     launch = import_module(f"megascale_kernels.{operator}.launch")
-    launch.planned(mine.x, mine.weight, out, mine.bias, workspace, case.config).run(
+    launch.planned(mine.x, mine.weight, out, mine.bias, workspace, case.config, **options).run(
         mine.x, mine.weight.matrix, out, mine.bias
     )
     return workspace, mine, out
@@ -145,6 +145,25 @@ def test_a_gather_multiplies_what_is_there(
     own = out[RANK * 20 : RANK * 20 + 20]
     if pieces != 1:
         assert torch.equal(own, mine.x @ mine.weight.matrix.T)
+
+
+@pytest.mark.parametrize("pieces", [None, 2, 1])
+def test_a_gather_whose_rows_are_kept_brings_its_own_behind_the_peers(
+    pieces: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One copy more, which nothing announces; with one piece they are there anyway."""
+    case = Case(4, 20, 40, 24, config=Config(kernel="cublas", pieces=pieces))
+    without, _, _ = driven("ag_gemm", case, monkeypatch)
+
+    workspace, _, _ = driven("ag_gemm", case, monkeypatch, own=True)
+
+    size = 20 * 24 * ITEM
+    more = () if pieces == 1 else ((0, size, workspace.data_address(RANK, 1) + RANK * size, 0),)
+    own = workspace.local(1, (4, 20, 24))[RANK].data_ptr()
+    copies = [(*copy[:2], workspace.data_address(RANK, 1) + RANK * size if copy[2] == own else copy[2], copy[3])
+              for copy in workspace.done[0][0].copies]  # fmt: skip
+    assert tuple(copies) == (*without.done[0][0].copies, *more)
+    assert steps(workspace)[1:] == steps(without)[1:]
 
 
 @pytest.mark.parametrize(

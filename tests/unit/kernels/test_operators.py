@@ -318,12 +318,18 @@ def test_the_reason_is_said_once_at_debug_level(workspace: Workspace, caplog: py
     ]
 
 
-def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor that begins off a 16-byte boundary is moved; the gathered rows are copied out, own rows filled in."""
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch, *, has_own: bool) -> None:
+    """A tensor that begins off a 16-byte boundary is moved; the gathered rows are copied out, own rows filled in.
+
+    Where the launch brought its own rows among the others, they are not written a second time.
+    """
     seen: dict[str, Any] = {}
 
     class Planned:
         """A launch that notes what it is given."""
+
+        has_own: bool
 
         def run(self, x: torch.Tensor, matrix: torch.Tensor, *_: object) -> int:
             """Nothing runs."""
@@ -334,10 +340,11 @@ def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None
             """What a gather of nothing leaves."""
             return torch.zeros(FarAway.world_size, *x.shape, dtype=x.dtype)
 
-    def planned(_x: torch.Tensor, weight: Weight, *_: object) -> Planned:
-        seen.update(is_nk=weight.is_nk)
+    def planned(_x: torch.Tensor, weight: Weight, *_: object, own: bool) -> Planned:
+        seen.update(is_nk=weight.is_nk, own=own)
         return Planned()
 
+    Planned.has_own = has_own
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(importlib.import_module("megascale_kernels.ag_gemm.launch"), "planned", planned)
     x = torch.arange(33, dtype=torch.bfloat16)[1:].view(4, 8)
@@ -350,5 +357,6 @@ def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(seen["x"], x)
     assert seen["is_nk"]
     assert seen["matrix"].is_contiguous()
-    assert torch.equal(gathered[4:8], x)
+    assert seen["own"]
+    assert torch.equal(gathered[4:8], torch.zeros_like(x) if has_own else x)
     assert not gathered[:4].any()

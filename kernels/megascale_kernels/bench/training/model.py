@@ -7,6 +7,7 @@ the layout that is best for torch too. SwiGLU's gate and value come from one wei
 Legend: M rows over all ranks, W ranks, d hidden size, f inner size.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,17 +18,22 @@ ACTIVATIONS = ("swiglu", "gelu")
 
 
 class Block(nn.Module):
-    """One block; what its three parts are, a variant decides."""
+    """One block; what its three parts are, and what computes SwiGLU, a variant decides."""
 
-    def __init__(self, norm: nn.Module, up: nn.Module, down: nn.Module, activation: str) -> None:
+    def __init__(
+        self, norm: nn.Module, up: nn.Module, down: nn.Module, activation: str,
+        swiglu: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.norm, self.up, self.down = norm, up, down
-        self.is_gated = activation == "swiglu"
+        self.is_gated, self.swiglu = activation == "swiglu", swiglu
 
     def forward(self, x: Tensor) -> Tensor:
         """[M / W, d] to [M / W, d]."""
         wide = self.up(self.norm(x))
-        if self.is_gated:
+        if self.is_gated and self.swiglu is not None:
+            wide = self.swiglu(wide)
+        elif self.is_gated:
             gate, value = wide.chunk(2, -1)
             wide = functional.silu(gate) * value
         else:

@@ -20,8 +20,8 @@ from megascale_kernels.bench.request import UserError
 from megascale_kernels.bench.sweep import norm
 from megascale_kernels.bench.training.variants import Prepared
 
-TURN_S = 0.06  # steps a turn: as many as take this long, so that the idle beginning weighs little
-MOST_STEPS = 10
+TURN_S = 0.15  # steps a turn: as many as take this long, so that the idle beginning weighs little
+MOST_STEPS = 20
 WARM_TURNS = 1
 WRONG = 0.05  # relative distance from the first variant; gradients in bf16 differ by 0.01
 MOST_SAID = 240  # letters of an error

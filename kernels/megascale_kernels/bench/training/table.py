@@ -9,10 +9,12 @@ from megascale_kernels.bench import rows
 from megascale_kernels.bench.rows import Column, geometric_mean
 from megascale_kernels.bench.training.arguments import Request, Size
 
+ALONE = "alone"  # a way without communication, no one's
 LARGE = 4096  # rows: with fewer the host's time decides, above the GPU's
 # Like against like: what a user gains who changes nothing but the layers.
 PAIRS = (("ours-eager", "torch-eager"), ("ours-compiled", "torch-compiled"), ("ours-compiled", "torch-async"),
-         ("ours-graph", "torch-graph"))  # fmt: skip
+         ("ours-saved", "torch-compiled"), ("ours-saved", "torch-async"),
+         ("ours-swiglu", "torch-compiled"), ("ours-swiglu", "torch-async"), ("ours-graph", "torch-graph"))  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -70,7 +72,7 @@ def heading() -> str:
 
 
 def best(lines: Sequence[Line], whose: str) -> Line | None:
-    """The fastest of torch's or of our variants at one size."""
+    """The fastest variant at one size whose name begins so: torch's, ours, or the one without communication."""
     timed = [line for line in lines if line.variant.startswith(whose) and not math.isnan(line.step_s)]
     return min(timed, key=lambda line: line.step_s, default=None)
 
@@ -110,7 +112,7 @@ def summary(sizes: Sequence[Sequence[Line]]) -> list[str]:
     for least in (LARGE, 0):
         told = f"M >= {least}" if least else "all M"
         some = [lines for lines in sizes if lines and lines[0].size.m >= least]
-        out += _best_against_best(some, told)
+        out += _best_against_best(some, told) + _bound(some, told)
         for ours, torchs in PAIRS:
             ratios = [ratio for lines in some for ratio in _ratio(lines, ours, torchs)]
             if ratios:
@@ -131,6 +133,17 @@ def _best_against_best(some: Sequence[Sequence[Line]], told: str) -> list[str]:
             f"{torchs.variant})"
         )
     ]
+
+
+def _bound(some: Sequence[Sequence[Line]], told: str) -> list[str]:
+    """How far the best ways are from products and pointwise parts that never wait."""
+    reached = []
+    for whose, named in (("torch", "torch's"), ("ours", "ours")):
+        pairs = [(best(lines, ALONE), best(lines, whose)) for lines in some]
+        ratios = [other.step_s / alone.step_s for alone, other in pairs if alone and other]
+        if ratios:
+            reached.append(f"{geometric_mean(ratios):.3f} over the best of {named} (of {len(ratios)})")
+    return [f"{told}: the same without communication: {', '.join(reached)}"] if reached else []
 
 
 def _ratio(lines: Sequence[Line], ours: str, torchs: str) -> list[float]:

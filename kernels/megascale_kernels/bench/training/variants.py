@@ -8,8 +8,11 @@
     ours-eager        ColumnParallelLinear and RowParallelLinear, a plain RMSNorm
     ours-compiled     the same under torch.compile
     ours-saved        ours-compiled, the gathered input kept for the backward as torch keeps it, not gathered again
-    ours-cudagraphs   the same under torch.compile(mode="reduce-overhead")
+    ours-swiglu       ours-saved, with this package's `swiglu` between the layers
+    ours-cudagraphs   ours-compiled under torch.compile(mode="reduce-overhead")
     ours-graph        ours-eager, forward and backward captured in one CUDA graph
+    alone-compiled    the products of one rank by cuBLAS and the pointwise parts under torch.compile, no communication:
+                      wrong results, and the time of a way that would hide everything
 
 Compiled variants are compiled block by block, as is usual for equal layers: one block's code serves all. A step ends
 with all gradients of this rank finished; those of the norms, which every rank has, are summed over ranks in one
@@ -30,13 +33,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from megascale_kernels.autotune.contest import settle
 from megascale_kernels.bench.request import UserError
 from megascale_kernels.bench.rows import config_text
+from megascale_kernels.bench.training.alone import AloneLinear
 from megascale_kernels.bench.training.model import Block, BlockWeights, Task
 from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.torch_api.activations import swiglu
 from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
 
 VARIANTS = (
     "torch-eager", "torch-compiled", "torch-async", "torch-graph",
-    "ours-eager", "ours-compiled", "ours-saved", "ours-cudagraphs", "ours-graph",
+    "ours-eager", "ours-compiled", "ours-saved", "ours-swiglu", "ours-cudagraphs", "ours-graph", "alone-compiled",
 )  # fmt: skip
 WARM_STEPS = 3  # before a capture: they compile kernels and make communicators
 FUSED = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
@@ -143,9 +148,11 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
     workspace = None
     if whose == "torch":
         blocks = [_torch_block(weights, task, place.mesh) for weights in task.weights]
+    elif whose == "alone":
+        blocks = _alone_blocks(task, place.mesh.size())
     else:
         workspace = place.workspace(task, how)
-        blocks = [_our_block(weights, task, workspace, save=how == "saved") for weights in task.weights]
+        blocks = [_our_block(weights, task, workspace, how) for weights in task.weights]
     for block in blocks:
         _compile(block, how, group)
     mark = torch.compiler.cudagraph_mark_step_begin if how == "cudagraphs" else None
@@ -188,7 +195,7 @@ def _fused(step: Step) -> int:
 
 def _compile(block: nn.Module, how: str, group: dist.ProcessGroup) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "compiled": {}, "saved": {}, "async": {"options": {"_micro_pipeline_tp": True}},
+        "compiled": {}, "saved": {}, "swiglu": {}, "async": {"options": {"_micro_pipeline_tp": True}},
         "cudagraphs": {"mode": "reduce-overhead"},
     }  # fmt: skip
     if how not in ways:
@@ -236,7 +243,21 @@ def _torch_block(weights: BlockWeights, task: Task, mesh: DeviceMesh) -> Block:
     return block
 
 
-def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, *, save: bool) -> Block:
+def _alone_blocks(task: Task, world_size: int) -> list[Block]:
+    elsewhere = task.x.repeat(world_size, 1)
+    blocks = []
+    for weights in task.weights:
+        with torch.device("meta"):
+            norm = nn.RMSNorm(task.hidden, EPSILON)
+        norm.weight = nn.Parameter(weights.norm)
+        up = AloneLinear(weights.up, elsewhere, world_size, gathers=True)
+        down = AloneLinear(weights.down, elsewhere, world_size, gathers=False)
+        blocks.append(Block(norm, up, down, task.activation))
+    return blocks
+
+
+def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, how: str) -> Block:
+    save = how in ("saved", "swiglu")
     with torch.device("meta"):
         norm = nn.RMSNorm(task.hidden, EPSILON)
     wide = weights.up.shape[0] * workspace.world_size
@@ -244,7 +265,7 @@ def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, *, save:
     down = RowParallelLinear(task.inner, task.hidden, workspace, bias=False, device="meta")
     for layer, weight in ((norm, weights.norm), (up, weights.up), (down, weights.down)):
         layer.weight = nn.Parameter(weight)
-    return Block(norm, up, down, task.activation)
+    return Block(norm, up, down, task.activation, swiglu if how == "swiglu" else None)
 
 
 def _sharded(local: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
