@@ -147,6 +147,20 @@ def test_broken_synchronisation_is_found(place, name, broken, kind, monkeypatch:
     assert kind in kinds(ran_backward(CASES["two ranks"], launches=1, seed=2))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_tokens_are_gathered_again_behind_their_announcements(counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels announce copies none may have to run beside programs that fill the device; products run beside."""
+    order: list[str] = []
+    monkeypatch.setattr(EmulatedRanks, "run", lambda ranks: order.extend(ranks.called(0)))
+    ran_backward(CASES["two ranks"], launches=1, counted=counted)
+
+    joins = {name: order[order.index(name) - 1] == "join" for name in ("gather_kernel", "dispatch_kernel")}
+
+    assert joins == {"gather_kernel": counted, "dispatch_kernel": False}
+    assert order.count("join") == 3  # of the forward's dispatch, the backward's, and the gather
+    assert order.count("announce_kernel") == (3 * SMALL.splits if counted else 0)
+
+
 def test_programs_that_talk_to_ranks_have_a_line_of_the_board() -> None:
     """Also on a device with more multiprocessors than a board has lines for twice of them."""
     ranks = EmulatedRanks(1, torch.float16, data_bytes=LARGE, channels=300, ctas=148)
