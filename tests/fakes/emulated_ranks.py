@@ -180,6 +180,10 @@ class EmulatedRanks:
         operations, self._operations = self._operations, []
         self.world.launch(operations)
 
+    def called(self, rank: int) -> list[str]:
+        """The names of what a rank's host has called and `run` has not run yet, in that order."""
+        return [operation.name for operation in self._operations if operation.rank == rank]
+
     def faults(self) -> list[dict[str, int]]:
         """Every rank's fault record; empty ones where there is none."""
         return [self.world.fault(rank) for rank in range(len(self.workspaces))]

@@ -65,8 +65,8 @@ def test_the_losses_are_those_of_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_ends_in_training_is_named_and_training_goes_on(launch: Launch, end: signal.Signals) -> None:
     """Killed: the runner sees it. Stopped: the other's kernel gives up, and says for which peer and tile it waited."""
-    run = launch.run(*SIZES, "--steps=900", "--log-every=50", "--checkpoint-every=50", "--deadline=5", script=SCRIPT)
-    launch.until_step(200)
+    run = launch.run(*SIZES, "--steps=400", "--log-every=50", "--checkpoint-every=50", "--deadline=5", script=SCRIPT)
+    launch.until_step(100)
     os.kill(launch.pid(1), end)
     try:
         code = launch.finish(run)

@@ -218,14 +218,16 @@ class BackwardLaunch:
 
     def _orders(self, given: Given) -> tuple[Tensor, Tensor]:
         """Tiles of keys and of queries in the order in which they are walked."""
-        bounds = given.operands.bounds
-        if self.orders is None or self.problem.varlen:
-            rank = self.workspace.rank
-            self.orders = (
-                key_order(self.problem, rank, self.keys_block, bounds),
-                query_order(self.problem, rank, self.queries_block, bounds),
-            )
-        return self.orders
+        if self.orders is not None:
+            return self.orders
+        rank, bounds = self.workspace.rank, given.operands.bounds
+        orders = (
+            key_order(self.problem, rank, self.keys_block, bounds),
+            query_order(self.problem, rank, self.queries_block, bounds),
+        )
+        if not self.problem.varlen and not self.workspace.is_capturing():
+            self.orders = orders  # one that a graph computes when it is replayed is not kept
+        return orders
 
     def _warmer(self, given: Given, partials: Tensor) -> Callable[[], None]:
         def warm() -> None:

@@ -275,11 +275,13 @@ class AttentionLaunch:
         return self.ready[workspace.slot ^ 1]
 
     def _order(self, bounds: Bounds) -> Tensor:
-        if self.problem.varlen:
-            return query_order(self.problem, self.workspace.rank, self.block_m, bounds)
-        if self.order is None:
-            self.order = query_order(self.problem, self.workspace.rank, self.block_m, bounds)
-        return self.order
+        """In which order queries are walked; one that a graph computes when it is replayed is not kept."""
+        if self.order is not None:
+            return self.order
+        order = query_order(self.problem, self.workspace.rank, self.block_m, bounds)
+        if not self.problem.varlen and not self.workspace.is_capturing():
+            self.order = order
+        return order
 
     def _warmer(self, given: Operands, out: Tensor, lse: Tensor, order: Tensor) -> Callable[[], None]:
         def warm() -> None:

@@ -136,8 +136,9 @@ def finish(sent: Sent) -> Tensor:
     workspace, elements = sent.workspace, sent.partials.shape[1]
     out = torch.empty_like(sent.partials[0])
     programs = max(1, min(processors(workspace.device), -(-elements // BLOCK)))
-    sum_partials_kernel[(programs,)](*_arguments(sent, out), **_options(workspace))
+    # Before the kernel: it may fill the device, and no announcement then finds room beside it.
     workspace.join_copies()
+    sum_partials_kernel[(programs,)](*_arguments(sent, out), **_options(workspace))
     return out
 
 

@@ -81,10 +81,10 @@ def key_order(problem: Problem, rank: int, block: int, bounds: Bounds) -> Tensor
 
 def _blocks(problem: Problem, chunks: list[int], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """First and last position of every block of some chunks."""
-    inside = torch.arange(0, problem.chunk, block, device=device)
-    starts = torch.tensor(chunks, device=device)[:, None] * problem.chunk
-    ends = (inside + block).clamp(max=problem.chunk) - 1
-    return (starts + inside).flatten(), (starts + ends).flatten()
+    size = problem.chunk
+    # Made on the device: a tensor of numbers of the host is copied there, for which the host waits for the stream.
+    first = torch.cat([torch.arange(chunk * size, (chunk + 1) * size, block, device=device) for chunk in chunks])
+    return first, torch.minimum(first + block, (first // size + 1) * size) - 1
 
 
 def _falling(lengths: Tensor, heads: int) -> Tensor:

@@ -278,8 +278,9 @@ class DecomposedScatter:
             own = partial.as_strided((self.m_shard, self.n_size), self.strides[1], self._own_place())
         else:
             self._multiply(self.own_part, x, matrix, partial, out)
-        add_partials_kernel[self.grid](*self._arguments(slot, int(counted), own, out, bias), **self.options)
+        # Before the kernel: it may fill the device, and no announcement then finds room beside it.
         workspace.join_copies()
+        add_partials_kernel[self.grid](*self._arguments(slot, int(counted), own, out, bias), **self.options)
 
     def _multiply(self, part: Part, x: Tensor, matrix: Tensor, partial: Tensor, out: Tensor) -> None:
         """One product alone; the same in a graph as outside, to the bit."""

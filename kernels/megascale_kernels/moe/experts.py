@@ -6,7 +6,6 @@ what all ranks share, never from the number of tokens of one.
 """
 
 import logging
-import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +147,6 @@ class _Experts(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]  # torch gives it no types
         from megascale_kernels.moe.gradient_launch import Given, planned_backward
 
-        _refuse_if_captured(ctx.workspace)
         x, ids, gates, w_in, w_out, saved, tables = ctx.saved_tensors
         given = Given(x, ids, gates, w_in, w_out, _readable(grad))
         dx, dgates = torch.empty_like(given.x), torch.empty_like(given.gates)
@@ -161,26 +159,6 @@ class _Experts(torch.autograd.Function):
             dx if wants_x else None, None, dgates.to(ctx.type_of_gates) if wants_gates else None, found.get("w_in"),
             found.get("w_out"), None, None, None,
         )  # fmt: skip
-
-
-def _refuse_if_captured(workspace: Workspace) -> None:
-    """Refuse to capture a backward where torch's deterministic mode wants the same bits each time.
-
-    On two H200 a replayed gradient of `w_in` was not bit-equal to the eager one, for a reason that is not known. The
-    serial path is no way out: it waits for the host, which no capture can.
-
-    Raises:
-        Unsupported: in a capture under `torch.use_deterministic_algorithms`; with `warn_only` it is a warning.
-    """
-    if not (torch.are_deterministic_algorithms_enabled() and workspace.is_capturing()):
-        return
-    said = (
-        "moe_experts: its backward does not repeat bit by bit in a captured graph, and torch's deterministic mode is "
-        "on: run the backward outside of the graph, or turn the mode off"
-    )
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise Unsupported(said)
-    warnings.warn(said, stacklevel=3)
 
 
 def check_experts(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace) -> None:

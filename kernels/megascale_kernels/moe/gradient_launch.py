@@ -185,13 +185,12 @@ class BackwardLaunch(LayerSteps):
             )  # fmt: skip
 
         constants = {**self._moving, "OPERATOR": MOE_GATHER, "PROGRESS": workspace.progress}
-        # In a captured graph they wait for copies that a kernel of one warp announces: it finds registers beside them.
         constants |= {"TOP_K": sizes.top_k, "SELECTIVE": self.config.selective}
-        constants |= {"maxnreg": 96, "num_warps": 8, "ROWS": 2 * ROWS}
+        constants |= {"num_warps": 8, "ROWS": 2 * ROWS}
         grid = min(GATHERING_EACH * processors(x.device), MAX_CTAS)
         return Step(
             gather_kernel, grid, MOE_GATHER, self.stamp(MOE_GATHER), constants, {"x_ptr": X, **self.chosen},
-            arguments, self._gather_step, moves=not self.config.selective,
+            arguments, self._gather_step, moves=not self.config.selective, fills=True,
         )  # fmt: skip
 
     def _swiglu_step(self, pre: Tensor, *_: object) -> Step:

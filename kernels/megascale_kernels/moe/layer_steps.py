@@ -40,15 +40,18 @@ class Step:
         sources: which of a call's tensors a parameter's address is.
         arguments: run-time arguments by slot and `counted`.
         moves: the first tensor is copied to all peers.
+        fills: its programs may leave no room on the device for a kernel that announces a copy.
         remake: the same step for other tensors.
     """
 
     def __init__(
         self, kernel: Any, grid: int, operator: int, stamp: int, constants: dict[str, Any], sources: dict[str, int],  # noqa: ANN401 - Triton's
         arguments: Callable[[int, int], tuple[Any, ...]], remake: "Callable[..., Step]", *, moves: bool = False,
+        fills: bool = False,
     ) -> None:  # fmt: skip
         assert operator == 0 or grid <= MAX_CTAS  # each program that talks to ranks has a line of the board
-        self.kernel, self.grid, self.operator, self.stamp, self.moves = kernel, grid, operator, stamp, moves
+        self.kernel, self.grid, self.operator, self.stamp = kernel, grid, operator, stamp
+        self.moves, self.fills = moves, fills
         self.constants, self.sources, self.remake = constants, sources, remake
         self.arguments: Callable[[int, int], tuple[Any, ...]] | None = arguments
         self.ready: list[Any] = [None] * SLOTS
@@ -179,6 +182,9 @@ class Steps:
     ) -> int:
         """Launch a step on the current stream, with tensors like those that it was made for.
 
+        Where kernels announce copies, a step that fills the device begins behind its rank's own announcements: were
+        they to run beside it, each rank could wait in it for the other's.
+
         Returns:
             its slot, whose data are this rank's until it begins the next launch.
 
@@ -198,10 +204,13 @@ class Steps:
         assert arguments is not None  # it was made just now
         slot = workspace.begin(self.key, _compiled_before)
         counted = int(copies and workspace.counts_on_device())
+        is_behind = bool(counted) and step.fills
         if copies:
             self._push(step, x, slot, counted)
+        if is_behind:
+            workspace.join_copies()
         step.kernel[(step.grid,)](*arguments(slot, counted), **step.constants)
-        if copies:
+        if copies and not is_behind:
             workspace.join_copies()
         return slot
 

@@ -94,6 +94,24 @@ def test_tiles_are_walked_by_falling_length(
     assert own == sorted(own, reverse=True)
 
 
+def test_orders_and_bounds_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed sequences have new ones in every call: a number of the host among them would let it wait for the GPU."""
+    case = problem(4, 6, varlen=True)
+    ends = torch.tensor([0, 5, 9, case.sequence])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("copied from the host")
+
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.setattr(torch, name, refuse)
+    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    bounds = bounds_of(ends, case, HERE)
+    for rank in range(4):
+        query_order(case, rank, 4, bounds)
+        key_order(case, rank, 4, bounds)
+
+
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 7), st.booleans())
 def test_stretches_are_what_bounds_say(lengths: list[int], more: int, causal: bool) -> None:
     """The serial path's stretches and the kernels' tables give each query of packed sequences the same keys."""

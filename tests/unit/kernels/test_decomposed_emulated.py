@@ -50,6 +50,16 @@ def test_every_launch_is_right_and_ordered(
     assert not any(done.ranks.faults())
 
 
+def test_a_sum_that_may_fill_the_device_begins_behind_its_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph's announcement might find no room beside it, and each rank would wait for the other's."""
+    order: list[str] = []
+    monkeypatch.setattr(EmulatedRanks, "run", lambda ranks: order.extend(ranks.called(0)))
+    launched("gemm_rs", case(2, 2, counted=True), launches=1)
+
+    assert order[-2:] == ["join", "add_partials_kernel"]
+    assert "announce_kernel" in order
+
+
 def test_rows_that_no_wide_word_reads_are_summed_too() -> None:
     """All at once would leave our own term at an address that wide words cannot read: it is multiplied apart."""
     done = launched("gemm_rs", case(2, 1, m=3, n=5, dtype=torch.float16), seed=1)

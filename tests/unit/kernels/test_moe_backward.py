@@ -3,10 +3,6 @@
 # (who stands for a kernel's function takes its arguments)
 """The overlapped backward of a MoE layer on emulated ranks: right for any routing, ordered, the same in every run."""
 
-from contextlib import nullcontext
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,8 +10,8 @@ triton = pytest.importorskip("triton", minversion="3.6")
 
 from megascale_kernels.device.layout import EXPIRED, MAX_CTAS, OPERATORS  # noqa: E402
 from megascale_kernels.emulate import RACE, UNDRAINED  # noqa: E402
-from megascale_kernels.errors import Unsupported, WorkspaceTooSmall  # noqa: E402
-from megascale_kernels.moe import experts, gradient_launch  # noqa: E402
+from megascale_kernels.errors import WorkspaceTooSmall  # noqa: E402
+from megascale_kernels.moe import gradient_launch  # noqa: E402
 from megascale_kernels.moe.layer_steps import Step  # noqa: E402
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
@@ -147,6 +143,20 @@ def test_broken_synchronisation_is_found(place, name, broken, kind, monkeypatch:
     assert kind in kinds(ran_backward(CASES["two ranks"], launches=1, seed=2))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_tokens_are_gathered_again_behind_their_announcements(counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels announce copies none may have to run beside programs that fill the device; products run beside."""
+    order: list[str] = []
+    monkeypatch.setattr(EmulatedRanks, "run", lambda ranks: order.extend(ranks.called(0)))
+    ran_backward(CASES["two ranks"], launches=1, counted=counted)
+
+    joins = {name: order[order.index(name) - 1] == "join" for name in ("gather_kernel", "dispatch_kernel")}
+
+    assert joins == {"gather_kernel": counted, "dispatch_kernel": False}
+    assert order.count("join") == 3  # of the forward's dispatch, the backward's, and the gather
+    assert order.count("announce_kernel") == (3 * SMALL.splits if counted else 0)
+
+
 def test_programs_that_talk_to_ranks_have_a_line_of_the_board() -> None:
     """Also on a device with more multiprocessors than a board has lines for twice of them."""
     ranks = EmulatedRanks(1, torch.float16, data_bytes=LARGE, channels=300, ctas=148)
@@ -167,23 +177,3 @@ def test_what_does_not_fit_is_refused() -> None:
     """Before anything is launched, with the sizes."""
     with pytest.raises(WorkspaceTooSmall, match="2 x 60 tokens"):
         ran_backward(Layer((60, 60)), launches=1, data_bytes=4096)
-
-
-@pytest.mark.parametrize("captures", [True, False])
-def test_a_capture_that_must_repeat_is_refused(captures: bool) -> None:
-    """Under torch's deterministic mode alone, with a warning instead where that is asked for; elsewhere it goes on."""
-    workspace = SimpleNamespace(is_capturing=lambda: captures)
-    backward = partial(experts._Experts.backward, SimpleNamespace(workspace=workspace, saved_tensors=()))
-    goes_on = pytest.raises(ValueError, match="not enough values")  # it looks for what the forward left
-    grad = torch.zeros(1, 1)
-    with goes_on:
-        backward(grad)
-    try:
-        torch.use_deterministic_algorithms(mode=True)
-        with pytest.raises(Unsupported, match="does not repeat bit by bit") if captures else goes_on:
-            backward(grad)
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        with pytest.warns(UserWarning, match="turn the mode off") if captures else nullcontext(), goes_on:
-            backward(grad)
-    finally:
-        torch.use_deterministic_algorithms(mode=False)
