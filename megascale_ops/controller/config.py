@@ -25,6 +25,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     journal_mb: int = 1024
     # 60 s: a PostgreSQL that is started again, or fails over to its standby, answers within that time.
     store_wait_s: float = 60.0
+    # "": what is listened on, with the host's name where that is every address.
+    advertise: str = ""  # http://HOST:PORT by which clients and other controllers on the same database reach this one
     token_file: Path | None = None
     open_page: bool = False  # clients of the port may read what the page shows, without the token
     port_file: Path | None = None  # the bound port is written there

@@ -6,26 +6,35 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megascale_ops.controller.access import Access
 from megascale_ops.controller.actuating import Actuating
 from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
+from megascale_ops.controller.journal.engine import is_server, reach_server, shown
+from megascale_ops.controller.journal.fence import DeposedError, Leader
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
+from megascale_ops.controller.leadership.candidate import Candidate
+from megascale_ops.controller.leadership.peers import asks
+from megascale_ops.controller.leadership.session import Session, application_of
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.notifying import Notifying, page_address
-from megascale_ops.controller.server import gc_pacing
+from megascale_ops.controller.server import gc_pacing, standby
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
-from megascale_ops.controller.server.listen import BACKLOG, listening
+from megascale_ops.controller.server.listen import BACKLOG, Served, listening
+from megascale_ops.controller.server.standing import Standing
 from megascale_ops.engines.actuator import Nodes
 from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
 from megascale_ops.engines.slurm.commands import is_here
@@ -58,6 +67,11 @@ def serve(config: ControllerConfig) -> int:
         open_things.callback(os.umask, os.umask(0o077))
         listener = open_things.enter_context(_bind(config.listen))
         limit_bytes = limit_of(config)
+        if is_server(config.store):
+            reach_server(config.store, config.store_wait_s)
+            with asyncio.Runner(loop_factory=event_loop) as runner:
+                runner.run(_serve_in_turn(config, listener, token, tls, limit_bytes))
+            return 0
         store = open_store(config.store, limit_bytes=limit_bytes, wait_s=config.store_wait_s)
         open_things.callback(store.close)
         with asyncio.Runner(loop_factory=event_loop) as runner:
@@ -65,17 +79,143 @@ def serve(config: ControllerConfig) -> int:
     return 0
 
 
+async def _serve_in_turn(
+    config: ControllerConfig, listener: socket.socket, token: str, tls: ssl.SSLContext | None, limit_bytes: int
+) -> None:
+    """Wait until this controller leads those on the same database, serve as long as it does, and wait again."""
+    events = asyncio.get_running_loop()
+    stop, elected, deposed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def wake(event: asyncio.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            events.call_soon_threadsafe(event.set)
+
+    url = config.advertise or page_address(config.listen, listener.getsockname()[1], is_tls=tls is not None)
+    me = Leader(secrets.token_hex(8), url.rstrip("/"), time.time())
+    candidate = Candidate(
+        Session(config.store, me), me, asks(None), elected=lambda: wake(elected), deposed=lambda _why: wake(deposed)
+    )
+    _stop_on_signals(stop)
+    try:
+        candidate.begin()
+        async with _when_gone(config.exit_with_parent, stop), _turning(candidate):
+            while not stop.is_set():
+                if not candidate.is_leading:
+                    with _door(listener) as door:
+                        await _stand_by(config, candidate, door, token, tls, stop, elected)
+                    continue
+                deposed.clear()
+                store = await _elected(config, candidate, limit_bytes)
+                if store is None:
+                    continue
+                with contextlib.closing(store), _door(listener) as door:
+                    await _serve(config, store, door, token, tls, candidate=candidate, stop=stop, deposed=deposed)
+                    if stop.is_set():
+                        await asyncio.to_thread(store.flush)
+                        await asyncio.to_thread(store.resign, candidate.resign)
+    finally:
+        await asyncio.to_thread(candidate.close)
+        if config.port_file is not None:
+            config.port_file.unlink(missing_ok=True)
+
+
+async def _elected(config: ControllerConfig, candidate: Candidate, limit_bytes: int) -> Store | None:
+    """Open the journal as its leader; None where that can't be now, and is tried again."""
+    try:
+        return await asyncio.to_thread(
+            open_store,
+            config.store,
+            limit_bytes=limit_bytes,
+            elect=candidate.elect,
+            application=application_of(candidate.me.id),
+        )
+    except DeposedError:
+        return None
+    except UsageError as error:
+        if not candidate.has_taken_part:
+            raise  # at the first time it is the user's word that is wrong; later the database has gone away
+        candidate.let_go(str(error))
+        return None
+
+
+async def _stand_by(
+    config: ControllerConfig,
+    candidate: Candidate,
+    door: socket.socket,
+    token: str,
+    tls: ssl.SSLContext | None,
+    stop: asyncio.Event,
+    elected: asyncio.Event,
+) -> None:
+    """Answer as a standby until this controller leads, or ends."""
+    elected.clear()
+    standing = Standing(candidate)
+    log.info("%s", standing.sentence())
+    served = Served(partial(standby.application, standing, Access(token, time.time)))
+    async with listening(served, door, tls):
+        if config.port_file is not None:
+            _write_port(config.port_file, door.getsockname()[1])
+        waits = [asyncio.create_task(one.wait()) for one in (stop, elected)]
+        if not candidate.is_leading:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+
+
+@contextlib.contextmanager
+def _door(listener: socket.socket) -> Iterator[socket.socket]:
+    """Lend the listener; who serves closes what it has, and clients that come meanwhile wait in the queue."""
+    door = listener.dup()
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+@contextlib.asynccontextmanager
+async def _turning(candidate: Candidate) -> AsyncIterator[None]:
+    """Let the candidate know that this loop turns."""
+
+    async def turn() -> None:
+        while True:
+            candidate.turned()
+            await asyncio.sleep(1.0)
+
+    task = asyncio.create_task(turn())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
 async def _serve(
-    config: ControllerConfig, store: Store, listener: socket.socket, token: str, tls: ssl.SSLContext | None
+    config: ControllerConfig,
+    store: Store,
+    listener: socket.socket,
+    token: str,
+    tls: ssl.SSLContext | None,
+    *,
+    candidate: Candidate | None = None,
+    stop: asyncio.Event | None = None,
+    deposed: asyncio.Event | None = None,
 ) -> None:
     events = asyncio.get_running_loop()
+    standing = Standing(candidate)
 
     def post(callback: Callable[[], None]) -> None:
         # The journal's thread may finish a batch after the loop has ended: then there is nothing left to call.
         with contextlib.suppress(RuntimeError):
             events.call_soon_threadsafe(callback)
 
-    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
+    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=lambda: standing.is_suspended)
     records = store.jobs()
     highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
     loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
@@ -89,29 +229,29 @@ async def _serve(
     actuating.begin()
     # A run's own has the rights of that run, and its command line named the folder; a shared one reads no files.
     logs_of = config.run_dir if config.exit_with_parent else None
-    api = Api(loop, store, token, files, open_page=config.open_page, notifying=notifying, logs_of=logs_of)
-    stop = asyncio.Event()
+    api = Api(
+        loop, store, token, files, open_page=config.open_page, notifying=notifying, logs_of=logs_of, standing=standing
+    )
+    stop = stop or asyncio.Event()
+    deposed = deposed or asyncio.Event()
     try:
         async with listening(api, listener, tls):
             host, port = listener.getsockname()[:2]
             notifying.begin(page_address(config.listen, port, is_tls=tls is not None))
-            log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
+            log.info("controller listens on %s port %d, journal in %s", host, port, shown(config.store))
             if not token:
                 log.warning(_OPEN_TO_ALL)
             # Before the port is published: a reader may stop the controller at once, which removes the file.
-            for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
-                signal.signal(number, signal.SIG_IGN)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                events.add_signal_handler(number, stop.set)
+            _stop_on_signals(stop)
             if config.port_file is not None:
                 _write_port(config.port_file, port)
-            with _when_gone(config.exit_with_parent, stop):
-                await _tick_until(loop, files, (notifying.watch(), actuating.watch()), telemetry, stop)
+            async with _when_gone(config.exit_with_parent if candidate is None else 0, stop):
+                await _tick_until(loop, files, (notifying.watch(), actuating.watch()), telemetry, (stop, deposed))
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
         await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
-        if config.port_file is not None:
+        if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
 
 
@@ -150,14 +290,14 @@ async def _tick_until(
     files: HistoryFiles,
     watches: tuple[Coroutine[None, None, None], ...],
     telemetry: "Telemetry | None",
-    stop: asyncio.Event,
+    ends: tuple[asyncio.Event, ...],
 ) -> None:
-    """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
+    """Tick until one of ``ends`` is set; a tick that ends by itself is a bug and ends the controller."""
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), *watches)}
     if telemetry is not None:
         works.add(asyncio.create_task(telemetry.watch()))
-    stopping = asyncio.create_task(stop.wait())
-    done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping = {asyncio.create_task(one.wait()) for one in ends}
+    done, pending = await asyncio.wait({*works, *stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
@@ -165,8 +305,8 @@ async def _tick_until(
         work.result()
 
 
-@contextlib.contextmanager
-def _when_gone(pid: int, stop: asyncio.Event) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _when_gone(pid: int, stop: asyncio.Event) -> AsyncIterator[None]:
     """Set ``stop`` when the process ``pid`` ends; 0: never."""
     if pid <= 0:
         yield

@@ -34,12 +34,12 @@ class _Direct(Link):
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: Path | None) -> None:
         super().__init__(url, token, timeout_s, ca_file)
-        self.client = HttpClient(self.url, self._headers, tls=self._tls)
+        self.clients = {url: HttpClient(url, self._headers, tls=self._tls) for url in self.urls}
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
     ) -> tuple[int, bytes]:
-        return self.client.ask(method, path, query=query, body=data, patience_s=self._timeout_s + wait_s)
+        return self.clients[self.url].ask(method, path, query=query, body=data, patience_s=self._timeout_s + wait_s)
 
 
 class BlockingLink:
@@ -50,8 +50,12 @@ class BlockingLink:
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0, ca_file: Path | None = None) -> None:
         self._link = _Direct(url, token, timeout_s, ca_file)
-        self.url = self._link.url
         self._closed = False
+
+    @property
+    def url(self) -> str:
+        """The address that is asked."""
+        return self._link.url
 
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """See ``Link.heartbeat``."""
@@ -175,7 +179,8 @@ class BlockingLink:
     def close(self) -> None:
         """End waiting calls and close the connections."""
         self._closed = True
-        self._link.client.close()
+        for client in self._link.clients.values():
+            client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -134,3 +134,15 @@ class Health(msgspec.Struct, frozen=True):
     journal_kept: int  # batches that wait in memory for a journal that can't be written
     lag_s: float
     judgement: str
+
+
+class Leadership(msgspec.Struct, frozen=True):
+    """Answer to ``GET /leader``, with 200 from the controller that leads and 503 from any other.
+
+    ``role``: leader, standby, or unsure (it led, and can't ask the database whether it still does).
+    """
+
+    role: str
+    leader: str  # address of the one that leads as far as is known; "" where that is unknown
+    epoch: int  # number of that leader; 0: its journal is no PostgreSQL, so it leads alone
+    database: str  # ok, or why it does not answer

@@ -31,6 +31,7 @@ from megascale_ops.controller.journal.engine import (
     set_pragmas,
     sqlite_path,
 )
+from megascale_ops.controller.journal.fence import Fence
 from megascale_ops.controller.journal.parts import join
 from megascale_ops.controller.journal.reading import Row, asked, decoded, taken
 from megascale_ops.controller.journal.retention import Retention
@@ -61,12 +62,13 @@ class Store:
     Every reading method raises UsageError when the database can't be read.
     """
 
-    def __init__(self, engine: sa.Engine, *, limit_bytes: int = 0, readonly: bool) -> None:
+    def __init__(self, engine: sa.Engine, *, limit_bytes: int = 0, readonly: bool, fence: Fence | None = None) -> None:
         self._engine = engine
+        self.fence = fence
         self.loss = ""  # what the journal had lost when it was opened; "" for nothing
         self._clerk: Clerk | None = None
         if not readonly:
-            self._clerk = Clerk(engine, Retention(engine, limit_bytes) if limit_bytes else None)
+            self._clerk = Clerk(engine, Retention(engine, limit_bytes) if limit_bytes else None, fence)
         self.write_times = (
             self._clerk.write_times
             if self._clerk is not None
@@ -103,6 +105,10 @@ class Store:
         written = threading.Event()
         self.submit(Batch(), written.set)
         written.wait(_FLUSH_S)
+
+    def resign(self, write: Callable[[sa.Engine], None]) -> None:
+        """Have ``write`` note in the journal that its leader ends; what was submitted before is written by then."""
+        write(self._engine)
 
     def close(self) -> None:
         """Write what is left and close."""
@@ -224,7 +230,15 @@ def without_texts(incident: Incident) -> Incident:
     return msgspec.structs.replace(incident, evidence=evidence, events=())
 
 
-def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s: float = 0.0) -> Store:
+def open_store(
+    url: str,
+    *,
+    readonly: bool = False,
+    limit_bytes: int = 0,
+    wait_s: float = 0.0,
+    elect: Callable[[sa.Engine], Fence] | None = None,
+    application: str = "",
+) -> Store:
     """Open the journal at ``url``, creating it unless ``readonly``.
 
     Args:
@@ -232,12 +246,15 @@ def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s
         readonly: change nothing; the journal must exist.
         limit_bytes: how large it may become before the oldest is given up; 0: without bound.
         wait_s: how long to wait for a server that does not answer.
+        elect: where several controllers share it: called once it is known to be ours and before anything is read, it
+            makes the caller the leader.
+        application: how our connections are called in a server's list of them.
 
     Raises:
         UsageError: it can't be opened, or is a database of something else.
         VersionError: it was written by a program that is too new or too old.
     """
-    engine = engine_of(url, readonly=readonly)
+    engine = engine_of(url, readonly=readonly, application=application)
     shown = engine.url.render_as_string(hide_password=True)
     losses: list[str] = []
     salvaged = _salvage(engine, losses) if not readonly else None
@@ -245,6 +262,7 @@ def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s
         if engine.dialect.name != "sqlite":
             await_server(engine, shown, wait_s)
         claim(engine, shown, lambda one: _upgrade(one, losses), readonly=readonly)
+        fence = elect(engine) if elect is not None else None
         if not readonly:
             _make_ready(engine, losses)
     except DBAPIError as error:
@@ -253,7 +271,7 @@ def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s
     except (UsageError, VersionError):
         engine.dispose()
         raise
-    store = Store(engine, readonly=readonly, limit_bytes=limit_bytes)
+    store = Store(engine, readonly=readonly, limit_bytes=limit_bytes, fence=fence)
     for loss in filter(None, losses):
         log.error("%s", loss)
     store.loss = "; ".join(filter(None, losses))

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from megascale_ops.controller.journal.paging import MOST_LISTED
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
+from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Leadership, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
@@ -186,6 +186,10 @@ OPERATIONS: dict[str, Operation] = {
         media=("text/plain", "application/openmetrics-text"),
     ),
     "GET /healthz": Operation("healthz", READ, "Whether controller and journal are well.", Health, is_open=True),
+    "GET /leader": Operation(
+        "leader", READ, "Whether this controller leads; 503 where it does not: for a proxy before two of them.",
+        Leadership, refuses=(503,), is_open=True,
+    ),
     "GET /openapi.json": Operation("openapi", READ, "This description.", dict[str, Any], is_open=True),
     "POST /v1/jobs/{job}/policy": Operation(
         "set_policy", OPERATE, "Change the policy of a job that lives.", PolicyView, takes=PolicyChange, refuses=(404,)
