@@ -21,6 +21,7 @@ from megascale_ops.garbage_kept import GarbageKept
 @click.option("--run-dir", metavar="DIR", help="Where incidents keep their evidence.")
 @click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's key.")
+@click.option("--tls-client-ca", metavar="FILE", help="Ask clients for a certificate of this authority (mutual TLS).")
 @click.option("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector to send incidents and steps to, or none.")
 @click.option(
     "--engine",

@@ -40,6 +40,30 @@ def new(file: str) -> None:
     click.echo(f"written to {file}: give it to controller, agents and runs as --token-file {file}", err=True)
 
 
+@token.command("rotate")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--end", is_flag=True, help="End the change: the token before is no longer valid.")
+@log_options
+def rotate(file: str, *, end: bool) -> None:
+    """Put another token into FILE while its controller runs; the one before stays valid until --end.
+
+    The controller reads the files again within a second; agents and runs read theirs again when they are refused.
+    """
+    from megascale_ops.link import token_files
+    from megascale_ops.schema.tokens import new_token
+
+    if end:
+        token_files.end_rotation(Path(file))
+        click.echo(f"the token before the one in {file} is valid no more, nor what was derived from it", err=True)
+        return
+    token_files.rotate(Path(file), new_token())
+    click.echo(
+        f"{file} holds another token, and {token_files.former_of(file)} the one before; both are valid. Give the new "
+        f"one to all that use the old, then: megascale-ops token rotate --end {file}",
+        err=True,
+    )
+
+
 @token.command("issue")
 @click.option("--token-file", type=click.Path(), help="The controller's own token.  [MEGASCALE_TOKEN_FILE]")
 @click.option("--run-dir", type=click.Path(), help="Folder of a run, whose own controller the token is for.")

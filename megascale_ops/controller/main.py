@@ -9,16 +9,15 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller.access import Access
 from megascale_ops.controller.actuating import Actuating
-from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
+from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen
+from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
 from megascale_ops.controller.journal.engine import is_server, reach_server, shown
@@ -40,6 +39,7 @@ from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
 from megascale_ops.engines.slurm.commands import is_here
 from megascale_ops.engines.slurm.nodes import SlurmNodes
 from megascale_ops.errors import UsageError
+from megascale_ops.link.tls import client_tls
 from megascale_ops.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def serve(config: ControllerConfig) -> int:
         UsageError: address, token, store or certificate can't be used as given.
         VersionError: the store is of a version that this program does not support.
     """
-    token = token_for(config)
-    tls = _tls(config)
+    entrance = Entrance(config)
     with contextlib.ExitStack() as open_things:
         # Journal, histories and what else is written here contain jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
@@ -70,17 +69,17 @@ def serve(config: ControllerConfig) -> int:
         if is_server(config.store):
             reach_server(config.store, config.store_wait_s)
             with asyncio.Runner(loop_factory=event_loop) as runner:
-                runner.run(_serve_in_turn(config, listener, token, tls, limit_bytes))
+                runner.run(_serve_in_turn(config, listener, entrance, limit_bytes))
             return 0
         store = open_store(config.store, limit_bytes=limit_bytes, wait_s=config.store_wait_s)
         open_things.callback(store.close)
         with asyncio.Runner(loop_factory=event_loop) as runner:
-            runner.run(_serve(config, store, listener, token, tls))
+            runner.run(_serve(config, store, listener, entrance))
     return 0
 
 
 async def _serve_in_turn(
-    config: ControllerConfig, listener: socket.socket, token: str, tls: ssl.SSLContext | None, limit_bytes: int
+    config: ControllerConfig, listener: socket.socket, entrance: Entrance, limit_bytes: int
 ) -> None:
     """Wait until this controller leads those on the same database, serve as long as it does, and wait again."""
     events = asyncio.get_running_loop()
@@ -90,10 +89,14 @@ async def _serve_in_turn(
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             events.call_soon_threadsafe(event.set)
 
-    url = config.advertise or page_address(config.listen, listener.getsockname()[1], is_tls=tls is not None)
+    url = config.advertise or page_address(config.listen, listener.getsockname()[1], is_tls=entrance.tls is not None)
     me = Leader(secrets.token_hex(8), url.rstrip("/"), time.time())
     candidate = Candidate(
-        Session(config.store, me), me, asks(None), elected=lambda: wake(elected), deposed=lambda _why: wake(deposed)
+        Session(config.store, me),
+        me,
+        asks(client_tls()),
+        elected=lambda: wake(elected),
+        deposed=lambda _why: wake(deposed),
     )
     _stop_on_signals(stop)
     try:
@@ -102,14 +105,14 @@ async def _serve_in_turn(
             while not stop.is_set():
                 if not candidate.is_leading:
                     with _door(listener) as door:
-                        await _stand_by(config, candidate, door, token, tls, stop, elected)
+                        await _stand_by(config, candidate, door, entrance, stop, elected)
                     continue
                 deposed.clear()
                 store = await _elected(config, candidate, limit_bytes)
                 if store is None:
                     continue
                 with contextlib.closing(store), _door(listener) as door:
-                    await _serve(config, store, door, token, tls, candidate=candidate, stop=stop, deposed=deposed)
+                    await _serve(config, store, door, entrance, candidate=candidate, stop=stop, deposed=deposed)
                     if stop.is_set():
                         await asyncio.to_thread(store.flush)
                         await asyncio.to_thread(store.resign, candidate.resign)
@@ -142,8 +145,7 @@ async def _stand_by(
     config: ControllerConfig,
     candidate: Candidate,
     door: socket.socket,
-    token: str,
-    tls: ssl.SSLContext | None,
+    entrance: Entrance,
     stop: asyncio.Event,
     elected: asyncio.Event,
 ) -> None:
@@ -151,11 +153,11 @@ async def _stand_by(
     elected.clear()
     standing = Standing(candidate)
     log.info("%s", standing.sentence())
-    served = Served(partial(standby.application, standing, Access(token, time.time)))
-    async with listening(served, door, tls):
+    served = Served(partial(standby.application, standing, entrance.access))
+    async with listening(served, door, entrance.context):
         if config.port_file is not None:
             _write_port(config.port_file, door.getsockname()[1])
-        waits = [asyncio.create_task(one.wait()) for one in (stop, elected)]
+        waits = [asyncio.create_task(one) for one in (stop.wait(), elected.wait(), entrance.follow())]
         if not candidate.is_leading:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
@@ -200,8 +202,7 @@ async def _serve(
     config: ControllerConfig,
     store: Store,
     listener: socket.socket,
-    token: str,
-    tls: ssl.SSLContext | None,
+    entrance: Entrance,
     *,
     candidate: Candidate | None = None,
     stop: asyncio.Event | None = None,
@@ -230,23 +231,32 @@ async def _serve(
     # A run's own has the rights of that run, and its command line named the folder; a shared one reads no files.
     logs_of = config.run_dir if config.exit_with_parent else None
     api = Api(
-        loop, store, token, files, open_page=config.open_page, notifying=notifying, logs_of=logs_of, standing=standing
+        loop,
+        store,
+        entrance.access,
+        files,
+        open_page=config.open_page,
+        notifying=notifying,
+        logs_of=logs_of,
+        standing=standing,
     )
     stop = stop or asyncio.Event()
     deposed = deposed or asyncio.Event()
     try:
-        async with listening(api, listener, tls):
+        async with listening(api, listener, entrance.context):
             host, port = listener.getsockname()[:2]
-            notifying.begin(page_address(config.listen, port, is_tls=tls is not None))
+            notifying.begin(page_address(config.listen, port, is_tls=entrance.tls is not None))
             log.info("controller listens on %s port %d, journal in %s", host, port, shown(config.store))
-            if not token:
+            if not entrance.access.is_closed:
                 log.warning(_OPEN_TO_ALL)
             # Before the port is published: a reader may stop the controller at once, which removes the file.
             _stop_on_signals(stop)
             if config.port_file is not None:
                 _write_port(config.port_file, port)
             async with _when_gone(config.exit_with_parent if candidate is None else 0, stop):
-                await _tick_until(loop, files, (notifying.watch(), actuating.watch()), telemetry, (stop, deposed))
+                await _tick_until(
+                    loop, files, (notifying.watch(), actuating.watch(), entrance.follow()), telemetry, (stop, deposed)
+                )
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
@@ -346,20 +356,6 @@ def _bind(listen: str) -> socket.socket:
         why = "the port is taken; is a controller running already?" if taken else os.strerror(error.errno or 0)
         raise UsageError(f"can't listen on {listen}: {why}") from error
     return listener
-
-
-def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
-    if config.tls_cert is None:
-        return None
-    if config.exit_with_parent:
-        log.warning("tls_cert is not used: the controller that a run starts for itself serves http")
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"certificate {config.tls_cert} can't be used: {error}") from error
-    return context
 
 
 def _write_port(path: Path, port: int) -> None:

@@ -34,12 +34,14 @@ class _Direct(Link):
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: Path | None) -> None:
         super().__init__(url, token, timeout_s, ca_file)
-        self.clients = {url: HttpClient(url, self._headers, tls=self._tls) for url in self.urls}
+        self.clients = {url: HttpClient(url, {}, tls=self._tls) for url in self.urls}
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
     ) -> tuple[int, bytes]:
-        return self.clients[self.url].ask(method, path, query=query, body=data, patience_s=self._timeout_s + wait_s)
+        return self.clients[self.url].ask(
+            method, path, query=query, body=data, headers=self._headers, patience_s=self._timeout_s + wait_s
+        )
 
 
 class BlockingLink:

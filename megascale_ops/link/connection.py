@@ -22,16 +22,17 @@ import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
+from megascale_ops.link.tls import client_tls
+from megascale_ops.link.token_files import FileToken, read_token_file
 from megascale_ops.schema.messages import ErrorReply
 from megascale_ops.schema.ranges import encode
 
 if TYPE_CHECKING:
-    import ssl
-
     import aiohttp  # 0.2 s, since it loads certificates: an agent, with its own requests, does not need it
 
 T = TypeVar("T")
 
+_UNAUTHORISED = 401
 _AWAY = (502, 503, 504)  # a proxy's status for a controller that is not there
 # 3 fields show where it went wrong; a box full of noise has dozens of them.
 _FIELDS_TOLD = 3
@@ -59,9 +60,10 @@ class Connection:
 
     Args:
         url: ``http://HOST:PORT`` or ``https://HOST:PORT``; of several controllers all, between commas.
-        token: sent as bearer token when given; it appears in no message and no log.
+        token: sent as bearer token when given; it appears in no message and no log. One that was read from a file is
+            read again when a controller refuses it: it may have been changed there.
         timeout_s: for connecting and for an answer; a long poll waits ``wait_s`` longer.
-        ca_file: certificate authority to trust instead of the system's, for https.
+        ca_file: certificate authority to trust instead of the system's, for https; else see ``link.tls``.
 
     Raises:
         UsageError: the address or the certificate file can't be used.
@@ -72,12 +74,15 @@ class Connection:
         self._at = 0
         self._epoch = 0  # the highest number of a leader that was heard
         self._headers = {"Content-Type": "application/json"}
+        self._token = token
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
         self.mended = 0  # values of messages that were beyond what they can be, and were changed
         self._session: aiohttp.ClientSession | None = None
-        self._tls = _trusting(ca_file) if ca_file else None
+        is_secure = any(one.startswith("https:") for one in self.urls)
+        self._client_tls = client_tls(ca_file) if is_secure or ca_file else None
+        self._tls = self._client_tls.context if self._client_tls is not None else None
 
     @property
     def url(self) -> str:
@@ -158,12 +163,16 @@ class Connection:
                 status, raw = await self._send(method, path, query, data, wait_s)
             except (ConnectionResetError, BrokenPipeError):
                 status, raw = await self._send(method, path, query, data, wait_s)
+            if status == _UNAUTHORISED and self._has_new_token():
+                status, raw = await self._send(method, path, query, data, wait_s)
         except TimeoutError as error:
             patience_s = self._timeout_s + wait_s
             raise ControllerUnreachableError(
                 f"no answer from the controller at {self.url} in {patience_s:g} s"
             ) from error
         except OSError as error:
+            if self._client_tls is not None:
+                self._client_tls.refresh()
             raise ControllerUnreachableError(f"no controller answers at {self.url}: {reason_of(error)}") from error
         if status >= 400:
             self._refuse(path, status, raw)
@@ -171,6 +180,22 @@ class Connection:
             return msgspec.json.decode(raw, type=reply_type)
         except UNREADABLE as error:
             raise self._no_reply(path, status, error) from error
+
+    def _has_new_token(self) -> bool:
+        """Read the token's file again; return whether it holds another one."""
+        if not isinstance(self._token, FileToken):
+            return False
+        try:
+            token = read_token_file(self._token.path)
+        except UsageError as error:
+            log.warning("the token that was refused can't be read again: %s", error)
+            return False
+        if token == self._token:
+            return False
+        log.info("the token in %s has changed: the new one is used", token.path)
+        self._token = token
+        self._headers = {**self._headers, "Authorization": f"Bearer {token}"}
+        return True
 
     def _in_range(self, path: str, body: msgspec.Struct) -> bytes:
         """Return a message that is not refused for one number: it may come from memory that was written over."""
@@ -201,7 +226,7 @@ class Connection:
 
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            self._session = aiohttp.ClientSession(connector=connector)
         return self._session
 
     async def _send(
@@ -213,7 +238,13 @@ class Connection:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s, connect=self._timeout_s)
         try:
             async with self._opened().request(
-                method, self.url + path, params=query, data=data, timeout=timeout, allow_redirects=False
+                method,
+                self.url + path,
+                params=query,
+                data=data,
+                headers=self._headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 return response.status, await response.read()
         except aiohttp.ClientError as error:
@@ -221,15 +252,6 @@ class Connection:
                 raise
             kind = ConnectionResetError if isinstance(error, aiohttp.ServerDisconnectedError) else ConnectionError
             raise kind(str(error)) from error
-
-
-def _trusting(ca_file: Path) -> "ssl.SSLContext":
-    import ssl  # 4 MB that plain HTTP does without
-
-    try:
-        return ssl.create_default_context(cafile=str(ca_file))
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"certificate file {ca_file} can't be used: {error}") from error
 
 
 def addresses(url: str) -> tuple[str, ...]:

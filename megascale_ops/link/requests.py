@@ -231,7 +231,11 @@ class Link(Connection):
         asked = self.url
         try:
             async with self._opened().get(
-                f"{asked}/v1/live", params={"job": job} if job else None, timeout=timeout, allow_redirects=False
+                f"{asked}/v1/live",
+                params={"job": job} if job else None,
+                headers=self._headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     self._refuse("/v1/live", response.status, await response.read())

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What controllers tell each other, and people: who leads, and whether the database answers."""
 
-import ssl
 from collections.abc import Callable
 
 import msgspec
 
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.http_client import HttpClient
+from megascale_ops.link.tls import ClientTls
 from megascale_ops.schema.events import Leadership
 
 Ask = Callable[[str], bool]
@@ -16,7 +16,7 @@ PATIENCE_S = 1.0
 _MOST_BYTES = 65_536
 
 
-def asks(tls: ssl.SSLContext | None) -> Ask:
+def asks(tls: ClientTls | None) -> Ask:
     """Return a question to a standby's address: is it certain that the database does not answer it either?
 
     Args:
@@ -24,11 +24,14 @@ def asks(tls: ssl.SSLContext | None) -> Ask:
     """
 
     def is_away(url: str) -> bool:
-        client = HttpClient(url, {}, tls=tls, most_bytes=_MOST_BYTES)
+        context = tls.context if tls is not None else None
+        client = HttpClient(url, {}, tls=context, most_bytes=_MOST_BYTES)
         try:
             reply = client.ask("GET", "/leader", patience_s=PATIENCE_S)
             told = msgspec.json.decode(reply.body, type=Leadership)
         except (OSError, *UNREADABLE):
+            if tls is not None:
+                tls.refresh()
             return False
         finally:
             client.close()

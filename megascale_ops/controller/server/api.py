@@ -117,7 +117,7 @@ class Api:
         self,
         loop: Loop,
         store: Store,
-        token: str,
+        token: str | access.Access,
         files: HistoryFiles | None = None,
         *,
         open_page: bool = False,
@@ -138,7 +138,7 @@ class Api:
         self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
         self._described = b""  # the answer to /openapi.json, after the first request
-        self._access = access.Access(token, loop.wall)
+        self._access = access.Access(token, loop.wall) if isinstance(token, str) else token
 
     async def say_goodbye(self) -> None:
         """Tell pages how things stand, before this controller ends."""

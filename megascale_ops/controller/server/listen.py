@@ -4,13 +4,12 @@
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
+from megascale_ops.controller.server.admission import Admission, Tls, most_connections, raise_limit
 from megascale_ops.controller.server.connections import Connection, Connections, Patience
 from megascale_ops.schema.wording import printable
 
@@ -58,7 +57,7 @@ class OneLine(logging.Filter):
 async def listening(
     api: Application,
     listener: socket.socket,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls = None,
     *,
     patience: Patience = Patience(),  # noqa: B008  frozen
     most: int = 0,

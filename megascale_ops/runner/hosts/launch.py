@@ -84,7 +84,7 @@ def over_hosts(config: RunConfig, command: tuple[str, ...], environ: Mapping[str
     with ExitStack() as stack:
         _umask, widen = narrow_umask()
         stack.callback(widen)
-        token = find_token(config.token_file, environ) or ""
+        token = str(find_token(config.token_file, environ) or "")
         port = 0
         if not config.controller:
             port, token = _controller(stack, prepare_run_folder(run_dir, is_named=bool(config.run_dir)), environ, there)
@@ -202,7 +202,7 @@ def _controller(
     port = int(found.url.rpartition(":")[2])
     here = "[::1]" if listen.startswith("[") else "127.0.0.1"
     write_whereabouts(run_dir, Whereabouts(f"http://{here}:{port}", companion.pid, os.getpid(), found.token_file))
-    return port, find_token(found.token_file, {}) or ""
+    return port, str(find_token(found.token_file, {}) or "")
 
 
 def _start(

@@ -86,6 +86,7 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/metrics"): ("/metrics", None, READ_ALL),
     ("GET", "/v1/sd/agents"): ("/v1/sd/agents", None, READ_ALL),
     ("GET", "/healthz"): ("/healthz", None, EVERYBODY),
+    ("GET", "/leader"): ("/leader", None, EVERYBODY),
     ("GET", "/openapi.json"): ("/openapi.json", None, EVERYBODY),
     ("GET", "/"): ("/", None, EVERYBODY),
     ("GET", "/static/{name}"): ("/static/app.js", None, EVERYBODY),
