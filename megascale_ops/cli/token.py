@@ -70,6 +70,7 @@ def rotate(file: str, *, end: bool) -> None:
 @click.option("--job", metavar="JOB", shell_complete=offers("job"), help="For this job only.")
 @click.option("--node", metavar="NODE", help="For this node only: reports of its agent, and its runner in --job.")
 @click.option("--right", type=click.Choice(["read", "operate"]), help="What it allows.  [read; with --node: operate]")
+@click.option("--name", metavar="NAME", help="Who gets it: what `megascale-ops audit` says of its requests.")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), default=DAYS, help="How long it is valid.  [30]")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write FILE, mode 0600, instead of printing the token.")
 @log_options
@@ -79,6 +80,7 @@ def issue(
     job: str | None,
     node: str | None,
     right: str | None,
+    name: str | None,
     days: float,
     out: str | None,
 ) -> None:
@@ -90,6 +92,7 @@ def issue(
     --node NODE                             what the agent of one node needs
     --job JOB --right read                  looking at one job
     --right read                            looking at everything, as Prometheus does
+    --right operate --name NAME             everything but issuing tokens, by a person who is named
 
     A new own token of the controller makes all of them void.
     """  # noqa: D301  \b is click's
@@ -104,6 +107,7 @@ def issue(
     if not own:
         raise UsageError("no token to derive one from: give --token-file FILE, the controller's own, or --run-dir DIR")
     wanted = {"right": right or ("operate" if node else "read"), "job": job or "", "node": node or ""}
+    wanted["name"] = name or ""
     grant = msgspec.convert({**wanted, "until_wall_s": float(int(time.time() + days * _DAY_S))}, tokens.Grant)
     derived = tokens.issue(own, grant)
     if out is None:

@@ -217,11 +217,7 @@ async def _serve(
             events.call_soon_threadsafe(callback)
 
     loop = Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=lambda: standing.is_suspended)
-    records = store.jobs()
-    highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
-    loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
-    loop.hardware.restore(store.hardware())
-    loop.nodes.restore(store.node_moves(), store.node_checks())
+    _restore(loop, store, config)
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)
@@ -263,6 +259,15 @@ async def _serve(
         await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
         if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
+
+
+def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
+    """Go on from what the journal has."""
+    records = store.jobs()
+    highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
+    loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
+    loop.hardware.restore(store.hardware())
+    loop.nodes.restore(store.node_moves(), store.node_checks())
 
 
 def _engine(config: ControllerConfig) -> Nodes | None:

@@ -9,7 +9,7 @@ from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.messages import (
@@ -109,6 +109,10 @@ class BlockingLink:
     def mend_hardware(self, uuid: str) -> None:
         """See ``Link.mend_hardware``."""
         return self._wait(self._link.mend_hardware(uuid))
+
+    def audit(self, job: str = "", limit: int = 100, before: int = 0) -> AuditEntries:
+        """See ``Link.audit``."""
+        return self._wait(self._link.audit(job, limit, before))
 
     def nodes(self) -> NodesView:
         """See ``Link.nodes``."""

@@ -12,7 +12,7 @@ from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.connection import Connection, reason_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
@@ -138,6 +138,11 @@ class Link(Connection):
     async def mend_hardware(self, uuid: str) -> None:
         """Record that a GPU was mended or replaced."""
         await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
+
+    async def audit(self, job: str = "", limit: int = 100, before: int = 0) -> AuditEntries:
+        """Return who ordered what, newest last."""
+        given = {"job": job, "limit": str(limit), "before": str(before) if before else ""}
+        return await self._ask("GET", "/v1/audit", AuditEntries, query={k: v for k, v in given.items() if v})
 
     async def nodes(self) -> NodesView:
         """Return the nodes that are not simply healthy, and the day's limit."""

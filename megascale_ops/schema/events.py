@@ -136,6 +136,28 @@ class Health(msgspec.Struct, frozen=True):
     judgement: str
 
 
+class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request by which a person changed something, or was refused to: what ``text`` says as a sentence in parts."""
+
+    number: int
+    wall_s: float
+    text: str
+    who: str = ""  # name and mark of the token, name of the certificate
+    place: str = ""  # address that it came from
+    what: str = ""  # method and address
+    asked: str = ""  # its body, cut
+    status: int = 0  # of the answer
+    job: str = ""
+    node: str = ""
+
+
+class AuditEntries(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/audit``, newest last."""
+
+    entries: tuple[AuditEntry, ...] = ()
+    older: bool = False  # there are older ones than these
+
+
 class Leadership(msgspec.Struct, frozen=True):
     """Answer to ``GET /leader``, with 200 from the controller that leads and 503 from any other.
 

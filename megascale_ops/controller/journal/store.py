@@ -43,13 +43,17 @@ from megascale_ops.controller.journal.upgrade import take_apart, upgrade
 from megascale_ops.controller.journal.writer import Clerk
 from megascale_ops.distribution import Distribution
 from megascale_ops.errors import UsageError, VersionError
-from megascale_ops.schema.events import Event, Incident
+from megascale_ops.schema.events import AuditEntry, Event, Incident
 from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 from megascale_ops.schema.metrics import METRICS
 
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
+
+
+# Under this name, which no job can have, the journal has who ordered what.
+AUDIT_JOB = "~audit"
 
 
 def _nothing() -> None:
@@ -192,6 +196,29 @@ class Store:
         """Return all events of a job that are kept, oldest first."""
         with self._reading() as connection:
             return [*decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
+
+    def audit(self, limit: int, before: int = 0, job: str = "") -> list[AuditEntry]:
+        """Return who ordered what, newest last.
+
+        Args:
+            limit: the newest so many.
+            before: older ones than this number only; 0: all.
+            job: of this job only; "": of all jobs and nodes.
+        """
+        narrowed: list[sa.ColumnElement[bool]] = [EVENTS.c.job == AUDIT_JOB]
+        if before:
+            narrowed.append(EVENTS.c.id < before)
+        if job:
+            narrowed.append(EVENTS.c.body.contains(f'"job":{msgspec.json.encode(job).decode()}', autoescape=True))
+        query = sa.select(EVENTS.c.id, EVENTS.c.body).where(*narrowed).order_by(EVENTS.c.id.desc()).limit(limit)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        entries = []
+        for number, body in rows:
+            event = msgspec.json.decode(body, type=Event)
+            told = {"number": number, "wall_s": event.wall_s, "text": event.text, "node": event.node, **event.data}
+            entries.append(msgspec.convert(told, AuditEntry))
+        return entries[::-1]
 
     def _has(self, table: sa.Table) -> bool:
         """Return whether the journal has a table that those of older programs lack."""

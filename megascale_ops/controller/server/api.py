@@ -6,8 +6,7 @@ link to.
 
 400: the request can't be taken as it is. 401: no or a wrong token. 403: the token is for something else, or a foreign
 web page sent it. 404: there is no such thing. 408: it came too slowly. 409: understood and refused. 413: too large.
-503: too many pages watch, or another controller leads. 500 is a bug of ours; it is logged with its traceback and
-harms no other request.
+503: too many pages watch, or another controller leads. 500 is a bug of ours, logged with its traceback.
 """
 
 import asyncio
@@ -34,6 +33,7 @@ from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server import node_lives
 from megascale_ops.controller.server.agent_logs import AgentLogs
+from megascale_ops.controller.server.audit import Audit
 from megascale_ops.controller.server.bodies import SlowError, answer, body_of, convert, decode, query_of
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
@@ -51,7 +51,7 @@ from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.controller.server.rank_logs import RankLogs
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.controller.server.standing import ALONE, Reply, Standing
-from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
+from megascale_ops.errors import MegascaleError, NotFoundError, RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList, Health
 from megascale_ops.schema.health import CheckAsk
 from megascale_ops.schema.history import HistoryReply
@@ -137,6 +137,7 @@ class Api:
         self._rank_logs = RankLogs(logs_of)
         self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
+        self._audit = Audit(store, loop.wall)
         self._described = b""  # the answer to /openapi.json, after the first request
         self._access = access.Access(token, loop.wall) if isinstance(token, str) else token
 
@@ -175,6 +176,7 @@ class Api:
         add("POST", "/v1/nodes/{node}", self._guard(partial(node_lives.do, self._loop.nodes), may=_may_operate_all))
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
         add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
+        add("GET", "/v1/audit", self._guard(self._audit.show, may=_may_read_all))
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
         add("GET", "/v1/sd/agents", self._guard(self._targets, may=_may_read_all))
         add("GET", "/leader", self._guard(self._standing.show, open_to_all=True))
@@ -195,6 +197,8 @@ class Api:
         ``may``: raises where the grant does not cover the request; None: the handler asks when it has read the body.
         """
         is_open = for_page and self._open_page
+        if may in (_may_operate_job, _may_operate_all):
+            handler = self._audited(handler)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
@@ -217,6 +221,20 @@ class Api:
                 return _error(*_told(error, request.path))
 
         return guarded
+
+    def _audited(self, handler: Handler) -> Handler:
+        """Journal who asks a handler for something, and what comes of it."""
+
+        async def audited(request: web.Request) -> web.StreamResponse:
+            try:
+                response = await handler(request)
+            except MegascaleError as error:
+                await self._audit.keep(request, GRANT.get(), _told(error, request.path)[0])
+                raise
+            await self._audit.keep(request, GRANT.get(), response.status)
+            return response
+
+        return audited
 
     def _grant(self, headers: Mapping[str, str], *, is_open: bool, is_beat: bool) -> Grant:
         try:

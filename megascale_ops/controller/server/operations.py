@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from megascale_ops.controller.journal.paging import MOST_LISTED
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Leadership, Status
+from megascale_ops.schema.events import AuditEntries, BadHardwareList, Health, Incident, Incidents, Leadership, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
@@ -83,6 +83,14 @@ class IncidentsQuery(msgspec.Struct, frozen=True):
         Annotated[int, Meta(ge=1, le=MOST_LISTED, description="the newest so many that the journal has")] | UnsetType
     ) = UNSET
     before: Annotated[Word, Meta(description="only older ones than this incident")] = ""
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    """Which entries."""
+
+    job: Job = ""
+    limit: Annotated[int, Meta(ge=1, le=1000, description="the newest so many")] = 100
+    before: Annotated[Count, Meta(description="only older ones than the entry of this number")] = 0
 
 
 class LiveQuery(msgspec.Struct, frozen=True):
@@ -180,6 +188,9 @@ OPERATIONS: dict[str, Operation] = {
     "GET /v1/sd/agents": Operation(
         "targets", READ, "Addresses of the agents' metrics, for Prometheus' `http_sd_configs`.",
         tuple[TargetGroup, ...],
+    ),
+    "GET /v1/audit": Operation(
+        "audit", READ, "Who ordered what, from where, and what came of it.", AuditEntries, query=AuditQuery
     ),
     "GET /metrics": Operation(
         "metrics", READ, "The controller's metrics for Prometheus.",

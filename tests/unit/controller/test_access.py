@@ -76,6 +76,7 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/v1/incidents/{id}"): ("/v1/incidents/job-1", None, READ_ASKED),
     ("POST", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", CheckAsk(), {"own"}),
     ("GET", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", None, READ_ALL),
+    ("GET", "/v1/audit"): ("/v1/audit", None, READ_ALL),
     ("GET", "/v1/hardware"): ("/v1/hardware", None, READ_ALL),
     ("GET", "/v1/nodes"): ("/v1/nodes", None, READ_ALL),
     ("GET", "/v1/nodes/{node}"): ("/v1/nodes/n", None, READ_ALL),

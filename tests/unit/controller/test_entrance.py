@@ -35,7 +35,12 @@ def _certificate(folder: Path) -> Path:
 async def _serving(entrance: Entrance, folder: Path) -> AsyncIterator[str]:
     """Serve behind an entrance; yield host and port."""
     store = open_store(f"sqlite:///{folder}/ops.db")
-    loop = Loop(store, clock=time.monotonic, wall=time.time, post=asyncio.get_running_loop().call_soon_threadsafe)
+    events = asyncio.get_running_loop()
+
+    def post(callback: Callable[[], None]) -> None:
+        events.call_soon_threadsafe(callback)
+
+    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
     listener = socket.create_server(("127.0.0.1", 0))
     try:
         async with listening(Api(loop, store, entrance.access), listener, entrance.context):
@@ -111,15 +116,19 @@ def test_what_can_not_be_read_changes_nothing(tmp_path: Path) -> None:
     entrance = Entrance(ControllerConfig(token_file=file, store="sqlite:///x"))
     headers = {"Authorization": f"Bearer {token}"}
 
-    def is_refused(change: Callable[[], object], why: str) -> bool:
-        change()
+    def is_refused(text: str | None, mode: int, why: str) -> bool:
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+            file.chmod(mode)
         with pytest.raises(UsageError, match=why):
             entrance.poll()
         return entrance.access.grant(headers).is_everything
 
-    assert is_refused(lambda: (file.write_text(new_token()), file.chmod(0o644)), "chmod 600")
-    assert is_refused(lambda: (file.chmod(0o600), file.write_text("\n\n")), "is empty")
-    assert is_refused(file.unlink, "can't be read")
+    assert is_refused(new_token(), 0o644, "chmod 600")
+    assert is_refused("\n\n", 0o600, "is empty")
+    assert is_refused(None, 0, "can't be read")
 
 
 def test_the_verb_changes_a_token_and_ends_the_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
