@@ -236,8 +236,7 @@ async def _serve(
         logs_of=logs_of,
         standing=standing,
     )
-    stop = stop or asyncio.Event()
-    deposed = deposed or asyncio.Event()
+    stop, deposed = stop or asyncio.Event(), deposed or asyncio.Event()
     try:
         async with listening(api, listener, entrance.context):
             host, port = listener.getsockname()[:2]

@@ -31,9 +31,8 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
-from megascale_ops.controller.server import node_lives
+from megascale_ops.controller.server import audit, node_lives
 from megascale_ops.controller.server.agent_logs import AgentLogs
-from megascale_ops.controller.server.audit import Audit
 from megascale_ops.controller.server.bodies import SlowError, answer, body_of, convert, decode, query_of
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
@@ -137,7 +136,6 @@ class Api:
         self._rank_logs = RankLogs(logs_of)
         self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
-        self._audit = Audit(store, loop.wall)
         self._described = b""  # the answer to /openapi.json, after the first request
         self._access = access.Access(token, loop.wall) if isinstance(token, str) else token
 
@@ -176,7 +174,7 @@ class Api:
         add("POST", "/v1/nodes/{node}", self._guard(partial(node_lives.do, self._loop.nodes), may=_may_operate_all))
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
         add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
-        add("GET", "/v1/audit", self._guard(self._audit.show, may=_may_read_all))
+        add("GET", "/v1/audit", self._guard(partial(audit.show, self._store), may=_may_read_all))
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
         add("GET", "/v1/sd/agents", self._guard(self._targets, may=_may_read_all))
         add("GET", "/leader", self._guard(self._standing.show, open_to_all=True))
@@ -229,9 +227,9 @@ class Api:
             try:
                 response = await handler(request)
             except MegascaleError as error:
-                await self._audit.keep(request, GRANT.get(), _told(error, request.path)[0])
+                await audit.keep(self._store, self._loop.wall(), request, GRANT.get(), _told(error, request.path)[0])
                 raise
-            await self._audit.keep(request, GRANT.get(), response.status)
+            await audit.keep(self._store, self._loop.wall(), request, GRANT.get(), response.status)
             return response
 
         return audited

@@ -7,7 +7,6 @@ name that it was issued with, its scope, and eight digits of its SHA-256.
 
 import asyncio
 import hashlib
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -24,45 +23,47 @@ from megascale_ops.schema.wording import printable
 _MOST_ASKED = 500
 
 
-class Audit:
-    """Keeps and shows the entries of one controller."""
+async def keep(store: Store, wall_s: float, request: web.Request, grant: Grant, status: int) -> None:
+    """Journal what was asked for and what came of it; of a refused request the body is not read.
 
-    def __init__(self, store: Store, wall: Callable[[], float]) -> None:
-        self._store = store
-        self._wall = wall
+    Args:
+        store: the journal.
+        wall_s: when.
+        request: as it came.
+        grant: what its token allows.
+        status: of the answer.
+    """
+    asked = ""
+    if status < web.HTTPBadRequest.status_code:
+        try:
+            asked = printable((await body_of(request)).decode("utf-8", "replace"))[:_MOST_ASKED]
+        except (MegascaleError, web.HTTPException, ConnectionError):
+            asked = "(its body could not be read)"
+    who, place = _who(request, grant), request.remote or "an unknown address"
+    what = f"{request.method} {request.path}"
+    event = Event(
+        wall_s=wall_s,
+        job=AUDIT_JOB,
+        kind="audit",
+        text=f"{who} from {place}: {what} {asked}".strip() + f": {status}",
+        node=request.match_info.get("node", ""),
+        data={
+            "who": who,
+            "place": place,
+            "what": what,
+            "asked": asked,
+            "status": status,
+            "job": request.match_info.get("job", ""),
+        },
+    )
+    store.submit(Batch((event,), binding=True))
 
-    async def keep(self, request: web.Request, grant: Grant, status: int) -> None:
-        """Journal what was asked for and what came of it; of a refused request the body is not read."""
-        asked = ""
-        if status < web.HTTPBadRequest.status_code:
-            try:
-                asked = printable((await body_of(request)).decode("utf-8", "replace"))[:_MOST_ASKED]
-            except (MegascaleError, web.HTTPException, ConnectionError):
-                asked = "(its body could not be read)"
-        who, place = _who(request, grant), request.remote or "an unknown address"
-        what = f"{request.method} {request.path}"
-        event = Event(
-            wall_s=self._wall(),
-            job=AUDIT_JOB,
-            kind="audit",
-            text=f"{who} from {place}: {what} {asked}".strip() + f": {status}",
-            node=request.match_info.get("node", ""),
-            data={
-                "who": who,
-                "place": place,
-                "what": what,
-                "asked": asked,
-                "status": status,
-                "job": request.match_info.get("job", ""),
-            },
-        )
-        self._store.submit(Batch((event,), binding=True))
 
-    async def show(self, request: web.Request) -> web.Response:
-        """Answer with the newest entries, newest last."""
-        asked = query_of(request, AuditQuery)
-        entries = await asyncio.to_thread(self._store.audit, asked.limit + 1, asked.before, asked.job)
-        return answer(AuditEntries(tuple(entries[-asked.limit :]), older=len(entries) > asked.limit))
+async def show(store: Store, request: web.Request) -> web.Response:
+    """Answer with the newest entries, newest last."""
+    asked = query_of(request, AuditQuery)
+    entries = await asyncio.to_thread(store.audit, asked.limit + 1, asked.before, asked.job)
+    return answer(AuditEntries(tuple(entries[-asked.limit :]), older=len(entries) > asked.limit))
 
 
 def _who(request: web.Request, grant: Grant) -> str:
