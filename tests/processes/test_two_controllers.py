@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two real controllers on one real PostgreSQL, and a job that follows whichever leads."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,11 +11,13 @@ from typing import NamedTuple
 from urllib.error import HTTPError
 
 import pytest
+import sqlalchemy as sa
 
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import JobStatus
+from megascale_ops.schema.health import NodeAsk
 from tests.fakes.postgres import PostgresServer
 from tests.fakes.servers import opener
 from tests.processes.launch import ENDLESS, PLAIN, Launch, free_port, until
@@ -60,6 +63,23 @@ def _refusal(url: str) -> Refusal | None:
         return Refusal(error.code, str(error.headers.get("X-Megascale-Leader", "")), json.loads(error.read()))
     except OSError:
         return None
+
+
+@contextlib.contextmanager
+def _full(server: PostgresServer) -> Iterator[None]:
+    """Let each insertion of an event fail as PostgreSQL's do when its disk is full."""
+    engine = sa.create_engine(server.url)
+    refuse = "RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100';"
+    make = f"CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {refuse} END $$"
+    with engine.begin() as connection:
+        connection.execute(sa.text(make))
+        connection.execute(sa.text("CREATE TRIGGER f BEFORE INSERT ON events EXECUTE FUNCTION full_disk()"))
+    try:
+        yield
+    finally:
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP TRIGGER f ON events"))
+        engine.dispose()
 
 
 class Pair:
@@ -145,7 +165,7 @@ def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launc
 def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_nothing(
     launch: Launch, server: PostgresServer
 ) -> None:
-    """Stopped and started again, the leader stays the leader; one that is ended in order gives way at once."""
+    """Stopped and started again, then full: the leader stays the leader; ended in order it gives way at once."""
     pair = Pair(launch, server)
     first = pair.leader()
     assert first is not None
@@ -157,11 +177,21 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
     until(lambda: (one := told()) and one.header, "the standby to know the leader")
     server.stop()
     until(lambda: (one := told()) and "does not answer" in one.body["error"], "the standby to tell")
-    away = until(lambda: _leads(pair.urls[first]), "the leader to go on without its database")
+    away = until(
+        lambda: one if (one := _leads(pair.urls[first])) and one["database"] != "ok" else None,
+        "the leader to go on without its database",
+    )
     server.start()
     until(lambda: (one := _leads(pair.urls[first])) is not None and one["database"] == "ok", "the leader to be back")
     refused = until(lambda: one if (one := told()) and one.header else None, "the standby to know the leader again")
     after = _leads(pair.urls[first])
+    with _full(server), BlockingLink(pair.both) as link:
+        link.ask_node("node7", NodeAsk("quarantine", "fan"))
+        full = until(lambda: one if (one := link.healthz())["status"] != "ok" else None, "the full disk to be told")
+        during = _leads(pair.urls[first])
+    with BlockingLink(pair.both) as link:
+        until(lambda: link.healthz()["status"] == "ok", "the journal to be written again")
+        asked = link.audit().entries
     pair.procs[first].send_signal(signal.SIGTERM)
     ended = pair.procs[first].wait(60)
     then = until(lambda: _leads(pair.urls[1 - first]), "the other to lead")
@@ -171,5 +201,8 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
     assert away["database"] != "ok"
     assert after == before
     assert (refused.status, refused.header) == (503, pair.urls[first])
+    assert "No space left on device" in str(full["journal"])
+    assert during == before
+    assert [one.what for one in asked] == ["POST /v1/nodes/node7"]
     assert ended == 0
     assert then["epoch"] == 2
