@@ -20,7 +20,11 @@ class UsageError(MegascaleError, ValueError):
 
 
 class ControllerUnreachableError(MegascaleError):
-    """No controller answered at the address given before the deadline."""
+    """No controller answered at the address given before the deadline. ``leader``: the one to ask instead, if known."""
+
+    def __init__(self, sentence: str = "", leader: str = "") -> None:
+        super().__init__(sentence)
+        self.leader = leader
 
 
 class RefusedError(MegascaleError):

@@ -116,7 +116,7 @@ def reachable(url: str, controller: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if host in ("0.0.0.0", "::"):  # noqa: S104  compared with, not bound
-        there = urlsplit(controller)
+        there = urlsplit(controller.partition(",")[0])  # of several the first
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 there.hostname, there.port or 80, type=socket.SOCK_DGRAM

@@ -10,7 +10,7 @@ from megascale_ops.garbage_kept import GarbageKept
 
 
 @click.command
-@click.option("--controller", metavar="URL", help="Address of the controller, or MEGASCALE_CONTROLLER.")
+@click.option("--controller", metavar="URL", help="Address of the controller, or of several; or MEGASCALE_CONTROLLER.")
 @click.option("--node", metavar="NAME", help="Name of this node.  [host name]")
 @click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops-UID]")
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, or one for this node, mode 0600.")

@@ -14,12 +14,14 @@ from megascale_ops.garbage_kept import GarbageKept
 @click.option("--store", metavar="URL", help="Journal: sqlite:///FILE or postgresql://...  [sqlite:///ops.db]")
 @click.option("--journal-mb", type=int, metavar="MB", help="Bound of the journal; the oldest goes first.  [1024]")
 @click.option("--store-wait-s", type=float, metavar="S", help="Wait so long for a PostgreSQL that is away.  [60]")
+@click.option("--advertise", metavar="URL", help="Address by which clients reach it, beside another controller.")
 @click.option("--token-file", metavar="FILE", help="File with the token; needed to listen beyond loopback.")
 @click.option("--open-page", is_flag=True, default=None, help="Let whoever reaches the port read the page; no token.")
 @click.option("--port-file", metavar="FILE", help="Write the port that was bound into this file.")
 @click.option("--run-dir", metavar="DIR", help="Where incidents keep their evidence.")
 @click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's key.")
+@click.option("--tls-client-ca", metavar="FILE", help="Ask clients for a certificate of this authority (mutual TLS).")
 @click.option("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector to send incidents and steps to, or none.")
 @click.option(
     "--engine",

@@ -80,6 +80,7 @@ VERBS = {
     "controller": Verb("megascale_ops.cli.controller", "controller", "Serve the controller: judge and drive recovery."),
     "agent": Verb("megascale_ops.cli.agent", "agent", "Run this node's agent: read ranks and host, obey orders."),
     "token": Verb("megascale_ops.cli.token", "token", "Make a controller's token, or derive one that allows less."),
+    "audit": Verb("megascale_ops.cli.runs.audit", "audit", "List who ordered a controller what, and from where."),
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "simulate": Verb("megascale_ops.cli.simulate.verb", "simulate", "Simulate a large cluster and its faults."),
     "plan": Verb("megascale_ops.cli.plan.verb", "plan", "Choose spares, checkpoint interval, patience and checks."),

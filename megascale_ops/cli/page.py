@@ -36,4 +36,5 @@ def address(url: str, own: str | None, job: str, wall_s: float) -> str:
     if own:
         given = own if is_derived(own) else issue(own, Grant("read", job, until_wall_s=float(int(wall_s + _VALID_S))))
         shown.append(f"token={quote(given, safe='')}")
-    return f"{url.rstrip('/')}/" + (f"#{'&'.join(shown)}" if shown else "")
+    first = url.partition(",")[0]  # of several; a standby sends a browser on to the leader
+    return f"{first.rstrip('/')}/" + (f"#{'&'.join(shown)}" if shown else "")

@@ -40,7 +40,7 @@ _OTHERS = -1  # local ranks that are not listed
     "--nnodes", metavar="N|MIN:MAX", help="Nodes of the job; a range makes it elastic.  [1, or a Slurm step's]"
 )
 @click.option("--job", "--rdzv-id", metavar="NAME", help="Name of the job.  [script and time]")
-@click.option("--controller", metavar="URL", help="Controller to obey.  [one of this run's own]")
+@click.option("--controller", metavar="URL", help="Controller to obey, or several: A,B.  [one of this run's own]")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun: the controller is there.")
 @click.option("--rdzv-backend", metavar="NAME", hidden=True)
 @click.option("--rdzv-conf", metavar="KEY=VALUE,...", hidden=True)
@@ -176,8 +176,9 @@ def run(
     explain(options)
     waits = waits_of(options.pop("rdzv_conf"))
     options.update(_shown(options.pop("redirects"), options.pop("tee"), options["local_ranks_filter"]))
-    if options.get("controller") and "//" not in options["controller"]:
-        options["controller"] = f"http://{options['controller']}"
+    if options.get("controller"):
+        given = options["controller"].split(",")
+        options["controller"] = ",".join(one if "//" in one else f"http://{one.strip()}" for one in given)
     _name_node(ctx, options)
     options["policy"] = {**waits, **values_of(read_settings(options.pop("policy_items")))}
     if options.pop("dry_run"):

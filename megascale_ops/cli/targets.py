@@ -34,7 +34,7 @@ def targets(
     import msgspec
 
     from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
-    from megascale_ops.link import BlockingLink
+    from megascale_ops.link import BlockingLink, addresses
     from megascale_ops.schema.targets import COMPONENT, JOBS, TargetGroup
 
     place = find_place(Wanted(controller or "", "", run_dir or ""), journal_too=False)
@@ -44,7 +44,8 @@ def targets(
         groups = [group for group in groups if f",{job}," in group.labels.get(JOBS, "")]
     agents = len(groups)
     if not agents_only:
-        groups.append(TargetGroup((_address(place.url),), {COMPONENT: "controller"}))
+        every = tuple(_address(one) for one in addresses(place.url))
+        groups.append(TargetGroup(every, {COMPONENT: "controller"}))
     text = msgspec.json.format(msgspec.json.encode(groups), indent=2).decode() + "\n"
     if not agents:
         click.echo(_why_none(job), err=True)

@@ -40,12 +40,37 @@ def new(file: str) -> None:
     click.echo(f"written to {file}: give it to controller, agents and runs as --token-file {file}", err=True)
 
 
+@token.command("rotate")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--end", is_flag=True, help="End the change: the token before is no longer valid.")
+@log_options
+def rotate(file: str, *, end: bool) -> None:
+    """Put another token into FILE while its controller runs; the one before stays valid until --end.
+
+    The controller reads the files again within a second; agents and runs read theirs again when they are refused.
+    """
+    from megascale_ops.link import token_files
+    from megascale_ops.schema.tokens import new_token
+
+    if end:
+        token_files.end_rotation(Path(file))
+        click.echo(f"the token before the one in {file} is valid no more, nor what was derived from it", err=True)
+        return
+    token_files.rotate(Path(file), new_token())
+    click.echo(
+        f"{file} holds another token, and {token_files.former_of(file)} the one before; both are valid. Give the new "
+        f"one to all that use the old, then: megascale-ops token rotate --end {file}",
+        err=True,
+    )
+
+
 @token.command("issue")
 @click.option("--token-file", type=click.Path(), help="The controller's own token.  [MEGASCALE_TOKEN_FILE]")
 @click.option("--run-dir", type=click.Path(), help="Folder of a run, whose own controller the token is for.")
 @click.option("--job", metavar="JOB", shell_complete=offers("job"), help="For this job only.")
 @click.option("--node", metavar="NODE", help="For this node only: reports of its agent, and its runner in --job.")
 @click.option("--right", type=click.Choice(["read", "operate"]), help="What it allows.  [read; with --node: operate]")
+@click.option("--name", metavar="NAME", help="Who gets it: what `megascale-ops audit` says of its requests.")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), default=DAYS, help="How long it is valid.  [30]")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write FILE, mode 0600, instead of printing the token.")
 @log_options
@@ -55,6 +80,7 @@ def issue(
     job: str | None,
     node: str | None,
     right: str | None,
+    name: str | None,
     days: float,
     out: str | None,
 ) -> None:
@@ -66,6 +92,7 @@ def issue(
     --node NODE                             what the agent of one node needs
     --job JOB --right read                  looking at one job
     --right read                            looking at everything, as Prometheus does
+    --right operate --name NAME             everything but issuing tokens, by a person who is named
 
     A new own token of the controller makes all of them void.
     """  # noqa: D301  \b is click's
@@ -80,6 +107,7 @@ def issue(
     if not own:
         raise UsageError("no token to derive one from: give --token-file FILE, the controller's own, or --run-dir DIR")
     wanted = {"right": right or ("operate" if node else "read"), "job": job or "", "node": node or ""}
+    wanted["name"] = name or ""
     grant = msgspec.convert({**wanted, "until_wall_s": float(int(time.time() + days * _DAY_S))}, tokens.Grant)
     derived = tokens.issue(own, grant)
     if out is None:

@@ -37,16 +37,22 @@ class Access:
     Args:
         own_token: the controller's; "" grants everything to every request.
         wall: wall clock seconds, for tokens that end.
+        former: the one before, valid as long as a change is under way; "" for none.
     """
 
-    def __init__(self, own_token: str, wall: Callable[[], float]) -> None:
+    def __init__(self, own_token: str, wall: Callable[[], float], former: str = "") -> None:
         self.is_closed = bool(own_token)
         self._wall = wall
+        self.renew(own_token, former)
+
+    def renew(self, own_token: str, former: str = "") -> None:
+        """Go on with another own token, without a restart; what was derived from any but these two is void."""
+        owns = (own_token, former) if former else (own_token,)
 
         # Only valid tokens are cached, in a cache of their own: guessed tokens neither fill nor empty it.
         @lru_cache(maxsize=_REMEMBERED)
         def known(token: str) -> Grant:
-            found = read_grant(own_token, token)
+            found = next((grant for own in owns if (grant := read_grant(own, token)) is not None), None)
             if found is None:
                 raise UnauthorisedError(
                     "the token that was given is not valid here: this controller wants a token of its own; is it an "

@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.link.token_files import read_token_file
 from megascale_ops.notify.config import NotifyConfig
 
 # 16 MB: the records of jobs with 12,500 nodes, and what happened of late.
@@ -25,6 +24,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     journal_mb: int = 1024
     # 60 s: a PostgreSQL that is started again, or fails over to its standby, answers within that time.
     store_wait_s: float = 60.0
+    # "": what is listened on, with the host's name where that is every address.
+    advertise: str = ""  # http://HOST:PORT by which clients and other controllers on the same database reach this one
     token_file: Path | None = None
     open_page: bool = False  # clients of the port may read what the page shows, without the token
     port_file: Path | None = None  # the bound port is written there
@@ -32,6 +33,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_with_parent: int = 0  # end when this process is gone; 0: never
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    tls_client_ca: Path | None = None  # mutual TLS: clients must show a certificate of this authority
     # auto: a controller that Slurm has started, in a step or batch script, speaks to Slurm. Kubernetes must be named: a
     # job's pod has an account too, which may change no node.
     engine: Literal["auto", "slurm", "kubernetes", "none"] = "auto"
@@ -64,21 +66,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def token_for(config: ControllerConfig) -> str:
-    """Return the token to demand, "" for none.
+def check_token(config: ControllerConfig) -> None:
+    """Refuse to serve beyond this machine without a token.
 
     Raises:
-        UsageError: the token file can't be used; the address is reachable from elsewhere and no token is given.
+        UsageError: the address is reachable from elsewhere and no token is given.
     """
     host, _port = parse_listen(config.listen)
-    if config.token_file is not None:
-        return read_token_file(config.token_file)
-    if not is_loopback(host):
+    if config.token_file is None and not is_loopback(host):
         raise UsageError(
             f"refusing to listen on {host} without a token: anybody who reaches it could stop jobs; "
             "give --token-file FILE (`megascale-ops token new FILE` makes one) or listen on 127.0.0.1"
         )
-    return ""
 
 
 def limit_of(config: ControllerConfig) -> int:

@@ -79,6 +79,7 @@ class Loop:
         clock: monotonic seconds.
         wall: wall clock seconds.
         post: runs a callback on the loop's thread.
+        is_paused: whether nothing may be judged now, since another controller may lead.
     """
 
     def __init__(
@@ -88,8 +89,9 @@ class Loop:
         clock: Callable[[], float],
         wall: Callable[[], float],
         post: Callable[[Callable[[], None]], None],
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.clock = clock
+        self.clock, self.is_paused = clock, is_paused
         self.wall = wall = WallClock(wall, clock)
         self.jobs: dict[str, Job] = {}
         self.registry = Registry()
@@ -105,8 +107,7 @@ class Loop:
         self.joining = Joining(self.jobs, self.transitions, self.faults)
         self.by_hand = ByHand(self.transitions, self.registry)
         self.self_checks = SelfChecks(self.transitions, self.jobs, self.incidents, checks.measures_itself)
-        self.lag_s = 0.0
-        self.heartbeats = 0
+        self.lag_s, self.heartbeats = 0.0, 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
         self.exported: Counter[str] = Counter()  # spans and logs, by what became of them
         self.node_clocks = NodeClocks()
@@ -482,6 +483,8 @@ class Loop:
         """Tick until cancelled."""
         self._due_s = self.clock()
         while True:
+            while self.is_paused():  # noqa: ASYNC110  a thread says so; afterwards all patience begins anew
+                await asyncio.sleep(TICK_S)
             spent_s = 0.0
             pieces = self.pieces()
             while True:

@@ -6,31 +6,40 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import signal
 import socket
-import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.actuating import Actuating
-from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
+from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen
+from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
+from megascale_ops.controller.journal.engine import is_server, reach_server, shown
+from megascale_ops.controller.journal.fence import DeposedError, Leader
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
+from megascale_ops.controller.leadership.candidate import Candidate
+from megascale_ops.controller.leadership.peers import asks
+from megascale_ops.controller.leadership.session import Session, application_of
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.notifying import Notifying, page_address
-from megascale_ops.controller.server import gc_pacing
+from megascale_ops.controller.server import gc_pacing, standby
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
-from megascale_ops.controller.server.listen import BACKLOG, listening
+from megascale_ops.controller.server.listen import BACKLOG, Served, listening
+from megascale_ops.controller.server.standing import Standing
 from megascale_ops.engines.actuator import Nodes
 from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
 from megascale_ops.engines.slurm.commands import is_here
 from megascale_ops.engines.slurm.nodes import SlurmNodes
 from megascale_ops.errors import UsageError
+from megascale_ops.link.tls import client_tls
 from megascale_ops.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -51,36 +60,164 @@ def serve(config: ControllerConfig) -> int:
         UsageError: address, token, store or certificate can't be used as given.
         VersionError: the store is of a version that this program does not support.
     """
-    token = token_for(config)
-    tls = _tls(config)
+    entrance = Entrance(config)
     with contextlib.ExitStack() as open_things:
         # Journal, histories and what else is written here contain jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
         listener = open_things.enter_context(_bind(config.listen))
         limit_bytes = limit_of(config)
+        if is_server(config.store):
+            reach_server(config.store, config.store_wait_s)
+            with asyncio.Runner(loop_factory=event_loop) as runner:
+                runner.run(_serve_in_turn(config, listener, entrance, limit_bytes))
+            return 0
         store = open_store(config.store, limit_bytes=limit_bytes, wait_s=config.store_wait_s)
         open_things.callback(store.close)
         with asyncio.Runner(loop_factory=event_loop) as runner:
-            runner.run(_serve(config, store, listener, token, tls))
+            runner.run(_serve(config, store, listener, entrance))
     return 0
 
 
+async def _serve_in_turn(
+    config: ControllerConfig, listener: socket.socket, entrance: Entrance, limit_bytes: int
+) -> None:
+    """Wait until this controller leads those on the same database, serve as long as it does, and wait again."""
+    events = asyncio.get_running_loop()
+    stop, elected, deposed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def wake(event: asyncio.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            events.call_soon_threadsafe(event.set)
+
+    url = config.advertise or page_address(config.listen, listener.getsockname()[1], is_tls=entrance.tls is not None)
+    me = Leader(secrets.token_hex(8), url.rstrip("/"), time.time())
+    candidate = Candidate(
+        Session(config.store, me),
+        me,
+        asks(client_tls()),
+        elected=lambda: wake(elected),
+        deposed=lambda _why: wake(deposed),
+    )
+    _stop_on_signals(stop)
+    try:
+        candidate.begin()
+        async with _when_gone(config.exit_with_parent, stop), _turning(candidate):
+            while not stop.is_set():
+                if not candidate.is_leading:
+                    with _door(listener) as door:
+                        await _stand_by(config, candidate, door, entrance, stop, elected)
+                    continue
+                deposed.clear()
+                store = await _elected(config, candidate, limit_bytes)
+                if store is None:
+                    continue
+                with contextlib.closing(store), _door(listener) as door:
+                    await _serve(config, store, door, entrance, candidate=candidate, stop=stop, deposed=deposed)
+                    if stop.is_set():
+                        await asyncio.to_thread(store.flush)
+                        await asyncio.to_thread(store.resign, candidate.resign)
+    finally:
+        await asyncio.to_thread(candidate.close)
+        if config.port_file is not None:
+            config.port_file.unlink(missing_ok=True)
+
+
+async def _elected(config: ControllerConfig, candidate: Candidate, limit_bytes: int) -> Store | None:
+    """Open the journal as its leader; None where that can't be now, and is tried again."""
+    try:
+        return await asyncio.to_thread(
+            open_store,
+            config.store,
+            limit_bytes=limit_bytes,
+            elect=candidate.elect,
+            application=application_of(candidate.me.id),
+        )
+    except DeposedError:
+        return None
+    except UsageError as error:
+        if not candidate.has_taken_part:
+            raise  # at the first time it is the user's word that is wrong; later the database has gone away
+        candidate.let_go(str(error))
+        return None
+
+
+async def _stand_by(
+    config: ControllerConfig,
+    candidate: Candidate,
+    door: socket.socket,
+    entrance: Entrance,
+    stop: asyncio.Event,
+    elected: asyncio.Event,
+) -> None:
+    """Answer as a standby until this controller leads, or ends."""
+    elected.clear()
+    standing = Standing(candidate)
+    log.info("%s", standing.sentence())
+    served = Served(partial(standby.application, standing, entrance.access))
+    async with listening(served, door, entrance.context):
+        if config.port_file is not None:
+            _write_port(config.port_file, door.getsockname()[1])
+        waits = [asyncio.create_task(one) for one in (stop.wait(), elected.wait(), entrance.follow())]
+        if not candidate.is_leading:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+
+
+@contextlib.contextmanager
+def _door(listener: socket.socket) -> Iterator[socket.socket]:
+    """Lend the listener; who serves closes what it has, and clients that come meanwhile wait in the queue."""
+    door = listener.dup()
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+@contextlib.asynccontextmanager
+async def _turning(candidate: Candidate) -> AsyncIterator[None]:
+    """Let the candidate know that this loop turns."""
+
+    async def turn() -> None:
+        while True:
+            candidate.turned()
+            await asyncio.sleep(1.0)
+
+    task = asyncio.create_task(turn())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
 async def _serve(
-    config: ControllerConfig, store: Store, listener: socket.socket, token: str, tls: ssl.SSLContext | None
+    config: ControllerConfig,
+    store: Store,
+    listener: socket.socket,
+    entrance: Entrance,
+    *,
+    candidate: Candidate | None = None,
+    stop: asyncio.Event | None = None,
+    deposed: asyncio.Event | None = None,
 ) -> None:
     events = asyncio.get_running_loop()
+    standing = Standing(candidate)
 
     def post(callback: Callable[[], None]) -> None:
         # The journal's thread may finish a batch after the loop has ended: then there is nothing left to call.
         with contextlib.suppress(RuntimeError):
             events.call_soon_threadsafe(callback)
 
-    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
-    records = store.jobs()
-    highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
-    loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
-    loop.hardware.restore(store.hardware())
-    loop.nodes.restore(store.node_moves(), store.node_checks())
+    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=lambda: standing.is_suspended)
+    _restore(loop, store, config)
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)
@@ -89,30 +226,47 @@ async def _serve(
     actuating.begin()
     # A run's own has the rights of that run, and its command line named the folder; a shared one reads no files.
     logs_of = config.run_dir if config.exit_with_parent else None
-    api = Api(loop, store, token, files, open_page=config.open_page, notifying=notifying, logs_of=logs_of)
-    stop = asyncio.Event()
+    api = Api(
+        loop,
+        store,
+        entrance.access,
+        files,
+        open_page=config.open_page,
+        notifying=notifying,
+        logs_of=logs_of,
+        standing=standing,
+    )
+    stop, deposed = stop or asyncio.Event(), deposed or asyncio.Event()
     try:
-        async with listening(api, listener, tls):
+        async with listening(api, listener, entrance.context):
             host, port = listener.getsockname()[:2]
-            notifying.begin(page_address(config.listen, port, is_tls=tls is not None))
-            log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
-            if not token:
+            notifying.begin(page_address(config.listen, port, is_tls=entrance.tls is not None))
+            log.info("controller listens on %s port %d, journal in %s", host, port, shown(config.store))
+            if not entrance.access.is_closed:
                 log.warning(_OPEN_TO_ALL)
             # Before the port is published: a reader may stop the controller at once, which removes the file.
-            for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
-                signal.signal(number, signal.SIG_IGN)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                events.add_signal_handler(number, stop.set)
+            _stop_on_signals(stop)
             if config.port_file is not None:
                 _write_port(config.port_file, port)
-            with _when_gone(config.exit_with_parent, stop):
-                await _tick_until(loop, files, (notifying.watch(), actuating.watch()), telemetry, stop)
+            async with _when_gone(config.exit_with_parent if candidate is None else 0, stop):
+                await _tick_until(
+                    loop, files, (notifying.watch(), actuating.watch(), entrance.follow()), telemetry, (stop, deposed)
+                )
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
         await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
-        if config.port_file is not None:
+        if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
+
+
+def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
+    """Go on from what the journal has."""
+    records = store.jobs()
+    highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
+    loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
+    loop.hardware.restore(store.hardware())
+    loop.nodes.restore(store.node_moves(), store.node_checks())
 
 
 def _engine(config: ControllerConfig) -> Nodes | None:
@@ -150,14 +304,14 @@ async def _tick_until(
     files: HistoryFiles,
     watches: tuple[Coroutine[None, None, None], ...],
     telemetry: "Telemetry | None",
-    stop: asyncio.Event,
+    ends: tuple[asyncio.Event, ...],
 ) -> None:
-    """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
+    """Tick until one of ``ends`` is set; a tick that ends by itself is a bug and ends the controller."""
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), *watches)}
     if telemetry is not None:
         works.add(asyncio.create_task(telemetry.watch()))
-    stopping = asyncio.create_task(stop.wait())
-    done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping = {asyncio.create_task(one.wait()) for one in ends}
+    done, pending = await asyncio.wait({*works, *stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
@@ -165,8 +319,8 @@ async def _tick_until(
         work.result()
 
 
-@contextlib.contextmanager
-def _when_gone(pid: int, stop: asyncio.Event) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _when_gone(pid: int, stop: asyncio.Event) -> AsyncIterator[None]:
     """Set ``stop`` when the process ``pid`` ends; 0: never."""
     if pid <= 0:
         yield
@@ -206,20 +360,6 @@ def _bind(listen: str) -> socket.socket:
         why = "the port is taken; is a controller running already?" if taken else os.strerror(error.errno or 0)
         raise UsageError(f"can't listen on {listen}: {why}") from error
     return listener
-
-
-def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
-    if config.tls_cert is None:
-        return None
-    if config.exit_with_parent:
-        log.warning("tls_cert is not used: the controller that a run starts for itself serves http")
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"certificate {config.tls_cert} can't be used: {error}") from error
-    return context
 
 
 def _write_port(path: Path, port: int) -> None:

@@ -7,6 +7,7 @@ and ``Spool`` are the patience of a program whose controller is away.
 
 from megascale_ops.link.away import Backoff, Spool
 from megascale_ops.link.blocking import BlockingLink
+from megascale_ops.link.connection import addresses
 from megascale_ops.link.requests import Link
 
-__all__ = ["Backoff", "BlockingLink", "Link", "Spool"]
+__all__ = ["Backoff", "BlockingLink", "Link", "Spool", "addresses"]

@@ -9,7 +9,7 @@ from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.messages import (
@@ -34,12 +34,14 @@ class _Direct(Link):
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: Path | None) -> None:
         super().__init__(url, token, timeout_s, ca_file)
-        self.client = HttpClient(self.url, self._headers, tls=self._tls)
+        self.clients = {url: HttpClient(url, {}, tls=self._tls) for url in self.urls}
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
     ) -> tuple[int, bytes]:
-        return self.client.ask(method, path, query=query, body=data, patience_s=self._timeout_s + wait_s)
+        return self.clients[self.url].ask(
+            method, path, query=query, body=data, headers=self._headers, patience_s=self._timeout_s + wait_s
+        )
 
 
 class BlockingLink:
@@ -50,8 +52,12 @@ class BlockingLink:
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0, ca_file: Path | None = None) -> None:
         self._link = _Direct(url, token, timeout_s, ca_file)
-        self.url = self._link.url
         self._closed = False
+
+    @property
+    def url(self) -> str:
+        """The address that is asked."""
+        return self._link.url
 
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """See ``Link.heartbeat``."""
@@ -103,6 +109,10 @@ class BlockingLink:
     def mend_hardware(self, uuid: str) -> None:
         """See ``Link.mend_hardware``."""
         return self._wait(self._link.mend_hardware(uuid))
+
+    def audit(self, job: str = "", limit: int = 100, before: int = 0) -> AuditEntries:
+        """See ``Link.audit``."""
+        return self._wait(self._link.audit(job, limit, before))
 
     def nodes(self) -> NodesView:
         """See ``Link.nodes``."""
@@ -175,7 +185,8 @@ class BlockingLink:
     def close(self) -> None:
         """End waiting calls and close the connections."""
         self._closed = True
-        self._link.client.close()
+        for client in self._link.clients.values():
+            client.close()
 
     def __enter__(self) -> Self:
         return self

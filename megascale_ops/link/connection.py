@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the controller is asked: over connections kept open, with a deadline, and with one sentence for every error.
 
+There may be several controllers of which one leads: of the addresses given, the one that answered last is asked. Where
+it does not answer, or says that it is a standby, the others are, each once; the leader that it names first. Only
+addresses that were given are asked, so that a token goes nowhere else.
+
 Every request may be repeated (heartbeats carry a sequence number, joins a join id, orders are remembered by id), so a
 request whose kept-open connection was closed in the meantime is sent once more at once. Anything beyond that is the
 caller's patience.
@@ -9,6 +13,7 @@ caller's patience.
 import errno
 import logging
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
@@ -17,16 +22,17 @@ import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
+from megascale_ops.link.tls import client_tls
+from megascale_ops.link.token_files import FileToken, read_token_file
 from megascale_ops.schema.messages import ErrorReply
 from megascale_ops.schema.ranges import encode
 
 if TYPE_CHECKING:
-    import ssl
-
     import aiohttp  # 0.2 s, since it loads certificates: an agent, with its own requests, does not need it
 
 T = TypeVar("T")
 
+_UNAUTHORISED = 401
 _AWAY = (502, 503, 504)  # a proxy's status for a controller that is not there
 # 3 fields show where it went wrong; a box full of noise has dozens of them.
 _FIELDS_TOLD = 3
@@ -53,24 +59,35 @@ class Connection:
     """One controller, asked over a pool of connections that stay open.
 
     Args:
-        url: ``http://HOST:PORT`` or ``https://HOST:PORT``.
-        token: sent as bearer token when given; it appears in no message and no log.
+        url: ``http://HOST:PORT`` or ``https://HOST:PORT``; of several controllers all, between commas.
+        token: sent as bearer token when given; it appears in no message and no log. One that was read from a file is
+            read again when a controller refuses it: it may have been changed there.
         timeout_s: for connecting and for an answer; a long poll waits ``wait_s`` longer.
-        ca_file: certificate authority to trust instead of the system's, for https.
+        ca_file: certificate authority to trust instead of the system's, for https; else see ``link.tls``.
 
     Raises:
         UsageError: the address or the certificate file can't be used.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0, ca_file: Path | None = None) -> None:
-        self.url = _check_url(url)
+        self.urls = addresses(url)
+        self._at = 0
+        self._epoch = 0  # the highest number of a leader that was heard
         self._headers = {"Content-Type": "application/json"}
+        self._token = token
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
         self.mended = 0  # values of messages that were beyond what they can be, and were changed
         self._session: aiohttp.ClientSession | None = None
-        self._tls = _trusting(ca_file) if ca_file else None
+        is_secure = any(one.startswith("https:") for one in self.urls)
+        self._client_tls = client_tls(ca_file) if is_secure or ca_file else None
+        self._tls = self._client_tls.context if self._client_tls is not None else None
+
+    @property
+    def url(self) -> str:
+        """The address that is asked."""
+        return self.urls[self._at]
 
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -95,10 +112,58 @@ class Connection:
         wait_s: float = 0.0,
     ) -> T:
         data = None if body is None else self._in_range(path, body)
+        deadline_s = time.monotonic() + self._timeout_s + wait_s
+        tried: set[str] = set()
+        while True:
+            asked = self.url
+            tried.add(asked)
+            try:
+                return await self._ask_this(method, path, reply_type, query, data, wait_s)
+            except ControllerUnreachableError as error:
+                if self.url == asked:  # no other thread has found a better one meanwhile
+                    self._turn_from(tried, error)
+                if self.url in tried or time.monotonic() >= deadline_s:
+                    raise
+                log.debug("%s; asking %s instead of %s", error, self.url, asked)
+
+    def _turn_from(self, tried: set[str], error: ControllerUnreachableError) -> None:
+        """Choose the address for the next request: the leader that was named, else one that was not tried yet."""
+        count = len(self.urls)
+        named = [number for number, url in enumerate(self.urls) if url == getattr(error, "leader", "") != self.url]
+        others = [(self._at + step) % count for step in range(1, count)]
+        fresh = [number for number in (*named, *others) if self.urls[number] not in tried]
+        self._at = next(iter((*fresh, *named, *others)), self._at)
+
+    def _newest(self, epoch: int) -> None:
+        """Take note of which leader has answered.
+
+        Raises:
+            ControllerUnreachableError: it was replaced since: what it says is not taken.
+        """
+        if epoch and epoch < self._epoch:
+            asked = self.url
+            self._turn_from({asked}, ControllerUnreachableError())
+            raise ControllerUnreachableError(
+                f"the controller at {asked} leads no more: it is number {epoch}, and number {self._epoch} was heard"
+            )
+        self._epoch = max(self._epoch, epoch)
+
+    async def _ask_this(
+        self,
+        method: str,
+        path: str,
+        reply_type: type[T],
+        query: dict[str, str] | None,
+        data: bytes | None,
+        wait_s: float,
+    ) -> T:
+        """Ask the address that is asked now."""
         try:
             try:
                 status, raw = await self._send(method, path, query, data, wait_s)
             except (ConnectionResetError, BrokenPipeError):
+                status, raw = await self._send(method, path, query, data, wait_s)
+            if status == _UNAUTHORISED and self._has_new_token():
                 status, raw = await self._send(method, path, query, data, wait_s)
         except TimeoutError as error:
             patience_s = self._timeout_s + wait_s
@@ -106,6 +171,8 @@ class Connection:
                 f"no answer from the controller at {self.url} in {patience_s:g} s"
             ) from error
         except OSError as error:
+            if self._client_tls is not None:
+                self._client_tls.refresh()
             raise ControllerUnreachableError(f"no controller answers at {self.url}: {reason_of(error)}") from error
         if status >= 400:
             self._refuse(path, status, raw)
@@ -113,6 +180,22 @@ class Connection:
             return msgspec.json.decode(raw, type=reply_type)
         except UNREADABLE as error:
             raise self._no_reply(path, status, error) from error
+
+    def _has_new_token(self) -> bool:
+        """Read the token's file again; return whether it holds another one."""
+        if not isinstance(self._token, FileToken):
+            return False
+        try:
+            token = read_token_file(self._token.path)
+        except UsageError as error:
+            log.warning("the token that was refused can't be read again: %s", error)
+            return False
+        if token == self._token:
+            return False
+        log.info("the token in %s has changed: the new one is used", token.path)
+        self._token = token
+        self._headers = {**self._headers, "Authorization": f"Bearer {token}"}
+        return True
 
     def _in_range(self, path: str, body: msgspec.Struct) -> bytes:
         """Return a message that is not refused for one number: it may come from memory that was written over."""
@@ -126,14 +209,14 @@ class Connection:
     def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
         """Raise what an answer other than a good one means."""
         try:
-            sentence = msgspec.json.decode(raw, type=ErrorReply).error
+            told = msgspec.json.decode(raw, type=ErrorReply)
         except UNREADABLE as error:
             if status in _AWAY:
                 raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}") from error
             raise self._no_reply(path, status, error) from error
         if status in _AWAY:
-            raise ControllerUnreachableError(f"the controller at {self.url} has no time: {sentence}")
-        raise RefusedError(sentence)
+            raise ControllerUnreachableError(f"the controller at {self.url} has no time: {told.error}", told.leader)
+        raise RefusedError(told.error)
 
     def _no_reply(self, path: str, status: int, error: Exception) -> RefusedError:
         return RefusedError(f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}")
@@ -143,7 +226,7 @@ class Connection:
 
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            self._session = aiohttp.ClientSession(connector=connector)
         return self._session
 
     async def _send(
@@ -155,7 +238,13 @@ class Connection:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s, connect=self._timeout_s)
         try:
             async with self._opened().request(
-                method, self.url + path, params=query, data=data, timeout=timeout, allow_redirects=False
+                method,
+                self.url + path,
+                params=query,
+                data=data,
+                headers=self._headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 return response.status, await response.read()
         except aiohttp.ClientError as error:
@@ -165,17 +254,20 @@ class Connection:
             raise kind(str(error)) from error
 
 
-def _trusting(ca_file: Path) -> "ssl.SSLContext":
-    import ssl  # 4 MB that plain HTTP does without
+def addresses(url: str) -> tuple[str, ...]:
+    """Return the addresses of controllers that stand between commas, each once.
 
-    try:
-        return ssl.create_default_context(cafile=str(ca_file))
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"certificate file {ca_file} can't be used: {error}") from error
-
-
-def _check_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"controller address {url!r} can't be used: it looks like http://HOST:PORT")
-    return url.rstrip("/")
+    Raises:
+        UsageError: one of them can't be used.
+    """
+    given = [one.strip() for one in url.split(",")]
+    several = f" in {url!r}" if len(given) > 1 else ""
+    for one in given:
+        try:
+            parts = urlsplit(one)
+            good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+        except ValueError:
+            good = False
+        if not good:
+            raise UsageError(f"controller address {one!r}{several} can't be used: it looks like http://HOST:PORT")
+    return tuple(dict.fromkeys(one.rstrip("/") for one in given))

@@ -90,16 +90,17 @@ class HttpClient:
         *,
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
         patience_s: float,
     ) -> Reply:
-        """Ask, and wait for the answer.
+        """Ask, and wait for the answer. ``headers`` come on top of those of every request.
 
         Raises:
             TimeoutError: it was not there within ``patience_s``, name look-up and last byte included.
             ConnectionResetError: the connection had been closed; asking again is worth it.
             OSError: no server is there, or what came was no answer.
         """
-        exchange = self.begin(method, path, query=query, body=body, patience_s=patience_s)
+        exchange = self.begin(method, path, query=query, body=body, headers=headers, patience_s=patience_s)
         try:
             return exchange.reply.result(patience_s)
         finally:
@@ -112,6 +113,7 @@ class HttpClient:
         *,
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
         patience_s: float,
     ) -> "Exchange":
         """Ask in a thread; the caller waits for ``reply`` and calls ``cut`` when it waits no more.
@@ -125,7 +127,7 @@ class HttpClient:
         exchange.reply.add_done_callback(lambda _reply: self._exchanges.discard(exchange))
         thread = threading.Thread(
             target=self._run,
-            args=(exchange, method, target, body, patience_s),
+            args=(exchange, method, target, body, {**self._headers, **(headers or {})}, patience_s),
             name="megascale-http",
             daemon=True,
         )
@@ -136,23 +138,33 @@ class HttpClient:
             raise ConnectionError(f"no thread can be started to ask it: {error}") from error
         return exchange
 
-    def _run(self, exchange: "Exchange", method: str, target: str, body: bytes | None, patience_s: float) -> None:
+    def _run(
+        self,
+        exchange: "Exchange",
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        patience_s: float,
+    ) -> None:
         _mine.exchange = exchange
         try:
-            exchange.end(self._exchange(method, target, body, patience_s))
+            exchange.end(self._exchange(method, target, body, headers, patience_s))
         except HTTPError as error:
             exchange.end(_as_os_error(error))
         except Exception as error:  # noqa: BLE001  it is raised in the thread that waits for the answer
             exchange.end(error)
 
-    def _exchange(self, method: str, target: str, body: bytes | None, patience_s: float) -> Reply:
+    def _exchange(
+        self, method: str, target: str, body: bytes | None, headers: dict[str, str], patience_s: float
+    ) -> Reply:
         with self._opening:
             pool = self._pool = self._pool or _pool(*self._place)
         response = pool.urlopen(
             method,
             target,
             body=body,
-            headers=self._headers,
+            headers=headers,
             retries=False,
             redirect=False,
             assert_same_host=False,  # this one is a path

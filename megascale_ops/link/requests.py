@@ -12,7 +12,7 @@ from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.connection import Connection, reason_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
@@ -36,6 +36,8 @@ from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 # 10 s: a controller gives an agent 6 to read a log.
 LOG_WAIT_S = 10.0
+# 3 s: with the 5 of every request a leader that is paused is left after 8, when a standby has taken over.
+SEVERAL_WAIT_S = 3.0
 _frames = msgspec.json.Decoder(Frame)
 
 
@@ -49,7 +51,9 @@ class Link(Connection):
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Report what an agent sees; the reply carries what its node should do."""
-        return await self._ask("POST", "/v1/heartbeat", HeartbeatReply, body=heartbeat)
+        reply = await self._ask("POST", "/v1/heartbeat", HeartbeatReply, body=heartbeat)
+        self._newest(reply.epoch)
+        return reply
 
     async def evidence(self, evidence: Evidence) -> None:
         """Hand in what was gathered for one order of one incident."""
@@ -57,8 +61,11 @@ class Link(Connection):
 
     async def join(self, join: Join, wait_s: float = 20.0) -> JoinReply:
         """Ask for the next round; ``status`` wait means: ask again with the same ``join_id``."""
+        wait_s = self._patience(wait_s)
         path = f"/v1/jobs/{quote(join.job, safe='')}/join"
-        return await self._ask("POST", path, JoinReply, query={"wait_s": str(wait_s)}, body=join, wait_s=wait_s)
+        reply = await self._ask("POST", path, JoinReply, query={"wait_s": str(wait_s)}, body=join, wait_s=wait_s)
+        self._newest(reply.epoch)
+        return reply
 
     async def orders(
         self,
@@ -74,10 +81,17 @@ class Link(Connection):
 
         ``after`` is the last order id executed, ``incidents`` the highest number of an incident that it has received.
         """
+        wait_s = self._patience(wait_s)
         query = {"node": node, "runner_id": runner_id, "round": str(round_), "after": after, "wait_s": str(wait_s)}
         query["incidents"] = str(incidents)
         path = f"/v1/jobs/{quote(job, safe='')}/orders"
-        return await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
+        reply = await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
+        self._newest(reply.epoch)
+        return reply
+
+    def _patience(self, wait_s: float) -> float:
+        """Return how long an answer may be waited for: of several controllers one may be paused, and say nothing."""
+        return min(wait_s, SEVERAL_WAIT_S) if len(self.urls) > 1 else wait_s
 
     async def leave(self, leave: Leave) -> None:
         """Report that this runner is done, and how it ended."""
@@ -124,6 +138,11 @@ class Link(Connection):
     async def mend_hardware(self, uuid: str) -> None:
         """Record that a GPU was mended or replaced."""
         await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
+
+    async def audit(self, job: str = "", limit: int = 100, before: int = 0) -> AuditEntries:
+        """Return who ordered what, newest last."""
+        given = {"job": job, "limit": str(limit), "before": str(before) if before else ""}
+        return await self._ask("GET", "/v1/audit", AuditEntries, query={k: v for k, v in given.items() if v})
 
     async def nodes(self) -> NodesView:
         """Return the nodes that are not simply healthy, and the day's limit."""
@@ -214,9 +233,14 @@ class Link(Connection):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._timeout_s)
+        asked = self.url
         try:
             async with self._opened().get(
-                f"{self.url}/v1/live", params={"job": job} if job else None, timeout=timeout, allow_redirects=False
+                f"{asked}/v1/live",
+                params={"job": job} if job else None,
+                headers=self._headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     self._refuse("/v1/live", response.status, await response.read())
@@ -225,11 +249,16 @@ class Link(Connection):
                     check_version(f"the live view of the controller at {self.url}", frame.version, LIVE_VERSION)
                     yield frame
         except TimeoutError as error:
+            self._turn_from({asked}, ControllerUnreachableError())
             raise ControllerUnreachableError(
-                f"nothing was heard of the controller at {self.url} for {self._timeout_s:g} s"
+                f"nothing was heard of the controller at {asked} for {self._timeout_s:g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ControllerUnreachableError(f"no controller answers at {self.url}: {reason_of(error)}") from error
+            self._turn_from({asked}, ControllerUnreachableError())
+            raise ControllerUnreachableError(f"no controller answers at {asked}: {reason_of(error)}") from error
+        except ControllerUnreachableError as error:
+            self._turn_from({asked}, error)
+            raise
         except UNREADABLE as error:
             raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
 

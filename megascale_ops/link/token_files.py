@@ -6,6 +6,7 @@ import os
 import string
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from megascale_ops import foreign
 from megascale_ops.errors import UsageError
@@ -36,7 +37,60 @@ _EXPECTED = {
 _NEW = "`megascale-ops token new FILE` makes a good one"
 
 
-def read_token_file(path: str | Path) -> str:
+# Beside a controller's token file, as long as a change is under way: the token that was valid before.
+FORMER = ".former"
+
+
+class FileToken(str):
+    """A token that knows its file: a client that is refused reads it again, since it may have been changed."""
+
+    __slots__ = ("path",)
+
+    def __new__(cls, token: str, path: str | Path) -> Self:
+        """Return the token of a file."""
+        made = super().__new__(cls, token)
+        made.path = Path(path)
+        return made
+
+    path: Path
+
+
+def former_of(path: str | Path) -> Path:
+    """Return where the token lies that was valid before the one in ``path``."""
+    return Path(f"{path}{FORMER}")
+
+
+def rotate(path: Path, token: str) -> None:
+    """Put ``token`` into ``path``; what was there stays valid until ``end_rotation``.
+
+    Raises:
+        UsageError: there is no token yet, one of the files can't be written, or a change is under way already.
+    """
+    former = former_of(path)
+    if former.exists():
+        raise UsageError(
+            f"a change of the token in {path} is under way already: end it by `megascale-ops token rotate --end {path}`"
+        )
+    write_token_file(former, read_token_file(path))
+    write_token_file(path, token)
+
+
+def end_rotation(path: Path) -> None:
+    """Take back what was valid before the token in ``path``.
+
+    Raises:
+        UsageError: no change is under way, or the file can't be removed.
+    """
+    former = former_of(path)
+    try:
+        former.unlink()
+    except FileNotFoundError as error:
+        raise UsageError(f"no change of the token in {path} is under way: there is no {former}") from error
+    except OSError as error:
+        raise UsageError(f"{former} can't be removed ({error.strerror}), so the token in it stays valid") from error
+
+
+def read_token_file(path: str | Path) -> FileToken:
     """Return the token that a file holds: a controller's own, or one derived from it.
 
     Raises:
@@ -47,7 +101,7 @@ def read_token_file(path: str | Path) -> str:
     weak = why_weak(token)
     if weak:
         raise UsageError(f"the token in {path} could be guessed, since {weak}: {_NEW}")
-    return token
+    return FileToken(token, path)
 
 
 def read_secret_file(path: str | Path, what: str, advice: str = "") -> str:

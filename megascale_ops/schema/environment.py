@@ -25,6 +25,9 @@ RUNNER_PID = "MEGASCALE_RUNNER_PID"  # workers die with this process
 RUN_ID = "MEGASCALE_RUN_ID"  # marks every process that one start of a runner brought up, however deep
 TOKEN = "MEGASCALE_TOKEN"  # noqa: S105  the variable's name, not a token
 TOKEN_FILE = "MEGASCALE_TOKEN_FILE"  # noqa: S105  same
+TLS_CA = "MEGASCALE_TLS_CA"  # whom clients trust over https, instead of the system's
+TLS_CERT = "MEGASCALE_TLS_CERT"  # what clients show where a controller asks for a certificate
+TLS_KEY = "MEGASCALE_TLS_KEY"  # its key, where it is in another file
 # A user's settings of the NCCL profiler plugin; the plugin itself reads them.
 CHAIN_PROFILER = "MEGASCALE_CHAIN_PROFILER"  # a second plugin behind this one: a path, or a name as in NCCL
 PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 when not set

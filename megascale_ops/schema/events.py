@@ -134,3 +134,37 @@ class Health(msgspec.Struct, frozen=True):
     journal_kept: int  # batches that wait in memory for a journal that can't be written
     lag_s: float
     judgement: str
+
+
+class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request by which a person changed something, or was refused to: what ``text`` says as a sentence in parts."""
+
+    number: int
+    wall_s: float
+    text: str
+    who: str = ""  # name and mark of the token, name of the certificate
+    place: str = ""  # address that it came from
+    what: str = ""  # method and address
+    asked: str = ""  # its body, cut
+    status: int = 0  # of the answer
+    job: str = ""
+    node: str = ""
+
+
+class AuditEntries(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/audit``, newest last."""
+
+    entries: tuple[AuditEntry, ...] = ()
+    older: bool = False  # there are older ones than these
+
+
+class Leadership(msgspec.Struct, frozen=True):
+    """Answer to ``GET /leader``, with 200 from the controller that leads and 503 from any other.
+
+    ``role``: leader, standby, or unsure (it led, and can't ask the database whether it still does).
+    """
+
+    role: str
+    leader: str  # address of the one that leads as far as is known; "" where that is unknown
+    epoch: int  # number of that leader; 0: its journal is no PostgreSQL, so it leads alone
+    database: str  # ok, or why it does not answer

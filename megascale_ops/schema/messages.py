@@ -131,6 +131,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
     orders: tuple[Order, ...] = ()
     send_full: bool = False
     again_s: float = 0.0
+    epoch: int = 0  # which leader says so, of several controllers; a lower one than before is no leader any more
 
 
 # The marks that evidence may put on a rank, one word each.
@@ -295,6 +296,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     job_id: str = ""  # the same for all rounds and lives of this job, and for no other of its name
     incidents: int = 0  # the highest number of an incident so far, to be sent again
     restore_before: int = -1  # of checkpoints: none of this step or a later one is restored; -1: any
+    epoch: int = 0  # as in ``HeartbeatReply``
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -303,6 +305,7 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
     orders: tuple[Order, ...] = ()
     known: bool = True
     incidents: int = 0  # the highest number of an incident so far, to be sent again
+    epoch: int = 0  # as in ``HeartbeatReply``
 
 
 # How a runner may leave. Controllers of before "evicted" know the first three and refuse any other, with the sentence
@@ -345,10 +348,11 @@ class PolicyView(msgspec.Struct, frozen=True):
     prices_s: tuple[float, ...]  # what this job's restarts have cost
 
 
-class ErrorReply(msgspec.Struct, frozen=True):
-    """The body of every 4xx and 5xx answer: one sentence."""
+class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of every 4xx and 5xx answer: one sentence. ``leader``: of a controller that does not lead, who does."""
 
     error: str
+    leader: str = ""
 
 
 class StopAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

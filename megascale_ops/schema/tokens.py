@@ -41,6 +41,7 @@ class Grant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     job: str = ""
     node: str = ""
     until_wall_s: float = 0.0  # 0: as long as the controller's own token is the same
+    name: str = ""  # of the person or program that it was issued to: what the audit log says
 
     @property
     def is_everything(self) -> bool:
@@ -73,11 +74,14 @@ def issue(own_token: str, grant: Grant) -> str:
     """
     if is_derived(own_token):
         raise UsageError("a derived token can't issue others: take the file that the controller was started with")
-    if grant.is_everything:
-        raise UsageError("a token that may operate is for one job or one node: name it by --job or --node")
+    if grant.is_everything and not grant.name:
+        raise UsageError(
+            "a token that may operate is for one job or one node: name it by --job or --node; for one that may operate "
+            "everything say by --name who has it"
+        )
     if grant.right == "read" and grant.node:
         raise UsageError("a token for one node is for reporting: leave --node out to read")
-    for kind, name in (("job", grant.job), ("node", grant.node)):
+    for kind, name in (("job", grant.job), ("node", grant.node), ("holder", grant.name)):
         if name:
             check_name(kind, name)
     payload = _text(msgspec.json.encode(grant))

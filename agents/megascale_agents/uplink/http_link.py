@@ -19,18 +19,21 @@ class LightLink(Link):
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0) -> None:
         super().__init__(url, token, timeout_s)
-        self._client = HttpClient(self.url, self._headers, most_bytes=_MOST_BYTES)
+        self._clients = {url: HttpClient(url, {}, tls=self._tls, most_bytes=_MOST_BYTES) for url in self.urls}
 
     async def close(self) -> None:
         """Close the connections, those in use too; a later request opens new ones."""
-        self._client.close()
+        for client in self._clients.values():
+            client.close()
         await super().close()
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
     ) -> tuple[int, bytes]:
         patience_s = self._timeout_s + wait_s
-        exchange = self._client.begin(method, path, query=query, body=data, patience_s=patience_s)
+        exchange = self._clients[self.url].begin(
+            method, path, query=query, body=data, headers=self._headers, patience_s=patience_s
+        )
         try:
             async with asyncio.timeout(patience_s):
                 return await asyncio.wrap_future(exchange.reply)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from megascale_ops.errors import UsageError
 
@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 # libpq's limits for a server that is away: 3 s to connect (a frozen one takes connections and stays silent), and an
 # unanswered packet, or three unanswered keep-alives, ends a connection within 15 s.
 _SERVER = {
-    "connect_timeout": "3",
     "keepalives_idle": "5",
     "keepalives_interval": "3",
     "keepalives_count": "3",
@@ -29,8 +28,22 @@ _ASK_AGAIN_S = 1.0
 _INCREMENTAL = 2
 
 
-def engine_of(url: str, *, readonly: bool) -> sa.Engine:
+def engine_of(
+    url: str,
+    *,
+    readonly: bool,
+    application: str = "",
+    connect_timeout: str = "3",
+    **options: Any,  # noqa: ANN401  SQLAlchemy's own
+) -> sa.Engine:
     """Return an engine for ``url``; nothing is opened yet.
+
+    Args:
+        url: of an SQLite file or a PostgreSQL database.
+        readonly: a file must exist.
+        application: how a server's list of connections names ours.
+        connect_timeout: seconds that a server has to take a connection.
+        options: of ``create_engine``.
 
     Raises:
         UsageError: it names no database that can be used.
@@ -43,14 +56,33 @@ def engine_of(url: str, *, readonly: bool) -> sa.Engine:
     if kind == "sqlite" and parsed.database:
         return _sqlite_engine(parsed.database, readonly=readonly)
     if kind == "postgresql":
-        given = {name: value for name, value in _SERVER.items() if name not in parsed.query}
+        asked = {**_SERVER, "connect_timeout": connect_timeout}
+        given = {name: value for name, value in asked.items() if name not in parsed.query}
+        if application:
+            given["application_name"] = application
+        if _is_of_several(parsed) and "target_session_attrs" not in parsed.query:
+            given["target_session_attrs"] = "read-write"
         try:
-            return sa.create_engine(parsed, pool_pre_ping=True, connect_args=given)
+            return sa.create_engine(parsed, pool_pre_ping=True, connect_args=given, **options)
         except (NoSuchModuleError, ImportError) as error:
             raise UsageError("a PostgreSQL store needs `pip install megascale-ops[store]`") from error
     raise UsageError(
         f"store kind {kind!r} can't be used: take sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE"
     )
+
+
+def is_server(url: str) -> bool:
+    """Return whether ``url`` names a server, which several controllers may share; of a wrong one, False."""
+    try:
+        return sa.make_url(url).get_backend_name() == "postgresql"
+    except ArgumentError:
+        return False
+
+
+def _is_of_several(url: sa.URL) -> bool:
+    """Return whether an address names a server and those that replace it: ``?host=A:5432&host=B:5432``."""
+    hosts = url.query.get("host", ())
+    return "," in hosts if isinstance(hosts, str) else len(hosts) > 1
 
 
 def sqlite_path(engine: sa.Engine) -> Path:
@@ -117,6 +149,29 @@ def await_server(engine: sa.Engine, shown: str, wait_s: float) -> None:
             log.warning("store %s does not answer (%s): it is waited for, at most %.0f s", shown, why, wait_s)
             told = True
         time.sleep(_ASK_AGAIN_S)
+
+
+def reach_server(url: str, wait_s: float) -> None:
+    """Wait until the server at ``url`` takes connections.
+
+    Raises:
+        UsageError: it did not within ``wait_s``, or the address can't be used.
+    """
+    engine = engine_of(url, readonly=False)
+    try:
+        await_server(engine, shown(url), wait_s)
+    except DBAPIError as error:
+        raise UsageError(f"store {shown(url)} can't be used: {sentence_of(error)}") from error
+    finally:
+        engine.dispose()
+
+
+def shown(url: str) -> str:
+    """Return an address as it may be shown: without its password."""
+    try:
+        return sa.make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return url
 
 
 def sentence_of(error: SQLAlchemyError) -> str:

@@ -21,6 +21,8 @@ LOOK_EACH_BYTES = 16_000_000
 LOW_WATER = 0.9
 # 20,000 events: some 2,000 incidents with all that was decided, 20 MB.
 KEPT_EVENTS = 20_000
+# 1,000,000: a year of a cluster with some thousand incidents.
+KEPT_AUDIT = 1_000_000
 ROWS_A_TURN = 1000
 # 100 incidents: with all evidence that one may have 200 MB, mostly a thousandth of that.
 INCIDENTS_A_TURN = 100
@@ -66,7 +68,9 @@ class Retention:
     def _give_up(self, connection: sa.Connection) -> int:
         """Delete the oldest rows; return how many."""
         newest = connection.scalar(sa.select(sa.func.max(EVENTS.c.id))) or 0
-        events = sa.select(EVENTS.c.id).where(EVENTS.c.id <= newest - KEPT_EVENTS).order_by(EVENTS.c.id)
+        # Who ordered what is kept longer than what happened.
+        is_old = sa.or_(EVENTS.c.kind != "audit", EVENTS.c.id <= newest - KEPT_AUDIT)
+        events = sa.select(EVENTS.c.id).where(EVENTS.c.id <= newest - KEPT_EVENTS, is_old).order_by(EVENTS.c.id)
         gone = connection.execute(sa.delete(EVENTS).where(EVENTS.c.id.in_(events.limit(ROWS_A_TURN)))).rowcount
         self.forgotten_events += gone
         if gone:

@@ -31,6 +31,7 @@ from megascale_ops.controller.journal.engine import (
     set_pragmas,
     sqlite_path,
 )
+from megascale_ops.controller.journal.fence import Fence
 from megascale_ops.controller.journal.parts import join
 from megascale_ops.controller.journal.reading import Row, asked, decoded, taken
 from megascale_ops.controller.journal.retention import Retention
@@ -42,13 +43,17 @@ from megascale_ops.controller.journal.upgrade import take_apart, upgrade
 from megascale_ops.controller.journal.writer import Clerk
 from megascale_ops.distribution import Distribution
 from megascale_ops.errors import UsageError, VersionError
-from megascale_ops.schema.events import Event, Incident
+from megascale_ops.schema.events import AuditEntry, Event, Incident
 from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 from megascale_ops.schema.metrics import METRICS
 
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
+
+
+# Under this name, which no job can have, the journal has who ordered what.
+AUDIT_JOB = "~audit"
 
 
 def _nothing() -> None:
@@ -61,12 +66,13 @@ class Store:
     Every reading method raises UsageError when the database can't be read.
     """
 
-    def __init__(self, engine: sa.Engine, *, limit_bytes: int = 0, readonly: bool) -> None:
+    def __init__(self, engine: sa.Engine, *, limit_bytes: int = 0, readonly: bool, fence: Fence | None = None) -> None:
         self._engine = engine
+        self.fence = fence
         self.loss = ""  # what the journal had lost when it was opened; "" for nothing
         self._clerk: Clerk | None = None
         if not readonly:
-            self._clerk = Clerk(engine, Retention(engine, limit_bytes) if limit_bytes else None)
+            self._clerk = Clerk(engine, Retention(engine, limit_bytes) if limit_bytes else None, fence)
         self.write_times = (
             self._clerk.write_times
             if self._clerk is not None
@@ -103,6 +109,10 @@ class Store:
         written = threading.Event()
         self.submit(Batch(), written.set)
         written.wait(_FLUSH_S)
+
+    def resign(self, write: Callable[[sa.Engine], None]) -> None:
+        """Have ``write`` note in the journal that its leader ends; what was submitted before is written by then."""
+        write(self._engine)
 
     def close(self) -> None:
         """Write what is left and close."""
@@ -187,6 +197,29 @@ class Store:
         with self._reading() as connection:
             return [*decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
 
+    def audit(self, limit: int, before: int = 0, job: str = "") -> list[AuditEntry]:
+        """Return who ordered what, newest last.
+
+        Args:
+            limit: the newest so many.
+            before: older ones than this number only; 0: all.
+            job: of this job only; "": of all jobs and nodes.
+        """
+        narrowed: list[sa.ColumnElement[bool]] = [EVENTS.c.job == AUDIT_JOB]
+        if before:
+            narrowed.append(EVENTS.c.id < before)
+        if job:
+            narrowed.append(EVENTS.c.body.contains(f'"job":{msgspec.json.encode(job).decode()}', autoescape=True))
+        query = sa.select(EVENTS.c.id, EVENTS.c.body).where(*narrowed).order_by(EVENTS.c.id.desc()).limit(limit)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        entries = []
+        for number, body in rows:
+            event = msgspec.json.decode(body, type=Event)
+            told = {"number": number, "wall_s": event.wall_s, "text": event.text, "node": event.node, **event.data}
+            entries.append(msgspec.convert(told, AuditEntry))
+        return entries[::-1]
+
     def _has(self, table: sa.Table) -> bool:
         """Return whether the journal has a table that those of older programs lack."""
         with self._reading() as connection:
@@ -224,7 +257,15 @@ def without_texts(incident: Incident) -> Incident:
     return msgspec.structs.replace(incident, evidence=evidence, events=())
 
 
-def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s: float = 0.0) -> Store:
+def open_store(
+    url: str,
+    *,
+    readonly: bool = False,
+    limit_bytes: int = 0,
+    wait_s: float = 0.0,
+    elect: Callable[[sa.Engine], Fence] | None = None,
+    application: str = "",
+) -> Store:
     """Open the journal at ``url``, creating it unless ``readonly``.
 
     Args:
@@ -232,12 +273,15 @@ def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s
         readonly: change nothing; the journal must exist.
         limit_bytes: how large it may become before the oldest is given up; 0: without bound.
         wait_s: how long to wait for a server that does not answer.
+        elect: where several controllers share it: called once it is known to be ours and before anything is read, it
+            makes the caller the leader.
+        application: how our connections are called in a server's list of them.
 
     Raises:
         UsageError: it can't be opened, or is a database of something else.
         VersionError: it was written by a program that is too new or too old.
     """
-    engine = engine_of(url, readonly=readonly)
+    engine = engine_of(url, readonly=readonly, application=application)
     shown = engine.url.render_as_string(hide_password=True)
     losses: list[str] = []
     salvaged = _salvage(engine, losses) if not readonly else None
@@ -245,6 +289,7 @@ def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s
         if engine.dialect.name != "sqlite":
             await_server(engine, shown, wait_s)
         claim(engine, shown, lambda one: _upgrade(one, losses), readonly=readonly)
+        fence = elect(engine) if elect is not None else None
         if not readonly:
             _make_ready(engine, losses)
     except DBAPIError as error:
@@ -253,7 +298,7 @@ def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s
     except (UsageError, VersionError):
         engine.dispose()
         raise
-    store = Store(engine, readonly=readonly, limit_bytes=limit_bytes)
+    store = Store(engine, readonly=readonly, limit_bytes=limit_bytes, fence=fence)
     for loss in filter(None, losses):
         log.error("%s", loss)
     store.loss = "; ".join(filter(None, losses))

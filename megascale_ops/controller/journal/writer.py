@@ -8,6 +8,10 @@ Training must go on when writing fails (disk full, server away) and when it does
 network that swallows everything): after ``PATIENCE_S`` the clerk logs it, keeps what is not known to be safe in memory,
 bounded, and calls ``done`` all the same, from then on at once. What is kept is written as soon as that is possible.
 
+Where several controllers share the journal, each transaction holds the fence first (``journal.fence``). One that finds
+another leader writes nothing, and no ``done`` is called any more. While the database is away, ``done`` is called only
+as long as no other controller can have become the leader.
+
 A commit whose answer was lost may have been made. So each transaction in PostgreSQL leaves its name, and events that
 were in one that counts as failed are left out when the server knows its name after all: no event comes twice.
 """
@@ -24,6 +28,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from megascale_ops.controller.journal.fence import DeposedError, Fence
 from megascale_ops.controller.journal.retention import Retention
 from megascale_ops.controller.journal.rows import (
     Batch,
@@ -69,15 +74,17 @@ class Flight:
         self.doubts = doubts
         self.ended = threading.Event()
         self.error = ""  # "" when it has ended and is safe
+        self.is_deposed = False  # another controller leads
         self.in_doubt: _Doubt | None = None
 
 
 class Hand:
     """Writes what it is given, one transaction after the other, for as long as each of them takes."""
 
-    def __init__(self, engine: sa.Engine, retention: Retention | None) -> None:
+    def __init__(self, engine: sa.Engine, retention: Retention | None, fence: Fence | None) -> None:
         self._engine = engine
         self._retention = retention
+        self._fence = fence
         self._is_server = engine.dialect.name != "sqlite"
         self._queue: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-hand", daemon=True)
@@ -96,9 +103,13 @@ class Hand:
         while (flight := self._queue.get()) is not None:
             try:
                 self._write(flight)
+            except DeposedError as error:
+                flight.error, flight.is_deposed = str(error), True
             except (SQLAlchemyError, OSError) as error:
                 why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
                 flight.error = why.strip() or "unknown"
+                if self._is_server:
+                    self._engine.dispose()  # after a failover the connections that are open lead to the old server
             except Exception as error:
                 # A batch that can't be written is a bug; without this thread nothing would be journaled again.
                 log.exception("the journal met an error of its own")
@@ -114,6 +125,8 @@ class Hand:
                 # The cost of a commit that survives a power cut is paid where something follows from it.
                 binding = any(batch.binding for batch in flight.batches)
                 connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if binding else 'NORMAL'}")
+            if self._fence is not None:
+                self._fence.hold(connection)
             batches = _without_known(connection, flight) if flight.doubts else flight.batches
             count = write(connection, batches)
             if self._is_server:
@@ -161,13 +174,16 @@ class _Item(NamedTuple):
 class Clerk:
     """Takes batches, has them written, and calls their ``done``. ``submit`` never waits."""
 
-    def __init__(self, engine: sa.Engine, retention: Retention | None = None) -> None:
-        self._hand = Hand(engine, retention)
+    def __init__(self, engine: sa.Engine, retention: Retention | None = None, fence: Fence | None = None) -> None:
+        self._fence = fence
+        self._hand = Hand(engine, retention, fence)
         self._probes = engine.dialect.name != "sqlite"
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._flight: Flight | None = None
         self._kept: list[Batch] = []
         self._doubts: tuple[_Doubt, ...] = ()
+        self._held: list[_Item] = []  # what may not be acted upon yet
+        self.is_deposed = False  # another controller leads: nothing is written, and nothing acted upon
         self._tried_s = time.monotonic()
         self.failing = ""  # why what was submitted is not safe; "" when all is written
         self.dropped_events = 0
@@ -201,8 +217,19 @@ class Clerk:
                 now_s = time.monotonic()
                 for item in items:
                     self.write_times.observe(now_s - item.since_s)
-            for item in items:
-                item.done()
+            self._release(items)
+
+    def _release(self, items: list[_Item]) -> None:
+        """Call what follows from batches that are safe, or that may be acted upon all the same; in order."""
+        self._held += items
+        if self.is_deposed:
+            self._held.clear()
+            return
+        if self.failing and self._fence is not None and not self._fence.may_act_unwritten():
+            return
+        held, self._held = self._held, []
+        for item in held:
+            item.done()
 
     def _take(self) -> tuple[list[_Item], bool]:
         """Wait for something to do; return all that has piled up, and whether there may be more."""
@@ -219,6 +246,8 @@ class Clerk:
 
     def _work(self, batches: list[Batch], *, is_last: bool) -> None:
         """Have everything written that is not safe; wait for it, but not for ever."""
+        if self.is_deposed:
+            return
         flight = self._flight
         if flight is not None:
             self._kept = _merged([*self._kept, *batches], self)
@@ -242,6 +271,9 @@ class Clerk:
     def _land(self, flight: Flight) -> None:
         """Take note of how a transaction ended."""
         self._flight = None
+        if flight.is_deposed:
+            self._end_leading(flight.error)
+            return
         if flight.error:
             self._kept = _merged([*flight.batches, *self._kept], self)
             if flight.in_doubt is not None:
@@ -253,6 +285,12 @@ class Clerk:
         if self.failing and not self._kept:
             log.warning("the journal can be written again; %d events were lost", self.dropped_events)
             self.failing = ""
+
+    def _end_leading(self, why: str) -> None:
+        self.is_deposed, self.failing = True, why
+        self._kept.clear()
+        assert self._fence is not None
+        self._fence.deposed(why)
 
     def _tell(self, why: str) -> None:
         if not self.failing:

@@ -79,6 +79,8 @@ class Metrics:
                     ((reason,), float(loop.rejected[reason])) for reason in REASONS
                 ],
                 "megascale_controller_lag_seconds": [((), loop.lag_s)],
+                "megascale_controller_leader": [((), float(not loop.is_paused()))],
+                "megascale_controller_epoch": [((), float(store.fence.epoch if store.fence is not None else 0))],
                 "megascale_controller_own_faults_total": [((), float(loop.faults.total.total()))],
                 "megascale_controller_unjudged_jobs": [((), float(loop.faults.unjudged))],
                 "megascale_controller_journal_errors_total": [((), float(store.write_errors))],

@@ -35,6 +35,7 @@ PAUSE_S = 0.2
 HANDSHAKE_S = 10.0
 # 30 s: a reader that acknowledges nothing of what was sent to it for so long is gone (TCP_USER_TIMEOUT).
 UNREAD_S = 30.0
+Tls = ssl.SSLContext | Callable[[], ssl.SSLContext | None] | None
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -63,7 +64,7 @@ class Admission:
         protocol: makes the protocol of a connection.
         open_: the connections that are open; one that is being answered is not closed for others.
         most: how many there may be.
-        tls: None for plain HTTP.
+        tls: returns what the next connection is met with, None for plain HTTP: certificates are renewed meanwhile.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Admission:
         open_: set[Connection],
         *,
         most: int,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls = None,
     ) -> None:
         self._listener = listener
         self._protocol = protocol
@@ -121,13 +122,14 @@ class Admission:
 
     async def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)  # noqa: FBT003  the socket's own signature
+        tls = self._tls() if callable(self._tls) else self._tls
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
             await self._events.connect_accepted_socket(
                 self._protocol,
                 connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
             )
         except (OSError, asyncio.CancelledError) as error:  # ssl.SSLError and TimeoutError are OSErrors
             connection.close()

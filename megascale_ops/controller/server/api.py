@@ -6,7 +6,7 @@ link to.
 
 400: the request can't be taken as it is. 401: no or a wrong token. 403: the token is for something else, or a foreign
 web page sent it. 404: there is no such thing. 408: it came too slowly. 409: understood and refused. 413: too large.
-503: too many pages watch. 500 is a bug of ours; it is logged with its traceback and harms no other request.
+503: too many pages watch, or another controller leads. 500 is a bug of ours, logged with its traceback.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from megascale_ops.controller.metrics.service_discovery import is_loopback, targ
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.recovery.finishing import last_steps
 from megascale_ops.controller.rendezvous.poll import Poll
-from megascale_ops.controller.server import node_lives
+from megascale_ops.controller.server import audit, node_lives
 from megascale_ops.controller.server.agent_logs import AgentLogs
 from megascale_ops.controller.server.bodies import SlowError, answer, body_of, convert, decode, query_of
 from megascale_ops.controller.server.browser import Pages
@@ -50,7 +50,8 @@ from megascale_ops.controller.server.operations import (
 from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.controller.server.rank_logs import RankLogs
 from megascale_ops.controller.server.runbooks import Runbooks
-from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
+from megascale_ops.controller.server.standing import ALONE, Reply, Standing
+from megascale_ops.errors import MegascaleError, NotFoundError, RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList, Health
 from megascale_ops.schema.health import CheckAsk
 from megascale_ops.schema.history import HistoryReply
@@ -116,14 +117,16 @@ class Api:
         self,
         loop: Loop,
         store: Store,
-        token: str,
+        token: str | access.Access,
         files: HistoryFiles | None = None,
         *,
         open_page: bool = False,
         notifying: Notifying | None = None,
         logs_of: Path | None = None,
+        standing: Standing = ALONE,
     ) -> None:
         self._loop = loop
+        self._standing = standing
         self._store = store
         self._files = files or HistoryFiles(loop, None)
         self._metrics = Metrics(loop, store, notifying)
@@ -135,7 +138,7 @@ class Api:
         self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
         self._described = b""  # the answer to /openapi.json, after the first request
-        self._access = access.Access(token, loop.wall)
+        self._access = access.Access(token, loop.wall) if isinstance(token, str) else token
 
     async def say_goodbye(self) -> None:
         """Tell pages how things stand, before this controller ends."""
@@ -172,8 +175,10 @@ class Api:
         add("POST", "/v1/nodes/{node}", self._guard(partial(node_lives.do, self._loop.nodes), may=_may_operate_all))
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
         add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
+        add("GET", "/v1/audit", self._guard(partial(audit.show, self._store), may=_may_read_all))
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
         add("GET", "/v1/sd/agents", self._guard(self._targets, may=_may_read_all))
+        add("GET", "/leader", self._guard(self._standing.show, open_to_all=True))
         add("GET", "/healthz", self._guard(self._healthz, open_to_all=True))
         add("GET", "/openapi.json", self._guard(self._openapi, open_to_all=True))
         add("GET", "/", self._guard(self._pages.index, open_to_all=True))
@@ -191,11 +196,15 @@ class Api:
         ``may``: raises where the grant does not cover the request; None: the handler asks when it has read the body.
         """
         is_open = for_page and self._open_page
+        if may in (_may_operate_job, _may_operate_all):
+            handler = self._audited(handler)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
                 check_host(request.headers.get("Host", ""))
                 if not open_to_all:
+                    if self._standing.is_suspended:
+                        return self._standing.refusal()
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
                     GRANT.set(grant)
@@ -211,6 +220,20 @@ class Api:
                 return _error(*_told(error, request.path))
 
         return guarded
+
+    def _audited(self, handler: Handler) -> Handler:
+        """Journal who asks a handler for something, and what comes of it."""
+
+        async def audited(request: web.Request) -> web.StreamResponse:
+            try:
+                response = await handler(request)
+            except MegascaleError as error:
+                await audit.keep(self._store, self._loop.wall(), request, GRANT.get(), _told(error, request.path)[0])
+                raise
+            await audit.keep(self._store, self._loop.wall(), request, GRANT.get(), response.status)
+            return response
+
+        return audited
 
     def _grant(self, headers: Mapping[str, str], *, is_open: bool, is_beat: bool) -> Grant:
         try:
@@ -236,7 +259,7 @@ class Api:
     def _take_beat(self, body: bytes, grant: Grant) -> HeartbeatReply:
         try:
             heartbeat = access.may_report(grant, decode(_heartbeats, body))
-            return self._loop.heartbeat(heartbeat, grant.job)
+            return self._standing.signed(self._loop.heartbeat(heartbeat, grant.job))
         except access.ForbiddenError:
             self._loop.rejected["unauthorised"] += 1
             raise
@@ -263,7 +286,7 @@ class Api:
         join = decode(_joins, await body_of(request))
         access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
-        return answer(await self._loop.joining.join(join, query_of(request, WaitQuery).wait_s))
+        return self._signed(await self._loop.joining.join(join, query_of(request, WaitQuery).wait_s))
 
     async def _orders(self, request: web.Request) -> web.Response:
         asked = query_of(request, OrdersQuery)
@@ -271,7 +294,11 @@ class Api:
         poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
         # A poll is a runner's sign of life, and removes the orders it has executed: not for read-only tokens.
         access.may_operate(GRANT.get(), job, poll.node)
-        return answer(await self._loop.orders(poll, asked.wait_s))
+        return self._signed(await self._loop.orders(poll, asked.wait_s))
+
+    def _signed(self, reply: Reply) -> web.Response:
+        """Answer after a wait, unless another controller may have become the leader meanwhile."""
+        return self._standing.refusal() if self._standing.is_suspended else answer(self._standing.signed(reply))
 
     async def _leave(self, request: web.Request) -> web.Response:
         leave = decode(_leaves, await body_of(request))

@@ -4,13 +4,12 @@
 import contextlib
 import logging
 import socket
-import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
-from megascale_ops.controller.server.api import Api
+from megascale_ops.controller.server.admission import Admission, Tls, most_connections, raise_limit
 from megascale_ops.controller.server.connections import Connection, Connections, Patience
 from megascale_ops.schema.wording import printable
 
@@ -20,6 +19,20 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096
 # Long polls are cut off: clients repeat them to the next controller.
 SHUTDOWN_S = 0.2
+
+
+class Application(Protocol):
+    """What is served: a leader's addresses or a standby's."""
+
+    @property
+    def application(self) -> Callable[[], web.Application]:
+        """Makes the application."""
+
+
+class Served(NamedTuple):
+    """One that needs no more than a function."""
+
+    application: Callable[[], web.Application]
 
 
 class OneLine(logging.Filter):
@@ -42,9 +55,9 @@ class OneLine(logging.Filter):
 
 @contextlib.asynccontextmanager
 async def listening(
-    api: Api,
+    api: Application,
     listener: socket.socket,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls = None,
     *,
     patience: Patience = Patience(),  # noqa: B008  frozen
     most: int = 0,

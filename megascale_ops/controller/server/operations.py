@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from megascale_ops.controller.journal.paging import MOST_LISTED
 from megascale_ops.schema.collectives import SkewView
-from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
+from megascale_ops.schema.events import AuditEntries, BadHardwareList, Health, Incident, Incidents, Leadership, Status
 from megascale_ops.schema.health import CheckAsk, NodeAsk, NodeMoves, NodesView, SelfCheckView
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
@@ -83,6 +83,14 @@ class IncidentsQuery(msgspec.Struct, frozen=True):
         Annotated[int, Meta(ge=1, le=MOST_LISTED, description="the newest so many that the journal has")] | UnsetType
     ) = UNSET
     before: Annotated[Word, Meta(description="only older ones than this incident")] = ""
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    """Which entries."""
+
+    job: Job = ""
+    limit: Annotated[int, Meta(ge=1, le=1000, description="the newest so many")] = 100
+    before: Annotated[Count, Meta(description="only older ones than the entry of this number")] = 0
 
 
 class LiveQuery(msgspec.Struct, frozen=True):
@@ -181,11 +189,18 @@ OPERATIONS: dict[str, Operation] = {
         "targets", READ, "Addresses of the agents' metrics, for Prometheus' `http_sd_configs`.",
         tuple[TargetGroup, ...],
     ),
+    "GET /v1/audit": Operation(
+        "audit", READ, "Who ordered what, from where, and what came of it.", AuditEntries, query=AuditQuery
+    ),
     "GET /metrics": Operation(
         "metrics", READ, "The controller's metrics for Prometheus.",
         media=("text/plain", "application/openmetrics-text"),
     ),
     "GET /healthz": Operation("healthz", READ, "Whether controller and journal are well.", Health, is_open=True),
+    "GET /leader": Operation(
+        "leader", READ, "Whether this controller leads; 503 where it does not: for a proxy before two of them.",
+        Leadership, refuses=(503,), is_open=True,
+    ),
     "GET /openapi.json": Operation("openapi", READ, "This description.", dict[str, Any], is_open=True),
     "POST /v1/jobs/{job}/policy": Operation(
         "set_policy", OPERATE, "Change the policy of a job that lives.", PolicyView, takes=PolicyChange, refuses=(404,)

@@ -75,7 +75,7 @@ def over_hosts(config: RunConfig, command: tuple[str, ...], environ: Mapping[str
     with ExitStack() as stack:
         _umask, widen = narrow_umask()
         stack.callback(widen)
-        token = find_token(config.token_file, environ) or ""
+        token = str(find_token(config.token_file, environ) or "")
         port, controller = 0, config.controller
         if not config.controller:
             controller, token = _controller(
@@ -231,7 +231,7 @@ def _controller(
     here = "[::1]" if listen.startswith("[") else "127.0.0.1"
     url = f"http://{here}:{port}"
     write_whereabouts(run_dir, Whereabouts(url, companion.pid, os.getpid(), found.token_file))
-    return url, find_token(found.token_file, {}) or ""
+    return url, str(find_token(found.token_file, {}) or "")
 
 
 def _start(

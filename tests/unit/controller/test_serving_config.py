@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.config import ControllerConfig, check_token, parse_listen
+from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.main import serve
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.tokens import new_token
@@ -38,7 +39,7 @@ def test_beyond_loopback_a_token_is_needed(listen: str) -> None:
 @pytest.mark.parametrize("listen", ["127.0.0.1:7070", "127.9.9.9:1", "[::1]:7070", "localhost:7070"])
 def test_loopback_needs_none(listen: str) -> None:
     """On one machine nothing has to be set up."""
-    assert token_for(ControllerConfig(listen=listen)) == ""
+    check_token(ControllerConfig(listen=listen))
 
 
 def test_a_token_file_must_be_private(tmp_path: Path) -> None:
@@ -46,20 +47,20 @@ def test_a_token_file_must_be_private(tmp_path: Path) -> None:
     path = tmp_path / "token"
     config = ControllerConfig(listen="0.0.0.0:7070", token_file=path)
     with pytest.raises(UsageError, match="can't be read"):
-        token_for(config)
+        Entrance(config)
     token = new_token()
     path.write_text(f"{token}\n")
     path.chmod(0o644)
 
     with pytest.raises(UsageError, match="chmod 600") as refused:
-        token_for(config)
+        Entrance(config)
     path.chmod(0o600)
 
     assert token not in str(refused.value)
-    assert token_for(config) == token
+    assert Entrance(config).access.grant({"Authorization": f"Bearer {token}"}).is_everything
     path.write_text("\n")
     with pytest.raises(UsageError, match="empty"):
-        token_for(config)
+        Entrance(config)
 
 
 def test_a_taken_port_is_said_before_anything_is_opened(tmp_path: Path) -> None:
