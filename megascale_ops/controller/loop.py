@@ -42,15 +42,8 @@ from megascale_ops.errors import NotFoundError, UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import (
-    Evidence,
-    Heartbeat,
-    HeartbeatReply,
-    JobReport,
-    Leave,
-    Order,
-    OrdersReply,
-    PolicyView,
-)
+    Evidence, Heartbeat, HeartbeatReply, JobReport, Leave, Order, OrdersReply, PolicyView,
+)  # fmt: skip
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
