@@ -42,8 +42,15 @@ from megascale_ops.errors import NotFoundError, UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import (
-    Evidence, Heartbeat, HeartbeatReply, JobReport, Leave, Order, OrdersReply, PolicyView,
-)  # fmt: skip
+    Evidence,
+    Heartbeat,
+    HeartbeatReply,
+    JobReport,
+    Leave,
+    Order,
+    OrdersReply,
+    PolicyView,
+)
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
@@ -95,7 +102,6 @@ class Loop:
         self.slowness = Slowness(self.transitions)
         self.hardware = HardwareWatch(journal, self.transitions, self.jobs)
         self.histories = Histories(self.wall, self.slowness.take_rows)
-        self.accounts = Accounts()
         self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.transitions, self.faults)
         self.by_hand = ByHand(self.transitions, self.registry)
@@ -103,11 +109,10 @@ class Loop:
         self.lag_s, self.heartbeats = 0.0, 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
         self.exported: Counter[str] = Counter()  # spans and logs, by what became of them
-        self.node_clocks = NodeClocks()
+        self.accounts, self.node_clocks = Accounts(), NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
-        self._due_s = clock()
+        self._due_s, self._part = clock(), 0
         self._away_s = 0.0  # the longest turn since the last tick began
-        self._part = 0
 
     def restore(
         self, records: Mapping[str, bytes], known: Sequence[Incident], highest: Mapping[str, int] | None = None
@@ -182,8 +187,7 @@ class Loop:
             self._done(heartbeat, view)
         held = self.transitions.agent_orders.get(heartbeat.node)
         orders = tuple(order for order in held.values() if self._may_have(view, order)) if held else ()
-        again_s = URGENT_S if orders else again_s
-        return HeartbeatReply(orders=orders, send_full=folded.send_full, again_s=again_s)
+        return HeartbeatReply(orders=orders, send_full=folded.send_full, again_s=URGENT_S if orders else again_s)
 
     def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> float:
         """Hand on an agent's report of each job; return how soon the next one is wanted, 0 where that is no matter."""
