@@ -105,6 +105,10 @@ class EmulatedWorkspace:
         self.launches += 1
         return self.slot
 
+    def is_capturing(self) -> bool:
+        """Nothing is captured without a GPU."""
+        return False
+
     def counts_on_device(self) -> bool:
         """As if graphs had been captured."""
         return self._ranks.counted
