@@ -54,7 +54,7 @@ _TRY = sa.text(f"SELECT pg_try_advisory_lock({_KEY})")
 _UNLOCK = sa.text(f"SELECT pg_advisory_unlock({_KEY})")
 _END = sa.text(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND pid <> pg_backend_pid() AND (pid = :pid OR application_name = :name)"
+    "AND pid <> pg_backend_pid() AND (pid = :pid OR (application_name = :name AND :name <> ''))"
 )
 
 

@@ -12,6 +12,7 @@ from megascale_ops.controller.journal import fence as fences
 from megascale_ops.controller.journal.fence import Fence, Leader
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
+from megascale_ops.controller.leadership.session import application_of, end_connections
 from megascale_ops.schema.events import Event
 from tests.fakes.postgres import PostgresServer
 from tests.fakes.servers import until
@@ -165,3 +166,24 @@ def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(serve
     assert is_held_again
     assert written
     assert [event.kind for event in events if event.kind != "first"][-4:] == ["before", "held", "behind", "last"]
+
+
+@pytest.mark.parametrize("leader", [None, Leader("old", "http://old:1")])
+def test_only_connections_of_the_leader_before_are_ended(server: PostgresServer, leader: Leader | None) -> None:
+    """Other programs share the database, most of them without a name; theirs go on, whomever the leader was."""
+    others = sa.create_engine(server.url, isolation_level="AUTOCOMMIT")
+    of_old = sa.create_engine(
+        server.url, isolation_level="AUTOCOMMIT", connect_args={"application_name": application_of("old")}
+    )
+    with others.connect() as other, of_old.connect() as mine, others.connect() as asking:
+        end_connections(asking, 0, leader)
+
+        assert other.scalar(sa.text("SELECT 1")) == 1
+        if leader is None:
+            assert mine.scalar(sa.text("SELECT 1")) == 1
+        else:
+            with pytest.raises(sa.exc.OperationalError):
+                mine.scalar(sa.text("SELECT 1"))
+            mine.invalidate()
+    others.dispose()
+    of_old.dispose()
