@@ -41,9 +41,11 @@ class Entrance:
     def __init__(self, config: ControllerConfig) -> None:
         check_token(config)
         self._config = config
+        self._token_file = config.token_file
         self._tokens = _read_tokens(config.token_file)
         self.access = Access(self._tokens[0], time.time, self._tokens[1])
         self.tls: ssl.SSLContext | None = None
+        self._token_inode = 0
         self._state = self._look()
         if config.tls_cert is not None and config.exit_with_parent:
             log.warning("tls_cert is not used: the controller that a run starts for itself serves http")
@@ -76,24 +78,28 @@ class Entrance:
         Raises:
             UsageError: one can't be used; all is as it was.
         """
+        if self._token_file is not None and not self._token_file.exists():
+            self._token_file = _renamed(self._token_file, self._token_inode)
         state = self._look()
         if state == self._state:
             return
-        tokens = _read_tokens(self._config.token_file)
+        tokens = _read_tokens(self._token_file)
         tls = _context(self._config) if self.tls is not None else None
         if tls is not None:
             log.info("certificate and key were read again: they count from the next connection on")
         if tokens != self._tokens:
             also = "the one before is valid, too, until the change is ended" if tokens[1] else "no other one is valid"
-            log.warning("the token in %s was read again: %s", self._config.token_file, also)
+            log.warning("the token in %s was read again: %s", self._token_file, also)
             self.access.renew(*tokens)
         self._state, self._tokens, self.tls = state, tokens, tls
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
         config = self._config
         files = [config.tls_cert, config.tls_key, config.tls_client_ca]
-        if config.token_file is not None:
-            files += [config.token_file, former_of(config.token_file)]
+        if self._token_file is not None:
+            files += [self._token_file, former_of(self._token_file)]
+            found = _signature(self._token_file)
+            self._token_inode = found[0] if found is not None else self._token_inode
         return tuple(_signature(one) for one in files if one is not None)
 
 
@@ -104,6 +110,14 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _renamed(path: Path, inode: int) -> Path:
+    """Return where a file is that was renamed in its folder, as a run does with its own controller's; else ``path``."""
+    try:
+        return next((one for one in path.parent.iterdir() if one.stat().st_ino == inode), path)
+    except OSError:
+        return path
 
 
 def _read_tokens(path: Path | None) -> Tokens:

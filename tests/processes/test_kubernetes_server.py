@@ -304,7 +304,7 @@ async def test_a_server_that_is_away_costs_the_job_one_sentence(
     finally:
         server.start_server()
     kinds = [event.kind for event in world.memory.events if event.kind.startswith("node_")]
-    assert kinds == ["node_withheld", "node_not_drained"]
+    assert kinds == ["node_withheld", "node_moved", "node_not_drained"]
     assert [*world.loop.registry.withheld] == ["n2"]
 
     def has_read_its_roles() -> bool:  # a while after it calls itself ready; till then it refuses what they grant

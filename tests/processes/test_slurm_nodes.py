@@ -102,7 +102,9 @@ def test_without_the_right_the_job_goes_on(slurm: OneNode, launch: Launch) -> No
 
     job.kill_rank(bad, 1)
     job.until(r"rank 0 on n\d trains from step \d+ in round 2")
-    job.until_logged(rf"node {bad} is not drained, the job goes on without it: scontrol: Invalid user id; it takes")
+    job.until_logged(
+        rf"node {bad} is not drained in Slurm, \S+ goes on without it: scontrol: Invalid user id; it takes"
+    )
     state = slurm.node_state(bad)
     job.end()
 

@@ -6,7 +6,8 @@ This is the ski rental problem: rent until the rents paid add up to the price, t
 twice what knowledge of the future would (Karlin et al., "Competitive snoopy caching", 1988). The rent is
 ``cost x step time``; the price is what a restart would cost now: what the last start took, and the work since the
 newest checkpoint, which would be made again. It falls when a checkpoint was saved, and so that is when most are bought.
-Where saves can't be seen it is what this job's restarts have cost. All measured, in seconds.
+Where saves can't be seen it is what this job's restarts have cost. All measured, in seconds; before the first restart
+it is what the policy assumes (``restart_price_s``), since a first start tells little of a later one.
 
 Pure: a question with its time in, a value and a reason out.
 """
@@ -52,7 +53,7 @@ def usual_price_s(prices_s: Sequence[float], policy: JobPolicy) -> float:
 def price(question: Question) -> tuple[float, str]:
     """Return what a restart costs, seconds, and where the number comes from."""
     price_s = usual_price_s(question.prices_s, question.policy)
-    if question.since_saved_s >= 0.0 and question.start_s > 0.0:
+    if question.prices_s and question.since_saved_s >= 0.0 and question.start_s > 0.0:
         price_s = question.start_s + question.since_saved_s
         origin = (
             f"a restart now costs {price_s:.1f} s ({question.start_s:.0f} s until ranks step again, and "

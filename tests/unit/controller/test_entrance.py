@@ -246,3 +246,21 @@ def test_a_clients_certificate_that_can_not_be_used_is_named(tmp_path: Path) -> 
         ClientTls(missing)
     with pytest.raises(UsageError, match="MEGASCALE_TLS_KEY is of no use"):
         ClientTls(key=missing)
+
+
+def test_a_token_file_that_takes_its_place_later_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a run does with its own controller's: nothing is told, and a change at the new place counts."""
+    first, place = tmp_path / ".made.new", tmp_path / "controller.token"
+    write_token_file(first, new_token())
+    before = read_token_file(first)
+    entrance = Entrance(ControllerConfig(token_file=first))
+
+    first.rename(place)
+    entrance.poll()
+    told = list(caplog.records)
+    rotate(place, new_token())
+    entrance.poll()
+
+    assert not told
+    for token in (before, read_token_file(place)):
+        assert entrance.access.grant({"Authorization": f"Bearer {token}"}) is not None
