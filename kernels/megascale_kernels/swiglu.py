@@ -3,8 +3,8 @@
 
 Between two products of a tensor-parallel MLP this is all that is left. torch.compile's gradient of chunk, silu and mul
 is one kernel over the concatenated columns: on H200 it took 4 % of a training step of Llama-3.1-8B, and moved its bytes
-at a lower rate than its own forward (0.6 by six passes over memory, which is an estimate). Here a program has gates and values of the same columns. Sums are in fp32,
-rounded once.
+at a lower rate than its own forward (0.6 by six passes over memory, which is an estimate). Here a program has gates and
+values of the same columns. Sums are in fp32, rounded once.
 """
 
 import triton
