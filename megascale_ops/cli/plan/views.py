@@ -65,7 +65,7 @@ def _chosen(job: Job, plan: Choices, lost: Lost) -> RenderableType:
     spares = f"{plan.spares} nodes ({sure_spares(job)} are enough 99 % of the time)"
     table.add_row(
         "spares", spares, f"{percent(lost.waiting_for_repairs)}, {percent(lost.idle)} of GPUs idle",
-        f"--nnodes {round(job.nodes)}:{round(job.nodes) + plan.spares} on as many nodes",
+        f"--nnodes {round(job.nodes)}, started on {round(job.nodes) + plan.spares} nodes",
     )  # fmt: skip
     checks = f"every {duration(plan.check_every_s)}" if math.isfinite(plan.check_every_s) else "none but after faults"
     table.add_row(
