@@ -45,9 +45,8 @@ def plan_view(
         inputs.add_row(
             _WORDS[name], ("at most " if one.is_bound else "") + _value(name, one.value), printable(one.source)
         )
-    fails = (
-        f"fails every {duration(job.between_failures_s)}; {percent(1.0 - lost.time)} of its time are steps that count"
-    )
+    counts = f"{percent(1.0 - lost.time)} of its time are steps that count"
+    fails = Text(f"the job fails every {duration(job.between_failures_s)}; {counts}")
     return Group(inputs, Text(""), _chosen(job, plan, lost), fails, Text(""), *_what_if(rows))
 
 
@@ -62,7 +61,8 @@ def _chosen(job: Job, plan: Choices, lost: Lost) -> RenderableType:
         "patience with silence", duration(plan.patience_s), percent(lost.needless_restarts),
         f"--policy absent_patience_s={plan.patience_s:.0f}",
     )  # fmt: skip
-    spares = f"{plan.spares} nodes ({sure_spares(job)} are enough 99 % of the time)"
+    noun = "node" if plan.spares == 1 else "nodes"
+    spares = f"{plan.spares} {noun} (99 % of the time {sure_spares(job)} would be enough)"
     table.add_row(
         "spares", spares, f"{percent(lost.waiting_for_repairs)}, {percent(lost.idle)} of GPUs idle",
         f"--nnodes {round(job.nodes)}, started on {round(job.nodes) + plan.spares} nodes",
