@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 from urllib.error import HTTPError
 
@@ -20,7 +22,7 @@ from megascale_ops.schema.events import JobStatus
 from megascale_ops.schema.health import NodeAsk
 from tests.fakes.postgres import PostgresServer
 from tests.fakes.servers import opener
-from tests.processes.launch import ENDLESS, PLAIN, Launch, free_port, until
+from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -65,6 +67,11 @@ def _refusal(url: str) -> Refusal | None:
         return None
 
 
+def _port_in(file: Path) -> int:
+    """Return the port that a controller has written, 0 before that."""
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
 @contextlib.contextmanager
 def _full(server: PostgresServer) -> Iterator[None]:
     """Let each insertion of an event fail as PostgreSQL's do when its disk is full."""
@@ -87,16 +94,18 @@ class Pair:
 
     def __init__(self, launch: Launch, server: PostgresServer) -> None:
         self._launch, self._server = launch, server
-        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
-        self.both = ",".join(self.urls)
+        self.urls: list[str] = []
         self.procs: list[subprocess.Popen[bytes]] = []
         for number in range(2):
-            self.procs.append(self._start(number))
+            port_file = launch.tmp_path / f"port-{number}"
+            self.procs.append(self._start(number, "127.0.0.1:0", f"--port-file={port_file}"))
+            port = until(partial(_port_in, port_file), f"controller {number} to listen")
+            self.urls.append(f"http://127.0.0.1:{port}")
             until(lambda: self.leader() is not None, "the first to lead")
+        self.both = ",".join(self.urls)
 
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        listen = self.urls[number].removeprefix("http://")
-        options = (f"--listen={listen}", f"--store={self._server.url}")
+    def _start(self, number: int, listen: str, *more: str) -> subprocess.Popen[bytes]:
+        options = (f"--listen={listen}", f"--store={self._server.url}", *more)
         return self._launch.spawn("controller", *options, log=f"controller-{number}.log")
 
     def leader(self) -> int | None:
@@ -110,7 +119,7 @@ class Pair:
         until(lambda: _leads(self.urls[1 - number]), "the other to lead")
         if kind == "kill":
             proc.wait(30)
-            self.procs[number] = self._start(number)
+            self.procs[number] = self._start(number, self.urls[number].removeprefix("http://"))
         else:
             proc.send_signal(signal.SIGCONT)
 
