@@ -10,10 +10,11 @@ import asyncio
 from contextlib import suppress
 
 from megascale_ops.controller.cluster.registry import Registry
+from megascale_ops.controller.job import round_progress
 from megascale_ops.controller.job.job import Job, wait_in
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
-from megascale_ops.controller.recovery import stopping
+from megascale_ops.controller.recovery import starting, stopping
 
 # 1.5 s: an agent reports within a second also what is not urgent. Runners wait for the end of their leave for 3 s.
 LAST_STEPS_S = 1.5
@@ -28,6 +29,7 @@ def finish(transitions: Transitions, job: Job, now_s: float) -> None:
     if job.round.finished_s is None:
         job.round.finished_s = now_s
     if now_s - job.round.finished_s >= LAST_STEPS_S or not _lacks_steps(transitions.registry, job, now_s):
+        _note_progress(transitions, job, now_s)
         stopping.end(transitions, job, EventKind.RANKS_FINISHED, "every rank ended normally", 0)
 
 
@@ -37,6 +39,14 @@ async def last_steps(job: Job) -> None:
         async with asyncio.timeout(LAST_STEPS_S + _LATE_S):
             while job.round.finished_s is not None and not job.is_over:
                 await wait_in(job.waiters, LAST_STEPS_S)
+
+
+def _note_progress(transitions: Transitions, job: Job, now_s: float) -> None:
+    """Take note of where a round went on that was over before a tick has looked at its steps."""
+    if job.state is State.RESTARTING:
+        starting.from_restarting(transitions, job, now_s)
+    if job.state is State.CATCHING_UP:
+        starting.has_stepped(transitions, job, round_progress.total(job.round.paces))
 
 
 def _all_succeeded(job: Job) -> bool:
@@ -51,7 +61,9 @@ def _lacks_steps(registry: Registry, job: Job, now_s: float) -> bool:
     for rank, end in job.round.exits.items():
         share = registry.share(end.node, job.name, job.record.round)
         report = share.ranks.get(rank) if share is not None else None
-        if report is None or report.progress is None or report.progress.steps_seen >= end.exit.steps_seen:
+        if report is not None and (report.progress is None or report.progress.steps_seen >= end.exit.steps_seen):
+            continue
+        if report is None and not end.exit.steps_seen:  # nothing was told of this round yet
             continue
         if registry.agent_is_fresh(job.name, end.node, now_s):
             return True

@@ -152,10 +152,10 @@ def from_catching_up(transitions: Transitions, job: Job, now_s: float) -> bool:
             return False
         _recovered(transitions, job, transitions.wall(), "all ranks are up; no black box tells of their steps")
         return True
-    return now.reported > 0 and _has_stepped(transitions, job, now)
+    return now.reported > 0 and has_stepped(transitions, job, now)
 
 
-def _has_stepped(transitions: Transitions, job: Job, now: round_progress.Pace) -> bool:
+def has_stepped(transitions: Transitions, job: Job, now: round_progress.Pace) -> bool:
     """Note first steps, and leave catching up when every rank is as far as the round before."""
     if now.stepped < max(now.reported, job.record.world_size):
         return False

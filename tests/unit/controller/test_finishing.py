@@ -136,3 +136,24 @@ def _tell_steps(world: World, node: str, round_: int, steps: range) -> None:
             jobs=(JobReport("job", round_, "/run/job", reports),),
         )
     )
+
+
+async def test_where_a_round_went_on_is_known_also_if_it_ends_within_a_heartbeat() -> None:
+    """After a crash the steps that are left are made between two looks: the incident knows where they began."""
+    world = World()
+    await world.up("a", step=20)
+    world.ask(world.new_join("a", cause="failure", exits=(world.exit(0, -11, step=20),), previous_round=1))
+    await world.settle()
+    world.ranks.pop("a")
+    world.spawn("a")
+    for rank in world.ranks["a"]:
+        rank.step, rank.steps_seen, rank.moved_s, rank.phase = 22, 5, world.now_s, "forward"
+
+    _leave(world, "a")
+    before = world.state
+    world.beat("a")
+    await world.wait(0.1, beating=False)
+
+    (incident,) = world.memory.incidents.values()
+    assert (before, world.state) == ("restarting", "finished")
+    assert (incident.step_before, incident.step_after) == (20, 18)
