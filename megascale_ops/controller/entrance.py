@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 Tokens = tuple[str, str]
+Signature = tuple[int, int, int]  # inode, time of change in ns, size
 
 
 class Entrance:
@@ -45,7 +46,7 @@ class Entrance:
         self._tokens = _read_tokens(config.token_file)
         self.access = Access(self._tokens[0], time.time, self._tokens[1])
         self.tls: ssl.SSLContext | None = None
-        self._token_inode = 0
+        self._token_known_by: Signature | None = None
         self._state = self._look()
         if config.tls_cert is not None and config.exit_with_parent:
             log.warning("tls_cert is not used: the controller that a run starts for itself serves http")
@@ -79,7 +80,7 @@ class Entrance:
             UsageError: one can't be used; all is as it was.
         """
         if self._token_file is not None and not self._token_file.exists():
-            self._token_file = _renamed(self._token_file, self._token_inode)
+            self._token_file = _renamed(self._token_file, self._token_known_by)
         state = self._look()
         if state == self._state:
             return
@@ -93,17 +94,16 @@ class Entrance:
             self.access.renew(*tokens)
         self._state, self._tokens, self.tls = state, tokens, tls
 
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _look(self) -> tuple[Signature | None, ...]:
         config = self._config
         files = [config.tls_cert, config.tls_key, config.tls_client_ca]
         if self._token_file is not None:
             files += [self._token_file, former_of(self._token_file)]
-            found = _signature(self._token_file)
-            self._token_inode = found[0] if found is not None else self._token_inode
+            self._token_known_by = _signature(self._token_file) or self._token_known_by
         return tuple(_signature(one) for one in files if one is not None)
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
+def _signature(path: Path) -> Signature | None:
     """Return by what a change of a file is known; Kubernetes changes a link in the way to it."""
     try:
         found = os.stat(path)  # noqa: PTH116  following links
@@ -112,10 +112,10 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _renamed(path: Path, inode: int) -> Path:
+def _renamed(path: Path, known_by: Signature | None) -> Path:
     """Return where a file is that was renamed in its folder, as a run does with its own controller's; else ``path``."""
     try:
-        return next((one for one in path.parent.iterdir() if one.stat().st_ino == inode), path)
+        return next((one for one in path.parent.iterdir() if known_by and _signature(one) == known_by), path)
     except OSError:
         return path
 

@@ -18,7 +18,7 @@ from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.listen import listening
-from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.link import BlockingLink, Link
 from megascale_ops.link.tls import ClientTls
 from megascale_ops.link.token_files import end_rotation, read_token_file, rotate, write_token_file
@@ -264,3 +264,21 @@ def test_a_token_file_that_takes_its_place_later_is_followed(tmp_path: Path, cap
     assert not told
     for token in (before, read_token_file(place)):
         assert entrance.access.grant({"Authorization": f"Bearer {token}"}) is not None
+
+
+def test_a_token_file_that_is_gone_is_told_and_no_other_file_takes_its_place(tmp_path: Path) -> None:
+    """The negative control: another secret of the folder is none of ours, and the token goes on being valid."""
+    first = tmp_path / "token"
+    write_token_file(first, new_token())
+    before = read_token_file(first)
+    entrance = Entrance(ControllerConfig(token_file=first))
+
+    first.unlink()
+    write_token_file(tmp_path / "of-another", new_token())
+    other = read_token_file(tmp_path / "of-another")
+    with pytest.raises(UsageError, match="can't be read"):
+        entrance.poll()
+
+    assert entrance.access.grant({"Authorization": f"Bearer {before}"}) is not None
+    with pytest.raises(MegascaleError):
+        entrance.access.grant({"Authorization": f"Bearer {other}"})
