@@ -27,6 +27,8 @@ _STANDBY = Path(__file__).with_name("standby.py")
 GPU_OF_SPARE = "MEGASCALE_GPU_OF_SPARE"
 # 60 s for an import that takes one: a machine under heavy load; after that the spare is given up.
 _READY_DEADLINE_S = 60.0
+# A killed spare is gone in milliseconds, with a context of CUDA in about a second.
+_REAP_DEADLINE_S = 5.0
 # Read once, when CUDA is initialised or its allocator begins.
 _OF_CUDA = ("CUDA_", "NVIDIA_", "PYTORCH_CUDA_", "PYTORCH_NVML_", "PYTORCH_ALLOC_", "PYTORCH_NO_CUDA_")
 
@@ -67,8 +69,8 @@ class _Spare:
                 self.proc.stdin.close()
         with suppress(OSError):
             os.close(self.ready_fd)
-        with suppress(subprocess.TimeoutExpired):
-            self.proc.wait(2.0)
+        # Its end only begun is not enough: Python would reap it at some later moment, with a warning.
+        self.proc.reap(_REAP_DEADLINE_S)
 
 
 def _own_stdin() -> tuple[int, ...]:
@@ -147,6 +149,8 @@ class WarmPool:
         self._wake.set()
         self._thread.join(timeout=5.0)
         with self._lock:
+            for spare in self._spares:
+                signal_group(spare.proc.pid, 9)  # all at once: each discard waits for its end
             for spare in self._spares:
                 spare.discard()
             self._spares.clear()
