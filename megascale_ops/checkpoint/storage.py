@@ -162,8 +162,14 @@ def abandon(root: Path, step: int, writer: int) -> None:
     shutil.rmtree(partial_folder(root, step, writer), ignore_errors=True)
 
 
-def seal(root: Path, manifest: Manifest, writer: int) -> Path:
+def seal(root: Path, manifest: Manifest, writer: int, *, without: str = "") -> Path:
     """Write the manifest and make the checkpoint visible, replacing a former one of the same step.
+
+    Args:
+        root: the checkpoint folder.
+        manifest: what it promises.
+        writer: number of the lock that the folder was begun under.
+        without: a file that goes right before the rename, and not sooner.
 
     Raises:
         CheckpointError: a promised file is not here as it was written; nothing was sealed.
@@ -178,6 +184,8 @@ def seal(root: Path, manifest: Manifest, writer: int) -> Path:
     if final.exists():
         discard(replaced)
         final.rename(replaced)
+    if without:
+        (partial / without).unlink(missing_ok=True)
     partial.rename(final)
     sync_folder(root)
     discard(replaced)

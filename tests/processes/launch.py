@@ -3,6 +3,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,9 +56,17 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = PATI
 
 
 def free_port() -> int:
-    """Return a port that nobody has; the next moment somebody may."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a port that nobody has, out of those that the kernel gives to nobody who has not named one.
+
+    A port that it has chosen itself may belong to somebody's connection the next moment: each that is made takes one,
+    and a server that listens at all addresses can't have it then.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(first // 2, first), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError(f"no port of {first // 2} to {first} is free")
 
 
 def all_have_made(step: int, status: JobStatus) -> bool:

@@ -2,7 +2,6 @@
 """Nodes that measure the ways between them: threads of one process that meet in a real store, over real sockets."""
 
 import os
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,16 +14,11 @@ from megascale_ops.diagnostics.between.meeting import Measure, Place, take_part
 from megascale_ops.diagnostics.between.streams import SECRET_BYTES, Listener, Way, measure
 from megascale_ops.diagnostics.report import PairsReport
 from megascale_ops.errors import MegascaleError
+from tests.processes.launch import free_port
 
 pytestmark = pytest.mark.processes
 NODES = 6
 GOOD = Way(10e9, 10e9, 20e-6)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def meet(measuring: Callable[[str], Measure], switches: tuple[str, ...] = ("",) * NODES) -> list[PairsReport]:

@@ -4,13 +4,12 @@
 import os
 import re
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import ENDLESS, LOCKSTEP, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, Launch, free_port, until
 from tests.processes.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -88,17 +87,11 @@ def controller(launch: Launch, tmp_path: Path) -> Callable[[int], int]:
     return start
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_while_the_controller_is_away_that_is_said_and_tried_again(
     launch: Launch, terminal: Open, controller: Callable[[int], int]
 ) -> None:
     """Killed and started anew while `top` is open; Ctrl-Z, fg and Ctrl-C leave the terminal as it was."""
-    port = _free_port()
+    port = free_port()
     first = controller(port)
     top = terminal(f"--controller=http://127.0.0.1:{port}", NO_COLOR="1")
     top.until(lambda shown: "No job has joined this controller yet." in shown, "a controller without jobs")
@@ -132,7 +125,7 @@ def test_where_no_keys_can_be_read_the_same_is_shown_until_it_is_ended(
     launch: Launch, terminal: Open, controller: Callable[[int], int]
 ) -> None:
     """A terminal of ASCII: Rich paints, a controller that went is said, and SIGTERM gives the terminal back."""
-    port = _free_port()
+    port = free_port()
     pid = controller(port)
     top = terminal(f"--controller=http://127.0.0.1:{port}", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     top.until(lambda shown: "No job has joined" in shown and "Ctrl-C leaves" in shown, "a controller without jobs")

@@ -76,7 +76,7 @@ class FolderPlace(Place):
 
     def seal(self, sealed: Manifest) -> None:
         """Write the manifest and rename the folder."""
-        storage.seal(self._root, sealed, self._job.writer)
+        storage.seal(self._root, sealed, self._job.writer, without=shares.BEGUN)
 
     def sealed(self) -> Manifest | None:
         """From the folder of the step."""

@@ -57,10 +57,10 @@ class Place(Protocol):
         """
 
     def clear(self) -> None:
-        """Remove what writers told each other, so that nothing of it is sealed."""
+        """Remove what writers told each other, but for who makes the save: a restart waits for that process."""
 
     def seal(self, sealed: Manifest) -> None:
-        """Make the checkpoint visible.
+        """Make the checkpoint visible; only then nothing tells any more who made it.
 
         Raises:
             CheckpointError: a file is not there as it was written, or another job came.

@@ -273,7 +273,7 @@ class BackgroundSaver:
             self._move(flight, "copied")
             if self._is_over(flight):
                 return  # its writer process died meanwhile: another one must not begin what the ranks have given up
-            writer = self._running_writer()
+            writer = self._running_writer(flight)
             writer.send(job)
             if self._is_over(flight):
                 writer.abandon(flight.token, flight.reason)
@@ -284,7 +284,8 @@ class BackgroundSaver:
         with self._changed:
             return flight.has_ended
 
-    def _running_writer(self) -> WriterProcess:
+    def _running_writer(self, flight: Flight) -> WriterProcess:
+        """The process that carries a save from now on: its end is the save's, that of one before it is not."""
         with self._changed:
             if self._writer is not None and self._writer.has_ended:  # not noticed by its thread yet
                 _log.warning(_BETWEEN, self._writer.end_in_words())
@@ -293,6 +294,7 @@ class BackgroundSaver:
                 writer = self._writer = WriterProcess(self._buffer.descriptor)
                 name = f"checkpoint-writer-{writer.pid}"
                 threading.Thread(target=self._listen, args=(writer,), name=name, daemon=True).start()
+            self._writer.token = flight.token
             return self._writer
 
     def _listen(self, writer: WriterProcess) -> None:
@@ -305,7 +307,7 @@ class BackgroundSaver:
         writer.dismiss()
         if is_ours:  # else it was dismissed
             reason, launched = writer.end_in_words(), self._launched
-            if launched is not None and not launched.flight.has_ended:
+            if launched is not None and not launched.flight.has_ended and launched.flight.token == writer.token:
                 self._move(launched.flight, "failed", reason)
                 if launched.job.root:
                     give_up(launched.job, reason)

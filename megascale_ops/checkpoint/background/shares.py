@@ -5,8 +5,8 @@
     .step-00000120.7.partial/.share-3.json    rank 3's files are on disk, with their digests; or why not
 
 They need no connection of their own and none of the process groups, whose collectives belong to the training; they can
-finish when all training processes are gone; and a process that may write here may write the checkpoint anyway. All of
-it is removed before the seal.
+finish when all training processes are gone; and a process that may write here may write the checkpoint anyway. The
+shares are removed before the seal, and who has begun with the rename itself: a restart waits for that process.
 """
 
 import os
@@ -27,7 +27,7 @@ from megascale_ops.whole_file import write_whole
 # what it would lose otherwise.
 ORPHAN_S = 100.0
 
-_BEGUN = ".begun.json"
+BEGUN = ".begun.json"
 _SHARE = ".share-{}.json"
 _SHARE_NAME = re.compile(r"\.share-([0-9]{1,9})\.json")
 # 16 MB: a rank has two files, and one for each value that a user asked to pickle.
@@ -68,14 +68,14 @@ def begin(root: Path, step: int, writer: int, begun: Begun) -> Path:
         OSError: the file system refuses.
     """
     folder = storage.begin(root, step, writer)
-    write_whole(folder / _BEGUN, msgspec.json.encode(begun))
+    write_whole(folder / BEGUN, msgspec.json.encode(begun))
     return folder
 
 
 def begun_in(folder: Path) -> Begun | None:
     """For which save a folder is there; None where there is none, or it can't be read."""
     try:
-        return msgspec.json.decode(foreign.read(folder / _BEGUN, MOST_BYTES), type=Begun)
+        return msgspec.json.decode(foreign.read(folder / BEGUN, MOST_BYTES), type=Begun)
     except (OSError, *foreign.UNREADABLE):
         return None
 
@@ -107,13 +107,13 @@ def collect(folder: Path, token: str, known: dict[int, Share]) -> None:
 def renew(folder: Path) -> None:
     """Show the other ranks' writers that the save goes on; one call without a byte of data."""
     with suppress(OSError):
-        os.utime(folder / _BEGUN)
+        os.utime(folder / BEGUN)
 
 
 def renewed_ns(folder: Path) -> int:
     """When that was done last, by the file system's clock; 0: the folder is not there."""
     with suppress(OSError):
-        return (folder / _BEGUN).stat().st_mtime_ns
+        return (folder / BEGUN).stat().st_mtime_ns
     return 0
 
 
@@ -141,12 +141,13 @@ def give_up(root: Path, job: Job, reason: str) -> None:
 
 
 def clear(folder: Path, world_size: int) -> None:
-    """Remove what writers told each other, so that nothing of it is sealed.
+    """Remove what ranks told the leading one, so that nothing of it is sealed.
+
+    Who makes the save stays until it is sealed: a restart that came in between would not wait for it.
 
     Raises:
         OSError: the file system refuses.
     """
-    (folder / _BEGUN).unlink(missing_ok=True)
     for rank in range(world_size):
         (folder / share_name(rank)).unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from megascale_ops.checkpoint.background.messages import Job
 from megascale_ops.checkpoint.background.places import Looks, Place
 from megascale_ops.checkpoint.background.shares import MOST_BYTES, Begun, Share, share_name, share_rank
 from megascale_ops.checkpoint.background.uploads import upload_all
-from megascale_ops.checkpoint.manifest import FileEntry, Manifest
+from megascale_ops.checkpoint.manifest import FILE_NAME, FileEntry, Manifest
 from megascale_ops.checkpoint.tiers import store_saves
 from megascale_ops.checkpoint.tiers.filesystems import Store
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
@@ -108,12 +108,14 @@ class StorePlace(Place):
     def clear(self) -> None:
         """Remove what writers told each other."""
         for name in self._store.names(self._folder):
-            if name == BEGUN or share_rank(name) >= 0 or name.startswith(_ALIVE.format("")):
+            if share_rank(name) >= 0 or name.startswith(_ALIVE.format("")):
                 self._store.delete(self._path(name))
 
     def seal(self, sealed: Manifest) -> None:
         """Put the manifest."""
         store_saves.seal(self._store, self._folder, sealed, self.confirm)
+        with suppress(OSError):  # it does no harm there
+            self._store.delete(self._path(BEGUN))
 
     def sealed(self) -> Manifest | None:
         """Of this very save."""
@@ -131,7 +133,7 @@ class StorePlace(Place):
         job = self._job
         with suppress(OSError):
             begun = self.begun()
-            if begun is None or begun.token != job.token:
+            if begun is None or begun.token != job.token or self._is_sealed():
                 return
             if job.leads:
                 store_saves.remove(self._store, self._folder)
@@ -139,6 +141,10 @@ class StorePlace(Place):
             self.tell(Share(job.token, job.rank, failure=reason))
             for image in job.files:
                 self._store.delete(self._path(image.name))
+
+    def _is_sealed(self) -> bool:
+        """Whether the manifest is there: then its writer may still be about to remove the sign that it has begun."""
+        return FILE_NAME in self._store.names(self._folder)
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -36,11 +36,15 @@ class WriterProcess:
     Args:
         memory: file descriptor of the host buffer.
 
+    Attributes:
+        token: of the save that it carries, or carried last; "": none yet.
+
     Raises:
         OSError: it can't be started.
     """
 
     def __init__(self, memory: int) -> None:
+        self.token = ""
         self._end, theirs = socket.socketpair()
         self._sending = threading.Lock()
         with theirs:

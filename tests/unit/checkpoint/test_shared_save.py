@@ -59,6 +59,27 @@ def test_one_rank_alone_writes_seals_and_deletes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
+def test_a_restart_knows_whom_to_wait_for_up_to_the_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files are there and nothing is visible yet: a restart that looks now must not go on with an older one."""
+    save, known = SharedSave(job_of(tmp_path, 0, world_size=1), SaveTrainer()), list[Begun | None]()
+    save.write(memoryview(BUFFER))
+    rename = Path.rename
+
+    def write_manifest(*_: object, **__: object) -> None:
+        known.append(shares.begun_in(folder_of(tmp_path)))
+
+    def rename_folder(path: Path, to: Path) -> Path:
+        known.append(shares.begun_in(path))
+        return rename(path, to)
+
+    monkeypatch.setattr(storage, "write_whole", write_manifest)
+    monkeypatch.setattr(Path, "rename", rename_folder)
+
+    save.seal()
+
+    assert known == [Begun("t", processes.this_process()), None]
+
+
 def test_files_are_digested_as_the_training_process_said(tmp_path: Path) -> None:
     """By the algorithm of its manager; each is verified by that."""
     for step, algorithm in ((3, "xxh3_128"), (4, "sha256")):

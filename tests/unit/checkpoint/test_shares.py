@@ -42,14 +42,15 @@ def test_what_ranks_tell_is_found_once_and_by_its_token(tmp_path: Path) -> None:
 
 
 def test_nothing_of_what_was_told_is_left_to_be_sealed(tmp_path: Path) -> None:
-    """Whether all ranks told something or not."""
+    """Whether all ranks told something or not; who makes the save is known up to the seal, and not after it."""
     folder = begun(tmp_path)
     shares.tell(folder, Share("t", 1, (ENTRY,)))
 
     shares.clear(folder, 2)
 
-    assert list(folder.iterdir()) == []
-    assert shares.begun_in(folder) is None
+    assert [path.name for path in folder.iterdir()] == [shares.BEGUN]
+    sealed = storage.seal(tmp_path, job_of(tmp_path, 0).sealed, WRITER, without=shares.BEGUN)
+    assert [path.name for path in sealed.iterdir()] == ["manifest.json"]
 
 
 def test_the_leading_rank_gives_up_by_removing_the_folder(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -164,6 +164,45 @@ def test_files_that_are_cleared_away_while_it_is_sealed_take_the_seal_back(
         save.seal()
 
     assert store_saves.sealed(Store(url)) == []
+
+
+def test_a_restart_knows_whom_to_wait_for_until_the_manifest_is_there(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at before each request of the seal; when it is over nothing tells of it any more."""
+    save, known = save_of(url, 0, world_size=1), list[str]()
+    save.write(memoryview(BUFFER))
+
+    def watched(call: Callable[..., object]) -> Callable[..., object]:
+        def look(store: Store, *args: object, **options: object) -> object:
+            known.extend(name for name in files_of(url) if name.endswith((store_place.BEGUN, "/manifest.json")))
+            return call(store, *args, **options)
+
+        return look
+
+    for name in ("put", "delete"):
+        monkeypatch.setattr(Store, name, watched(getattr(Store, name)))
+    save.seal()
+    monkeypatch.undo()
+
+    kinds = [name.rpartition("/")[2] for name in known]
+    assert kinds[:2] == [store_place.BEGUN] * 2, "before the shares go, and before the manifest comes"
+    assert set(kinds[2:]) == {store_place.BEGUN, "manifest.json"}
+    assert not [name for name in files_of(url) if name.endswith(store_place.BEGUN)]
+
+
+def test_what_is_sealed_is_not_given_up(url: str) -> None:
+    """The manifest is there, and its writer died before it could remove that it had begun."""
+    save = save_of(url, 0, world_size=1)
+    save.write(memoryview(BUFFER))
+    begun = Store(url).read(f"{store_saves.folder_of(3, TOKEN)}/{store_place.BEGUN}", 1 << 16)
+    save.seal()
+    Store(url).put(f"{store_saves.folder_of(3, TOKEN)}/{store_place.BEGUN}", begun)
+
+    save.give_up("the writer process 7 was killed by signal 9")
+
+    (one,) = store_saves.sealed(Store(url))
+    assert store_saves.glance(Store(url), one.folder).ok
 
 
 def test_a_writer_that_sees_another_store_than_its_training_process_says_so() -> None:
