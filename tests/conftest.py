@@ -2,12 +2,16 @@
 """What holds for all tests."""
 
 import gc
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.cpu_times import pytest_addoption, pytest_runtest_protocol
+
+if TYPE_CHECKING:
+    from tests.fakes.postgres import PostgresServer
 
 __all__ = ["pytest_addoption", "pytest_runtest_protocol"]  # pytest finds hooks by their names
 
@@ -53,3 +57,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from tests.processes.groups import ByGroup
 
     return ByGroup(config, log)
+
+
+@pytest.fixture(scope="session")
+def postgres_of_the_session() -> "Iterator[PostgresServer]":
+    """The server behind `postgres`: to make one takes a second of CPU time."""
+    from tests.fakes.postgres import PostgresServer
+
+    made = PostgresServer()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def postgres(postgres_of_the_session: "PostgresServer") -> "PostgresServer":
+    """A real PostgreSQL server that runs, with an empty database of the test's own; it may be frozen and stopped."""
+    postgres_of_the_session.begin_anew()
+    return postgres_of_the_session

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real PostgreSQL server of a test's own: started, frozen, continued and stopped."""
+"""A real PostgreSQL server of the tests' own: started, frozen, continued and stopped."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 
 
@@ -23,7 +24,12 @@ def _binaries() -> Path:
 
 
 class PostgresServer:
-    """One server with one database, reached by a socket in its own folder."""
+    """One server, reached by a socket in its own folder, with a database for each test.
+
+    Attributes:
+        folder: Its own.
+        url: Of the test's database.
+    """
 
     def __init__(self) -> None:
         self._programs = _binaries()
@@ -34,12 +40,24 @@ class PostgresServer:
             self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         self._data = str(self.folder / "data")
         self.url = f"postgresql+psycopg://ops@/postgres?host={self.folder}"
+        self._databases = 0
         self._run("initdb", "-D", self._data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
         options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c fsync=off"
         self._run("pg_ctl", "-D", self._data, "-o", options, "-w", "-l", str(self.folder / "log"), "start")
+
+    def begin_anew(self) -> None:
+        """Run, whatever a test before has done to it, with an empty database that no connection knows."""
+        self.thaw()
+        if not Path(self._data, "postmaster.pid").exists():
+            self.start()
+        self._databases += 1
+        name = f"test{self._databases}"
+        with psycopg.connect(f"user=ops dbname=postgres host={self.folder}", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        self.url = f"postgresql+psycopg://ops@/{name}?host={self.folder}"
 
     def freeze(self) -> None:
         """SIGSTOP to the server and all that it has started."""

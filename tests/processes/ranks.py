@@ -8,9 +8,11 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import megascale_ops
 from megascale_ops.blackbox.reader import BoxReader
+from tests.processes.warmed import start_script
 
 BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
 DEADLINE_S = 120.0  # an import of torch takes a second, on a busy machine ten
@@ -34,7 +36,16 @@ TRAIN_SOON = TRAIN.replace("import torch\n", f"import torch; {SOON}\n")
 class Rank:
     """One rank's process, started with the environment that a runner gives it."""
 
-    def __init__(self, folder: Path, script: str, rank: int, *, extra: dict[str, str], flags: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        rank: int,
+        *,
+        extra: dict[str, str],
+        flags: tuple[str, ...] = (),
+        is_forked: bool = False,
+    ) -> None:
         self.box_dir = folder / "box"
         path = folder / f"script{rank}.py"
         path.write_text(textwrap.dedent(script))
@@ -46,6 +57,10 @@ class Rank:
             "OMP_NUM_THREADS": "1", **extra,
         }  # fmt: skip
         self.rank = rank
+        self._said = (folder / f"out{rank}", folder / f"err{rank}") if is_forked else ()
+        if is_forked:
+            self.process: subprocess.Popen[Any] = start_script(path, environ, *self._said, cwd=folder)
+            return
         self.process = subprocess.Popen(
             [sys.executable, *flags, str(path)],
             env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
@@ -53,6 +68,10 @@ class Rank:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for it; return exit status, stdout and stderr."""
+        if self._said:
+            code = self.process.wait(DEADLINE_S)
+            out, err = (path.read_text() for path in self._said)
+            return code, out, err
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, err
 
@@ -82,9 +101,14 @@ class Ranks:
         self._ranks.append(Rank(self._folder, script, rank, extra=extra, flags=flags))
         return self._ranks[-1]
 
+    def forked(self, script: str, rank: int = 0, **extra: str) -> Rank:
+        """The same where torch has been imported already, as in a warm worker: its start is no part of the story."""
+        self._ranks.append(Rank(self._folder, script, rank, extra=extra, is_forked=True))
+        return self._ranks[-1]
+
     def close(self) -> None:
         """Leave no process behind."""
         for rank in self._ranks:
             if rank.process.poll() is None:
                 rank.process.kill()
-            rank.process.communicate(timeout=10)
+            rank.end()

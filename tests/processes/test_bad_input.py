@@ -14,14 +14,12 @@ from tests.processes.launch import TOY, Launch, until
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def launch(launch: Launch) -> Launch:
-    """What is started is a program, as a user starts it: its start is part of the story."""
-    launch.is_cold = True
-    return launch
-
-
 SCRIPT = ("--", str(TOY))
+# The first mistake with each verb is made with a program, as a user makes it; the others are forked (``warmed.py``).
+AS_PROGRAMS = (
+    ("run", "--nproc-per-nodes", "2", *SCRIPT), ("rum", *SCRIPT), ("controller", "--listen", "0.0.0.0:0"),
+    ("status", "--controller", "http://127.0.0.1:9"), ("why", "nothing-1", "--run-dir", "/no/such/run"),
+)  # fmt: skip
 
 
 def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
@@ -59,7 +57,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> Non
 )
 def test_a_mistake_gets_one_sentence(launch: Launch, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     """It names what was wrong and what to do."""
-    done = launch.command(*arguments)
+    done = launch.command(*arguments, is_cold=arguments in AS_PROGRAMS)
 
     assert_refused(done, *words)
 

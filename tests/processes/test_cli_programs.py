@@ -153,11 +153,12 @@ def test_controller_agent_and_run_as_programs_of_their_own(launch: Launch, tmp_p
 
 @pytest.fixture
 def url(launch: Launch, tmp_path: Path) -> str:
-    """Return the address of a controller without jobs."""
+    """Return the address of a controller without jobs; its own start is no part of the story."""
     port_file = tmp_path / "port"
-    launch.spawn(
-        "controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{tmp_path / 'w.db'}", f"--port-file={port_file}"
-    )
+    line = "--listen=127.0.0.1:0", f"--store=sqlite:///{tmp_path / 'w.db'}", f"--port-file={port_file}"
+    launch.is_cold = False
+    launch.spawn("controller", *line)
+    launch.is_cold = True
     until(port_file.exists, "the controller to serve")
     return f"http://127.0.0.1:{port_file.read_text().strip()}"
 
@@ -310,7 +311,8 @@ def test_config_show_prints_every_setting(launch: Launch) -> None:
     ],
 )
 def test_what_can_not_work_is_one_sentence(launch: Launch, line: list[str], code: int, sentence: str) -> None:
-    """A mistake ends at once with one line on stderr, a non-zero exit code and no traceback."""
+    """A mistake ends at once with one line on stderr, a non-zero exit code and no traceback; as programs: bad_input."""
+    launch.is_cold = False
     done: subprocess.CompletedProcess[str] = launch.command("--log-level=error", *line)
 
     assert done.returncode == code

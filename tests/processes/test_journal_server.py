@@ -4,7 +4,6 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,34 +18,23 @@ from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """A server that runs."""
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 def _submit(store: Store, kind: str) -> threading.Event:
     done = threading.Event()
     store.submit(Batch(job="job", record=b'{"last":"%s"}' % kind.encode(), events=(Event(1.0, "job", kind),)), done.set)
     return done
 
 
-def test_a_frozen_server_is_told_and_waited_for_by_nobody(server: PostgresServer) -> None:
+def test_a_frozen_server_is_told_and_waited_for_by_nobody(postgres: PostgresServer) -> None:
     """What is submitted meanwhile is kept and acted upon; once the server goes on, all of it is there, once."""
-    store = open_store(server.url)
+    store = open_store(postgres.url)
     assert _submit(store, "before").wait(30)
 
-    server.freeze()
+    postgres.freeze()
     first = _submit(store, "first").wait(30)
     told = store.failing
     later = [_submit(store, f"later {number}").wait(30) for number in range(5)]
     kept = store.kept
-    server.thaw()
+    postgres.thaw()
     until(lambda: not store.failing, "the journal to be written again")
     events, jobs = store.events("job"), store.jobs()
     store.close()
@@ -59,13 +47,13 @@ def test_a_frozen_server_is_told_and_waited_for_by_nobody(server: PostgresServer
     assert jobs == {"job": b'{"last":"later 4"}'}
 
 
-def test_a_server_that_freezes_while_nothing_happens_is_told(server: PostgresServer) -> None:
+def test_a_server_that_freezes_while_nothing_happens_is_told(postgres: PostgresServer) -> None:
     """Without writes an outage is noticed within seconds; so is its end."""
-    store = open_store(server.url)
+    store = open_store(postgres.url)
 
-    server.freeze()
+    postgres.freeze()
     told = until(lambda: store.failing, "the silence to be told")
-    server.thaw()
+    postgres.thaw()
     until(lambda: not store.failing, "the answer to be told")
     store.close()
 
@@ -73,29 +61,29 @@ def test_a_server_that_freezes_while_nothing_happens_is_told(server: PostgresSer
 
 
 def test_a_server_that_is_away_at_the_start_is_waited_for(
-    server: PostgresServer, caplog: pytest.LogCaptureFixture
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One sentence, and it goes on as soon as the server is there; one that stays away, or frozen, ends the wait."""
-    server.stop()
+    postgres.stop()
     with pytest.raises(UsageError, match=r"does not answer within 1 s"):
-        open_store(server.url, wait_s=1.0)
-    starting = threading.Timer(2.0, server.start)
+        open_store(postgres.url, wait_s=1.0)
+    starting = threading.Timer(2.0, postgres.start)
     starting.start()
 
-    store = open_store(server.url, wait_s=60.0)
+    store = open_store(postgres.url, wait_s=60.0)
     starting.join()
     store.close()
-    server.freeze()
+    postgres.freeze()
     with pytest.raises(UsageError, match=r"does not answer within 1 s"):
-        open_store(server.url, wait_s=1.0)
+        open_store(postgres.url, wait_s=1.0)
 
     assert "it is waited for, at most 60 s" in caplog.text
 
 
-def test_a_killed_rank_is_restarted_while_the_server_is_frozen(launch: Launch, server: PostgresServer) -> None:
+def test_a_killed_rank_is_restarted_while_the_server_is_frozen(launch: Launch, postgres: PostgresServer) -> None:
     """The restart goes on in memory, /healthz says so, and afterwards the journal has the incident."""
     port_file = launch.tmp_path / "port"
-    serve = ("--listen=127.0.0.1:0", f"--store={server.url}", f"--port-file={port_file}")
+    serve = ("--listen=127.0.0.1:0", f"--store={postgres.url}", f"--port-file={port_file}")
     launch.spawn("controller", *serve, log="controller.log")
     until(port_file.exists, "the controller to serve")
     url = f"http://127.0.0.1:{port_file.read_text().strip()}"
@@ -110,16 +98,16 @@ def test_a_killed_rank_is_restarted_while_the_server_is_frozen(launch: Launch, s
     first = until(launch.round_file, "the ranks to start")
     until(lambda: '"state":"running"' in launch.command("status", "--json", where).stdout.replace(" ", ""), "training")
 
-    server.freeze()
+    postgres.freeze()
     os.kill(first.ranks[1].pid, signal.SIGKILL)
     until(lambda: (found := launch.round_file()) is not None and found.round > first.round, "the next round")
     frozen = health()
     listed = launch.command("incidents", "--json", where)
-    server.thaw()
+    postgres.thaw()
     until(lambda: '"degraded"' not in health(), "the journal to be written again")
     launch.enough()
     code = launch.finish(run)
-    store = open_store(server.url, readonly=True)
+    store = open_store(postgres.url, readonly=True)
     stored, events = store.incidents("toy"), store.events("toy")
     store.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.launch import LOCKSTEP, PATIENCE_S, TOY, Launch, until
+from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
 
@@ -47,7 +48,7 @@ def test_plain_torchrun_with_our_rendezvous_recovers(launch: Launch) -> None:
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"),
                 *("--rdzv-backend=megascale", f"--rdzv-endpoint={address}", "--rdzv-id=toy"),
-                *(f"--rdzv-conf=box_root={launch.box_root}", str(TOY), "--fault=sigkill"),
+                *(f"--rdzv-conf=box_root={launch.box_root}", str(LOCKSTEP), "--fault=sigkill"),
             ],
             env=launch.env,
             stdout=out,
@@ -222,6 +223,7 @@ def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_stays(launc
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         script = Path(TOY).parents[3] / "examples" / "train_gpt.py"
+        launch.ahead = Ahead(("torch._dynamo", "megascale_ops.checkpoint.persist"), (str(script),))
         run = launch.spawn(
             *("run", "--job=toy", "--nproc-per-node=2", f"--checkpoint-dir={disk}", "--max-restarts=1", "--"),
             *(str(script), "--layers=1", "--width=64", "--heads=2", "--sequence-length=32", "--batch-size=4"),

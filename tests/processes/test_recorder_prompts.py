@@ -43,7 +43,7 @@ def start(tmp_path: Path) -> Iterator[Ranks]:
 
 def test_a_prompt_is_declared_while_it_waits(start: Ranks, tmp_path: Path) -> None:
     """``input`` and ``breakpoint`` show phase "debugger" until they are answered; the script's output is as ever."""
-    rank = start(SCRIPT)
+    rank = start.forked(SCRIPT)
 
     rank.wait_until(lambda box: box.progress().phase == "debugger")
     (tmp_path / "typed0").touch()
@@ -63,7 +63,7 @@ def test_a_prompt_is_declared_while_it_waits(start: Ranks, tmp_path: Path) -> No
 
 def test_a_hook_that_fails_leaves_the_prompt_alone(start: Ranks) -> None:
     """The question is asked and answered; that it is not recorded is printed once."""
-    rank = start(
+    rank = start.forked(
         f"""
         import os, sys
         import torch; {SOON}

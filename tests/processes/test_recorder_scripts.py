@@ -37,7 +37,7 @@ def test_an_unchanged_script_is_recorded(start: Ranks) -> None:
 
 def test_an_exception_is_written_down_and_shown_as_ever(start: Ranks) -> None:
     """Type, message, place and step are in the box; the traceback and exit status 1 are the script's."""
-    rank = start(TRAIN_SOON + "def fail():\n    raise ValueError('loss is nan')\nfail()\n")
+    rank = start.forked(TRAIN_SOON + "def fail():\n    raise ValueError('loss is nan')\nfail()\n")
 
     code, _, err = rank.end()
 
@@ -64,10 +64,10 @@ def test_an_exception_is_found_behind_a_foreign_hook(start: Ranks) -> None:
 
 def test_exit_statuses_are_the_scripts_own(start: Ranks) -> None:
     """sys.exit(7) is 7, without an error in the box; a SIGKILL and a crash leave the last thing done."""
-    told = start(TRAIN_SOON + "import sys\nsys.exit(7)\n", rank=0)
-    killed = start(TRAIN_SOON + "import os\nos.kill(os.getpid(), 9)\n", rank=1)
-    crashed = start(TRAIN_SOON + "import ctypes\nctypes.string_at(0)\n", rank=2)
-    left = start(TRAIN_SOON + "import os\nos._exit(3)\n", rank=3)
+    told = start.forked(TRAIN_SOON + "import sys\nsys.exit(7)\n", rank=0)
+    killed = start.forked(TRAIN_SOON + "import os\nos.kill(os.getpid(), 9)\n", rank=1)
+    crashed = start.forked(TRAIN_SOON + "import ctypes\nctypes.string_at(0)\n", rank=2)
+    left = start.forked(TRAIN_SOON + "import os\nos._exit(3)\n", rank=3)
 
     codes = [rank.end()[0] for rank in (told, killed, crashed, left)]
 
@@ -109,7 +109,7 @@ def test_the_explicit_api_needs_no_torch(start: Ranks) -> None:
 
 def test_the_explicit_api_and_the_hooks_count_once(start: Ranks) -> None:
     """A loop that calls recorder.step() after its optimizer makes one step each; eval makes none."""
-    rank = start(f"""
+    rank = start.forked(f"""
         import torch; {SOON}
         from megascale_ops.recorder import recorder
         from torch.utils.data import DataLoader, TensorDataset
@@ -132,7 +132,7 @@ def test_the_explicit_api_and_the_hooks_count_once(start: Ranks) -> None:
 
 def test_saving_is_a_phase(start: Ranks) -> None:
     """torch.save, distributed checkpoints and ours show the phase "checkpoint" while they run."""
-    rank = start(TRAIN_SOON + """
+    rank = start.forked(TRAIN_SOON + """
 import sys
 import torch.distributed.checkpoint as dcp
 from megascale_ops.blackbox.reader import BoxReader
@@ -236,7 +236,8 @@ def test_an_evaluation_that_nobody_declares_is_no_step(
     start: Ranks, way: str, shown: set[str], is_training: bool
 ) -> None:
     """Its time is in no step; what a training step does with gradients off (its batch, a teacher) stays the step's."""
-    rank = start(f"""
+    begin = start if way == "by_loader" else start.forked
+    rank = begin(f"""
 import time, torch; {SOON}
 from pathlib import Path
 from megascale_ops.blackbox.reader import BoxReader

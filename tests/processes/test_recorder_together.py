@@ -14,6 +14,7 @@ import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.schema.identity import Mesh
+from tests.processes.launch import free_port
 from tests.processes.ranks import BOOTSTRAP, DEADLINE_S, SOON, TRAIN_SOON, Ranks
 
 pytestmark = pytest.mark.processes
@@ -25,13 +26,6 @@ def start(tmp_path: Path) -> Iterator[Ranks]:
     ranks = Ranks(tmp_path)
     yield ranks
     ranks.close()
-
-
-def free_port() -> str:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 DDP = f"""
@@ -56,9 +50,9 @@ dist.destroy_process_group()
 
 def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> None:
     """The rank that waits inside DDP's all-reduce shows more enqueued than completed, in backward, with stacks."""
-    port = free_port()
-    first = start(DDP, rank=0, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    late = start(DDP, rank=1, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    port = str(free_port())
+    first = start.forked(DDP, rank=0, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    late = start.forked(DDP, rank=1, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
     def waits(box: BoxReader) -> bool:
         position = box.collective()
@@ -188,8 +182,8 @@ dist.destroy_process_group()
 
 def test_the_place_in_the_scripts_device_mesh_is_recorded(start: Ranks) -> None:
     """Without a word of the script to us: its mesh has names, and slices of it change nothing."""
-    port = free_port()
-    ranks = [start(MESH, rank=at, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for at in range(2)]
+    port = str(free_port())
+    ranks = [start.forked(MESH, rank=at, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for at in range(2)]
 
     assert [rank.end()[0] for rank in ranks] == [0, 0]
 

@@ -12,13 +12,6 @@ from tests.processes.launch import Launch, until
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def launch(launch: Launch) -> Launch:
-    """What is started is a program, as a user starts it: its start is part of the story."""
-    launch.is_cold = True
-    return launch
-
-
 # A script that leaves its folder, prints two variables, and fails once.
 WANDERER = """
 import os, sys
@@ -30,6 +23,7 @@ sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "--fail" in sy
 
 def test_launches_of_one_script_in_the_same_second_are_runs_of_their_own(launch: Launch) -> None:
     """Two at once, of a script without an ending: each gets a name, a folder and an end of its own."""
+    launch.is_cold = True  # as a user starts them: imports are part of the story
     script = launch.tmp_path / "train"
     script.write_text(WANDERER)
     while time.time() % 1 > 0.2:  # so that both begin within one second

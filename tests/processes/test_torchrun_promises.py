@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.processes.launch import SCRIPTS, Launch, free_port
+from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
 
 TOLD, SHELL, MEETS = SCRIPTS / "told.py", SCRIPTS / "told.sh", SCRIPTS / "meets.py"
+# Its ranks need nothing but torch, which their runner has imported.
+MEETING = Ahead(scripts=(str(MEETS),))
 NAMES = (
     *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE", "WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
@@ -103,7 +106,7 @@ def test_a_port_that_is_taken_is_said(launch: Launch) -> None:
 
 def test_a_script_meets_at_the_port_that_it_names_itself(launch: Launch) -> None:
     """``init_method="tcp://localhost:PORT"`` with ``--master-port PORT`` meets, and meets again after a restart."""
-    port = free_port()
+    port, launch.ahead = free_port(), MEETING
     run = launch.spawn(
         *("run", "--job=toy", "--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}"),
         *(str(MEETS), f"tcp://localhost:{port}", "--fail"),
@@ -140,7 +143,7 @@ def test_nodes_of_a_static_line_meet_at_the_port_that_the_script_names_itself(la
 
     The nodes share their run folder, and neither takes the other's output for that of an earlier life.
     """
-    port = free_port()
+    port, launch.ahead = free_port(), MEETING
     line = ("run", "--job=toy", "--nnodes=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank")
     script = (str(MEETS), f"tcp://localhost:{port}")
 

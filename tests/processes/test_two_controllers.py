@@ -27,17 +27,6 @@ from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """A server that runs."""
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 def _leads(url: str) -> dict[str, object] | None:
     """Return what a controller says of itself where it leads; None where it does not, or does not answer."""
     try:
@@ -136,9 +125,9 @@ def _next_round(launch: Launch, round_: int) -> None:
     until(lambda: (one := launch.round_file()) is not None and one.round > round_, "the next round")
 
 
-def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launch, server: PostgresServer) -> None:
+def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launch, postgres: PostgresServer) -> None:
     """Killed, paused and killed again while a rank dies: one incident and one new round for each, and none beside."""
-    pair = Pair(launch, server)
+    pair = Pair(launch, postgres)
     first = pair.leader()
     assert first is not None
     refused = until(lambda: _refusal(pair.urls[1 - first]), "the standby to answer")
@@ -156,7 +145,7 @@ def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launc
     launch.enough()
     ended = launch.finish(run)
     last = pair.status()
-    store = open_store(server.url, readonly=True)
+    store = open_store(postgres.url, readonly=True)
     incidents, events = store.incidents("toy"), store.events("toy")
     store.close()
 
@@ -172,10 +161,10 @@ def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launc
 
 
 def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_nothing(
-    launch: Launch, server: PostgresServer
+    launch: Launch, postgres: PostgresServer
 ) -> None:
     """Stopped and started again, then full: the leader stays the leader; ended in order it gives way at once."""
-    pair = Pair(launch, server)
+    pair = Pair(launch, postgres)
     first = pair.leader()
     assert first is not None
     before = _leads(pair.urls[first])
@@ -184,17 +173,17 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
         return _refusal(pair.urls[1 - first])
 
     until(lambda: (one := told()) and one.header, "the standby to know the leader")
-    server.stop()
+    postgres.stop()
     until(lambda: (one := told()) and "does not answer" in one.body["error"], "the standby to tell")
     away = until(
         lambda: one if (one := _leads(pair.urls[first])) and one["database"] != "ok" else None,
         "the leader to go on without its database",
     )
-    server.start()
+    postgres.start()
     until(lambda: (one := _leads(pair.urls[first])) is not None and one["database"] == "ok", "the leader to be back")
     refused = until(lambda: one if (one := told()) and one.header else None, "the standby to know the leader again")
     after = _leads(pair.urls[first])
-    with _full(server), BlockingLink(pair.both) as link:
+    with _full(postgres), BlockingLink(pair.both) as link:
         link.ask_node("node7", NodeAsk("quarantine", "fan"))
         full = until(lambda: one if (one := link.healthz())["status"] != "ok" else None, "the full disk to be told")
         during = _leads(pair.urls[first])

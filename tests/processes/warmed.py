@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -48,7 +50,7 @@ class Ahead(NamedTuple):
 
 
 class WarmParent:
-    """The process that has imported everything; it ends with the test's.
+    """This worker's end of the process that has imported everything, and that ends with the last of its session.
 
     Attributes:
         cpu_s: CPU time of those of its children that have ended, with what these have waited for.
@@ -60,21 +62,15 @@ class WarmParent:
         self._codes: dict[int, int] = {}
         self._ended = threading.Condition()
         self._pids: queue.Queue[int] = queue.Queue()  # of what was ordered; 0: the parent is gone
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        room = "x" * warm_parent.ROOM
-        with theirs:
-            self._proc = subprocess.Popen(
-                [sys.executable, "-m", "tests.fixtures.warm_parent", str(theirs.fileno()), room],
-                env={**env_of_programs(), "ROOM": room}, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
-                cwd=Path(__file__).parents[2], start_new_session=True,
-            )  # fmt: skip
-        threading.Thread(target=self._listen, name="warm-parent", daemon=True).start()
+        self._orders = connected()
+        self._listener = threading.Thread(target=self._listen, name="warm-parent", daemon=True)
+        self._listener.start()
         atexit.register(self.close)
 
     def takes(self, env: Mapping[str, str]) -> bool:
         """Say whether it may start a program with these variables: it has begun with the same."""
         is_like = warm_parent.early_variables(env) == self._early and not any(map(begins_python, folders_of(env)))
-        return is_like and self._proc.poll() is None
+        return is_like and self._listener.is_alive()
 
     def fork(
         self,
@@ -114,11 +110,12 @@ class WarmParent:
 
     def close(self) -> None:
         """End it, and what still lives of its children."""
-        self._orders.shutdown(socket.SHUT_RDWR)
-        self._proc.wait(READY_S)
+        with suppress(OSError):  # it is gone
+            self._orders.shutdown(socket.SHUT_WR)
+        self._listener.join(READY_S)
 
     def _listen(self) -> None:
-        while raw := self._orders.recv(warm_parent.MOST):
+        while raw := self._received():
             told = json.loads(raw)
             if "began" in told:
                 self._pids.put(told["began"])
@@ -128,6 +125,43 @@ class WarmParent:
                 self.cpu_s += told["cpu_s"]
                 self._ended.notify_all()
         self._pids.put(0)
+
+    def _received(self) -> bytes:
+        with suppress(ConnectionError):  # it was killed
+            return self._orders.recv(warm_parent.MOST)
+        return b""
+
+
+def connected() -> socket.socket:
+    """Return a connection to the warm parent of this session, started by the worker that comes first."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}"
+    place = Path(tempfile.gettempdir())
+    door = place / f"megascale-warm-{os.getuid()}-{session}" / "door"
+    with warm_parent.locked(place):
+        door.parent.mkdir(mode=0o700, exist_ok=True)  # whoever can connect has all that this user may do
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours.connect(str(door))
+        except OSError:
+            _started.append(_start_parent(door))
+            ours.connect(str(door))  # it listens already, and answers when it has imported all
+    return ours
+
+
+_started: "list[subprocess.Popen[bytes]]" = []  # it may outlive this worker, for others of the session
+
+
+def _start_parent(path: Path) -> "subprocess.Popen[bytes]":
+    path.unlink(missing_ok=True)
+    room = "x" * warm_parent.ROOM
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(path))
+        door.listen(64)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.fixtures.warm_parent", str(door.fileno()), room],
+            env={**env_of_programs(), "ROOM": room}, pass_fds=(door.fileno(),), stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).parents[2], start_new_session=True,
+        )  # fmt: skip
 
 
 def env_of_programs() -> dict[str, str]:
@@ -181,6 +215,13 @@ def start_rank(
 ) -> "subprocess.Popen[bytes]":
     """Start a rank of a script that imports torch, as `FakeNode` does with ``recorder``."""
     return _parent().fork(arguments, env, err, script=script)
+
+
+def start_script(path: Path, env: Mapping[str, str], out: Path, err: Path, *, cwd: Path) -> "subprocess.Popen[bytes]":
+    """Start a rank's script from a file, as ``python PATH`` does; what it prints goes to files."""
+    script = f"import runpy, sys; sys.argv = [{str(path)!r}]; runpy.run_path({str(path)!r}, run_name='__main__')"
+    with out.open("wb") as to_out, err.open("wb") as to_err:
+        return _parent().fork((), env, to_out, to_err, cwd, script=script)
 
 
 def play_module(

@@ -2,7 +2,6 @@
 """The fence: of two controllers on one journal, the one that was replaced writes nothing and orders nothing."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,29 +17,13 @@ from tests.fakes.postgres import PostgresServer
 from tests.fakes.servers import until
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server of this file's own."""
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ops.db"
-    server: PostgresServer = request.getfixturevalue("server")
-    engine = sa.create_engine(server.url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
-    engine.dispose()
-    return server.url
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    return postgres.url
 
 
 class Elected:
@@ -113,19 +96,16 @@ def test_numbers_grow_with_each_leader_and_past_those_that_were_seen(url: str) -
     assert epochs == [1, 2, 42, 43]
 
 
-def test_a_transaction_under_way_is_awaited_by_the_next_leader(server: PostgresServer) -> None:
+def test_a_transaction_under_way_is_awaited_by_the_next_leader(postgres: PostgresServer) -> None:
     """Whoever leads next reads what it has written: it can't end after that."""
-    engine = sa.create_engine(server.url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
-    old = Elected(server.url, "old")
+    engine = sa.create_engine(postgres.url)
+    old = Elected(postgres.url, "old")
     assert old.store.fence is not None
     made: list[Elected] = []
 
     with engine.begin() as connection:
         old.store.fence.hold(connection)
-        taking = threading.Thread(target=lambda: made.append(Elected(server.url, "new")))
+        taking = threading.Thread(target=lambda: made.append(Elected(postgres.url, "new")))
         taking.start()
         with engine.connect() as other:
             waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
@@ -140,13 +120,13 @@ def test_a_transaction_under_way_is_awaited_by_the_next_leader(server: PostgresS
     assert made
 
 
-def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(server: PostgresServer) -> None:
+def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(postgres: PostgresServer) -> None:
     """A frozen database: one controller alone acts after its patience; one that may have been replaced waits."""
-    one = Elected(server.url, "one")
+    one = Elected(postgres.url, "one")
     assert one.submit("before").wait(30)
     one.may_act = False
 
-    server.freeze()
+    postgres.freeze()
     held = one.submit("held")
     until(lambda: bool(one.store.failing), "the outage to be told")
     behind = one.submit("behind")
@@ -156,7 +136,7 @@ def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(serve
     one.may_act = False
     last = one.submit("last")
     is_held_again = not last.wait(1.0)
-    server.thaw()
+    postgres.thaw()
     written = last.wait(60)
     events = one.store.events("job")
     one.store.close()
@@ -169,11 +149,11 @@ def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(serve
 
 
 @pytest.mark.parametrize("leader", [None, Leader("old", "http://old:1")])
-def test_only_connections_of_the_leader_before_are_ended(server: PostgresServer, leader: Leader | None) -> None:
+def test_only_connections_of_the_leader_before_are_ended(postgres: PostgresServer, leader: Leader | None) -> None:
     """Other programs share the database, most of them without a name; theirs go on, whomever the leader was."""
-    others = sa.create_engine(server.url, isolation_level="AUTOCOMMIT")
+    others = sa.create_engine(postgres.url, isolation_level="AUTOCOMMIT")
     of_old = sa.create_engine(
-        server.url, isolation_level="AUTOCOMMIT", connect_args={"application_name": application_of("old")}
+        postgres.url, isolation_level="AUTOCOMMIT", connect_args={"application_name": application_of("old")}
     )
     with others.connect() as other, of_old.connect() as mine, others.connect() as asking:
         end_connections(asking, 0, leader)

@@ -4,8 +4,8 @@
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -16,33 +16,18 @@ from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.schema.events import Event, Incident, Marks
 from megascale_ops.schema.messages import EvidenceItem
-from tests.fakes.postgres import PostgresServer
 
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL server of the test's own."""
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server.url
-    finally:
-        server.close()
+if TYPE_CHECKING:
+    from tests.fakes.postgres import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/ops.db"
-        return
-    server = str(request.getfixturevalue("postgres"))
-    yield server
-    engine = sa.create_engine(server)
-    with engine.begin() as connection:
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
-    engine.dispose()
+        return f"sqlite:///{tmp_path}/ops.db"
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    return postgres.url
 
 
 def _incident(number: int, job: str = "job", **more: object) -> Incident:
