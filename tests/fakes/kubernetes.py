@@ -12,7 +12,6 @@ import copy
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -25,7 +24,7 @@ from typing import Any, Self
 import pytest
 
 from megascale_ops.engines.kubernetes.client import ConflictError, MissingError
-from tests.fakes.servers import until
+from tests.fakes.servers import free_ports, until
 
 Json = dict[str, Any]
 _KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megascale-ops-tests" / "kubernetes-1.20.2"
@@ -103,7 +102,7 @@ class ApiServer:
         if shutil.which("etcd") is None:
             pytest.skip("no etcd on this machine: apt-get install etcd-server")
         self.folder = Path(tempfile.mkdtemp(prefix="kubernetes-"))
-        self.port, self._etcd, self._peer = _free_ports(3)
+        self.port, self._etcd, self._peer = free_ports(3)
         self.url = f"https://127.0.0.1:{self.port}"
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -222,11 +221,3 @@ def _trusting() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

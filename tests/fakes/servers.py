@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real server of Debian's, started by a test in a folder of its own and stopped for certain."""
 
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -34,6 +37,23 @@ def until(condition: Callable[[], T], what: str, deadline_s: float = 60.0, why: 
         assert time.monotonic() < end_s, f"waited {deadline_s} s in vain until {what}. {why()}"
         time.sleep(0.05)
     return answer
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports that nobody has, out of those that the kernel gives to nobody who has not named one.
+
+    A port that it has chosen itself may belong to somebody's connection the next moment: each that is made takes one,
+    and a server that listens at all addresses can't have it then.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found = []
+    for port in random.sample(range(first // 2, first), min(first // 4, 100 + number)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            found.append(port)
+        if len(found) == number:
+            return found
+    raise AssertionError(f"of the ports {first // 2} to {first} too few are free")
 
 
 class RealServer:

@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 import pytest
 
-from tests.fakes.servers import until
+from tests.fakes.servers import free_ports, until
 from tests.fakes.slurm_accounting import Accounting, need
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo")
@@ -105,7 +105,7 @@ class OneNode:
         host = socket.gethostname().partition(".")[0]
         self._configuration = self.folder / "slurm.conf"
         self._names = [f"n{number}" for number in range(1, nodes + 1)]
-        ports = _free_ports(2 + nodes)
+        ports = free_ports(2 + nodes)
         port = ports.pop()
         self._accounting = Accounting(self.folder, port) if accounting else None
         # In one line: of two lines Slurm refuses the second, for it has the same host name.
@@ -265,12 +265,3 @@ class OneNode:
         )
         assert done.returncode == 0, f"{command[0]}: {done.stderr}\n{self.logs()}"
         return done.stdout.strip()
-
-
-def _free_ports(number: int) -> list[int]:
-    """Return ports of the loopback that are free now; Slurm can't choose its own."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

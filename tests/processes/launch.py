@@ -3,15 +3,12 @@
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +22,7 @@ from megascale_ops.link.whereabouts import link_of
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
+from tests.fakes.servers import free_ports
 from tests.processes.warmed import Ahead, ask, env_of_programs, start
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
@@ -56,17 +54,8 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = PATI
 
 
 def free_port() -> int:
-    """Return a port that nobody has, out of those that the kernel gives to nobody who has not named one.
-
-    A port that it has chosen itself may belong to somebody's connection the next moment: each that is made takes one,
-    and a server that listens at all addresses can't have it then.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(first // 2, first), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise AssertionError(f"no port of {first // 2} to {first} is free")
+    """Return a port that nobody has, and that no connection gets."""
+    return free_ports(1)[0]
 
 
 def all_have_made(step: int, status: JobStatus) -> bool:

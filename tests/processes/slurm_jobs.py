@@ -33,17 +33,28 @@ for step in range(first, 10**6):
 
 
 class Job:
-    """A job of ours in this cluster, looked at by what it prints and by Slurm's record."""
+    """A job of ours in this cluster, looked at by what it prints and by Slurm's record.
+
+    ``program``: another one than ``megascale-ops``, such as `stand_in` where no process of a step is looked at.
+    """
 
     def __init__(
-        self, slurm: OneNode, launch: Launch, name: str, run: str, batch: str, path: str = "", srun: str = ""
+        self,
+        slurm: OneNode,
+        launch: Launch,
+        name: str,
+        run: str,
+        batch: str,
+        path: str = "",
+        srun: str = "",
+        program: str = str(PROGRAM),
     ) -> None:
         script = launch.tmp_path / "trains.py"
         script.write_text(TRAINS)
         env = {key: value for key, value in launch.env.items() if not key.startswith("SLURM_")}
         env["MEGASCALE_CONTROLLER_NODE_STATES_S"] = "1"
         env["PATH"] = f"{path}:{env['PATH']}" if path else env["PATH"]
-        line = f"srun --ntasks-per-node=1 {srun} {PROGRAM} run {run} -- {script}"
+        line = f"srun --ntasks-per-node=1 {srun} {program} run {run} -- {script}"
         self.slurm, self.launch, self.file = slurm, launch, f"{name}.out"
         self.id = slurm.submit(f"#!/bin/bash\n#SBATCH {batch}\nexec {line}\n", env, self.file)
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from megascale_ops.checkpoint import newest
+from tests.processes.launch import free_port
+from tests.processes.warmed import play_script
 
 pytestmark = pytest.mark.processes
 
@@ -32,21 +34,23 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def run(script: str, folder: Path, steps: int, *, rendezvous_port: int = 0) -> dict[int, float]:
     """Train in one process, or on two ranks when a port is given; the loss of each step that was printed."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(rendezvous_port)]
-    soon = folder.with_name("soon.py")
-    soon.write_text(SOON)
     options = ["--steps", str(steps), "--checkpoint-every", "6", *SMALL]
-    done = subprocess.run(
-        [sys.executable, *(launcher if rendezvous_port else []), str(soon), str(EXAMPLES / script), *options],
-        env=os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
+    if rendezvous_port:
+        done = on_two_ranks(folder.with_name("soon.py"), rendezvous_port, [str(EXAMPLES / script), *options], env)
+    else:
+        done = play_script(EXAMPLES / script, options, env, 180)
     assert done.returncode == 0, done.stderr
     words = [line.split() for line in done.stdout.splitlines()]
     return {int(line[1]): float(line[3]) for line in words if line[:1] == ["step"] and line[2] == "loss"}
+
+
+def on_two_ranks(soon: Path, port: int, line: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run a line below torchrun to its end."""
+    soon.write_text(SOON)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    command = [sys.executable, *launcher, str(soon), *line]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
 
 
 class Trained(NamedTuple):
@@ -84,14 +88,12 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
     assert before.whole[12] < before.whole[1]
 
 
-def test_two_ranks_share_the_stream_that_one_reads_alone(
-    trained: Callable[[str], Trained], tmp_path: Path, unused_tcp_port: int
-) -> None:
+def test_two_ranks_share_the_stream_that_one_reads_alone(trained: Callable[[str], Trained], tmp_path: Path) -> None:
     """A run resumed with more ranks goes on in the same text, so its mean loss goes on too."""
     before = trained("train_gpt.py")
     shared = shutil.copytree(before.folder, tmp_path / "shared")
 
-    together = run("train_gpt.py", shared, 12, rendezvous_port=unused_tcp_port)
+    together = run("train_gpt.py", shared, 12, rendezvous_port=free_port())
 
     assert sorted(together) == list(range(7, 13))
     assert all(abs(together[step] - before.whole[step]) < 0.01 for step in together)

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.slurm import SOON, OneNode
 from tests.processes.launch import Launch, until
 from tests.processes.slurm_jobs import Job
+from tests.processes.warmed import stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -50,7 +51,7 @@ def without_rights(launch: Launch) -> str:
 
 def test_a_node_that_a_verdict_puts_out_is_drained_and_a_spare_steps_in(slurm: OneNode, launch: Launch) -> None:
     """Three nodes, two train; the drained one keeps our reason until it is resumed, and only ours can be."""
-    job = Job(slurm, launch, "spare", "--nnodes=2 --policy killed=evict", "--nodes=3")
+    job = Job(slurm, launch, "spare", "--nnodes=2 --policy killed=evict", "--nodes=3", program=stand_in())
     bad = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
     job.until("which waits as a spare")
 
@@ -74,7 +75,7 @@ def test_a_node_that_a_verdict_puts_out_is_drained_and_a_spare_steps_in(slurm: O
 
 def test_what_an_administrator_has_drained_is_not_used(slurm: OneNode, launch: Launch) -> None:
     """In mid-job: what runs there goes on; the next round leaves it out for the spare; nobody but they resume it."""
-    job = Job(slurm, launch, "admin", "--nnodes=2", "--nodes=3")
+    job = Job(slurm, launch, "admin", "--nnodes=2", "--nodes=3", program=stand_in())
     first = job.until(r"rank 0 on (n\d) trains from step \d+ in round 1")[1]
     drained = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
     job.until("which waits as a spare")
@@ -97,7 +98,15 @@ def test_what_an_administrator_has_drained_is_not_used(slurm: OneNode, launch: L
 
 def test_without_the_right_the_job_goes_on(slurm: OneNode, launch: Launch) -> None:
     """One sentence with the right that lacks, in the log and the journal; the node stays in service."""
-    job = Job(slurm, launch, "no-right", "--nnodes=1:2 --policy killed=evict", "--nodes=2", without_rights(launch))
+    job = Job(
+        slurm,
+        launch,
+        "no-right",
+        "--nnodes=1:2 --policy killed=evict",
+        "--nodes=2",
+        without_rights(launch),
+        program=stand_in(),
+    )
     bad = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
 
     job.kill_rank(bad, 1)
@@ -114,8 +123,8 @@ def test_without_the_right_the_job_goes_on(slurm: OneNode, launch: Launch) -> No
 
 def test_the_record_of_a_failed_job_names_the_verdict(slurm: OneNode, launch: Launch) -> None:
     """`scontrol show job` shows it behind the user's own comment; two jobs on a cluster know nothing of each other."""
-    job = Job(slurm, launch, "failed", "--policy killed=stop", "--nodes=2 --comment=grant-17")
-    other = Job(slurm, launch, "other", "--nnodes=1", "--nodes=1")
+    job = Job(slurm, launch, "failed", "--policy killed=stop", "--nodes=2 --comment=grant-17", program=stand_in())
+    other = Job(slurm, launch, "other", "--nnodes=1", "--nodes=1", program=stand_in())
     other.until(r"rank 0 on n\d trains from step \d+ in round 1")
     node = job.until(r"rank 1 on (n\d) trains from step \d+ in round 1")[1]
 

@@ -8,6 +8,7 @@ import pytest
 from tests.fakes.slurm import SOON, OneNode
 from tests.processes.launch import Launch, until
 from tests.processes.test_slurm import PROGRAM
+from tests.processes.warmed import stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -39,11 +40,20 @@ def slurm() -> Iterator[OneNode]:
         yield cluster
 
 
-def _submit(slurm: OneNode, launch: Launch, name: str, options: str, *, nodes: int = 2, head: str = "") -> str:
+def _submit(
+    slurm: OneNode,
+    launch: Launch,
+    name: str,
+    options: str,
+    *,
+    nodes: int = 2,
+    head: str = "",
+    program: str = str(PROGRAM),
+) -> str:
     script = launch.tmp_path / "saves.py"
     script.write_text(SAVES)
     env = {key: value for key, value in launch.env.items() if not key.startswith("SLURM_")}
-    run = f"srun --ntasks-per-node=1 {PROGRAM} run {options} -- {script}"
+    run = f"srun --ntasks-per-node=1 {program} run {options} -- {script}"
     return slurm.submit(f"#!/bin/bash\n#SBATCH --nodes={nodes}\n{head}\nexec {run}\n", env, name)
 
 
@@ -80,7 +90,7 @@ def test_a_warned_job_saves_and_comes_back_until_its_budget_is_spent(slurm: OneN
 
 def test_a_cancelled_job_does_not_come_back(slurm: OneNode, launch: Launch) -> None:
     """The negative control: `scancel` sends SIGTERM, too, and means it."""
-    job = _submit(slurm, launch, "cancelled.out", "--requeues=3")
+    job = _submit(slurm, launch, "cancelled.out", "--requeues=3", program=stand_in())
     _until_trains(slurm, "cancelled.out", 2)
 
     slurm.ask("scancel", job)

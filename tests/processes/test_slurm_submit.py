@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.slurm import SOON, OneNode
 from tests.processes.launch import PLAIN, Launch
 from tests.processes.slurm_jobs import PROGRAM
+from tests.processes.warmed import put_stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -85,6 +86,7 @@ def test_a_job_that_fails_is_followed_to_its_verdict(slurm: OneNode, launch: Lau
         launch,
         f"megascale-ops submit slurm --follow --nodes 2 --options=--policy --options=killed=stop "
         f"-- {PLAIN} --fault=sigkill --at=5 --step-s=0.05",
+        str(put_stand_in(launch.tmp_path / "bin")),
     )
 
     assert re.search(r"verdict plain-\d+-1: killed: .*\(stop\)", done.stdout), done

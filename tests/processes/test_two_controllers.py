@@ -155,7 +155,9 @@ def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launc
     assert ended == 0, launch.output()
     assert last is not None
     assert last.round == begun.round + 3
-    assert [one.verdict and one.verdict.fault for one in incidents if one.state == "recovered"] == ["killed"] * 3
+    told = [(one.state, one.verdict and one.verdict.fault) for one in incidents]
+    # "ended": on a busy machine the next rank is killed before the round has made enough steps to have recovered.
+    assert [fault for state, fault in told if state in ("recovered", "ended")] == ["killed"] * 3, told
     assert len({(event.wall_s, event.kind, event.text) for event in events}) == len(events)
     assert "Traceback" not in launch.output("controller-0.log") + launch.output("controller-1.log")
 

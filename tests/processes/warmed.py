@@ -5,6 +5,7 @@ import atexit
 import json
 import os
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, NamedTuple
 
-from tests.fixtures import warm_parent
+from tests.fixtures import warm_client, warm_parent
 from tests.fixtures.warm_parent import PROGRAM
 
 READY_S = 120.0
@@ -88,7 +89,14 @@ class WarmParent:
         os.umask(umask := os.umask(0o077))
         ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
         found = [folder for folder in folders_of(env) if folder not in folders_of(os.environ)]
-        where = {"folders": found, "cwd": str(cwd or Path.cwd()), "netns": netns, "umask": umask, "ignored": ignored}
+        where = {
+            "folders": found,
+            "cwd": str(cwd or Path.cwd()),
+            "netns": netns,
+            "mounts": 0,
+            "umask": umask,
+            "ignored": ignored,
+        }
         early = (ahead or Ahead())._asdict()
         order = json.dumps({"arguments": arguments, "env": dict(env), "script": script, **where, **early}).encode()
         assert len(order) <= warm_parent.MOST
@@ -134,10 +142,8 @@ class WarmParent:
 
 def connected() -> socket.socket:
     """Return a connection to the warm parent of this session, started by the worker that comes first."""
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}"
-    place = Path(tempfile.gettempdir())
-    door = place / f"megascale-warm-{os.getuid()}-{session}" / "door"
-    with warm_parent.locked(place):
+    door = _door()
+    with warm_parent.locked(door.parent.parent):
         door.parent.mkdir(mode=0o700, exist_ok=True)  # whoever can connect has all that this user may do
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -146,6 +152,11 @@ def connected() -> socket.socket:
             _started.append(_start_parent(door))
             ours.connect(str(door))  # it listens already, and answers when it has imported all
     return ours
+
+
+def _door() -> Path:
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}"
+    return Path(tempfile.gettempdir(), f"megascale-warm-{os.getuid()}-{session}", "door")
 
 
 _started: "list[subprocess.Popen[bytes]]" = []  # it may outlive this worker, for others of the session
@@ -210,6 +221,21 @@ def start(
     return subprocess.Popen(line, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
+def stand_in() -> str:
+    """Return what to write for ``megascale-ops`` where another program starts it: see ``warm_client``."""
+    _parent()
+    return shlex.join([sys.executable, "-S", "-E", warm_client.__file__, str(_door())])
+
+
+def put_stand_in(folder: Path) -> Path:
+    """Write the same as a program ``megascale-ops`` into a folder, for PATH; return the folder."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "megascale-ops"
+    program.write_text(f'#!/bin/sh\nexec {stand_in()} "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
 def start_rank(
     script: str, arguments: Sequence[str], env: Mapping[str, str], err: IO[bytes]
 ) -> "subprocess.Popen[bytes]":
@@ -233,6 +259,19 @@ def play_module(
         subprocess.TimeoutExpired: it took longer, and was killed with what it had started in its session.
     """
     script = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, script=script), deadline_s)
+
+
+def play_script(
+    path: Path, arguments: Sequence[str], env: Mapping[str, str], deadline_s: float
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script without torch's compiler to its end, as ``python PATH`` does, where torch has been imported already.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer, and was killed with what it had started in its session.
+    """
+    soon = "from megascale_ops.chaos import no_compiler; no_compiler.leave_out()"
+    script = f"import runpy, sys; {soon}; sys.argv[0] = {str(path)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, script=script), deadline_s)
 
 
