@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.processes.launch import Launch
+from tests.processes.launch import Launch, acted_upon
 from tests.processes.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -47,7 +47,9 @@ def test_a_debugger_session_lives(launch: Launch) -> None:
 
         assert terminal.wait(120.0) == 0, terminal.screen()
         assert terminal.screen().count("trained on") == 2
-        found = launch.incidents()
+        # On a busy machine the beat that says so may come later than the patience: a suspicion that came to nothing.
+        found = acted_upon(launch.incidents())
         assert found == [], [one.verdict and one.verdict.reason for one in found]
+        assert "in round 2" not in terminal.screen()
     finally:
         terminal.close()

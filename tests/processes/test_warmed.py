@@ -2,7 +2,9 @@
 """What is forked out of the warm parent is a process like the program that it stands for."""
 
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +13,8 @@ import psutil
 import pytest
 
 from megascale_ops.runner.processes import start_ticks
-from tests.processes.launch import ENDLESS, TOY, Launch, until
-from tests.processes.warmed import Forked
+from tests.processes.launch import ENDLESS, PLAIN, TOY, Launch, until
+from tests.processes.warmed import Forked, stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -60,3 +62,32 @@ def test_what_is_forked_looks_like_the_program(launch: Launch, *, is_cold: bool)
     assert run.wait(30) == -signal.SIGKILL
     assert run.poll() == -signal.SIGKILL
     until(lambda: not any(start_ticks(pid) for pid in pids.values()), "all that the runner has started to end with it")
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+def test_what_stands_for_the_program_ends_with_what_it_stands_for(launch: Launch, ended_by: signal.Signals) -> None:
+    """Started by another program: a signal is passed on and its outcome is told; who is killed takes all along."""
+    line = [*shlex.split(stand_in()), "run", "--job=toy", "--", str(PLAIN), *ENDLESS]
+    with (launch.tmp_path / "run.log").open("wb") as out:
+        started = subprocess.Popen(line, env=launch.env, stdout=out, stderr=out)
+    launch.procs.append(started)
+    launch.until_step(5)
+    found = launch.round_file()
+    assert found is not None
+
+    started.send_signal(ended_by)
+
+    # As the runner of `test_run_signals`, which is a program, ends.
+    assert started.wait(30) == (128 + ended_by if ended_by == signal.SIGTERM else -ended_by)
+    assert found.runner_pid != started.pid
+    until(lambda: not launch.living(), "all that the runner has started to end with it")
+
+
+def test_what_stands_for_the_program_says_and_ends_as_the_program(launch: Launch) -> None:
+    """Its words, where they belong, and its exit code; as a program for the same mistake."""
+    line = [*shlex.split(stand_in()), "run"]
+    done = subprocess.run(line, env=launch.env, capture_output=True, text=True, timeout=60, check=False)
+    program = launch.command("run", is_cold=True)
+
+    assert (done.returncode, done.stdout, done.stderr) == (program.returncode, program.stdout, program.stderr)
+    assert done.returncode == 2
