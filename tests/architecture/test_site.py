@@ -90,4 +90,3 @@ def test_nothing_is_fetched_from_another_host(site: Path) -> None:
 
     assert not {str(page): found for page in pages if (found := fetched.findall(page.read_text(encoding="utf-8")))}
     assert fetched.search('<script src="https://example.org/mermaid.js">')
-

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program as the scheduler sees it: a stack of its own, that runs only while it holds the baton."""
+"""A program as the scheduler sees it: a thread that runs only while it holds the baton."""
 
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from greenlet import greenlet
 
 
 class Stopped(BaseException):
@@ -19,7 +16,6 @@ class Fiber:
         rank: its rank (for stragglers).
         number: in order of creation.
         waits: it polls inside a wait (a bare poll loop is recognised by itself).
-        stack: once it has begun.
     """
 
     def __init__(self, rank: int, number: int, body: Callable[[], None], pace: float) -> None:
@@ -28,7 +24,9 @@ class Fiber:
         self.waits = False
         self.body = body
         self.pace = pace
-        self.stack: greenlet | None = None
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.thread: threading.Thread | None = None
         self.done = False
         self.version = 0
         self.nap: tuple[int, int] | None = None

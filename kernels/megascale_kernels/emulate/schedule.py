@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator's scheduler: which program runs next, and what time it is.
 
-Every program is a greenlet of one thread, and the holder of the baton runs; at each access to memory it may pass the
-baton on. (As threads of the system they ran as well, and a fifth of the time went into waking the next.)
+Every program is a thread, but only the holder of the baton runs; at each access to memory it may pass the baton on.
 Time is virtual: a step takes about a microsecond, a poll that saw nothing new sleeps until its word changes, at first
 for half a microsecond and then for longer and longer. So when all programs wait, a deadline passes at once, and while
 any program works, it does not pass by accident.
@@ -19,8 +18,6 @@ import heapq
 import random
 import threading
 from collections.abc import Callable, Mapping
-
-from greenlet import getcurrent, greenlet
 
 from megascale_kernels.emulate.errors import StuckError
 from megascale_kernels.emulate.fibers import Fiber, Stopped
@@ -78,9 +75,7 @@ class Scheduler:
         self._pushes = 0
         self._moved_ns = 0
         self._moves = 0
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._hub: greenlet | None = None
+        self._main = threading.Semaphore(0)
         self._failure: BaseException | None = None
         self._stopping = False
         self.current: Fiber | None = None
@@ -101,13 +96,12 @@ class Scheduler:
             StuckError: no program moves any more, or the budget of steps is spent.
             BaseException: whatever a program raised first.
         """
-        if not self._fibers:
+        first = self._pop()
+        if first is None:
             return
         self._moved_ns = self.now_ns
-        # A thread of its own, so that one that never comes back can be seen and ended.
-        self._thread = threading.Thread(target=self._live, name="emulated programs", daemon=True)
         try:
-            self._thread.start()
+            self._resume(first)
             self._wait_for_the_end()
         finally:
             self._stop()
@@ -131,6 +125,7 @@ class Scheduler:
         assert following is not None
         if following is not fiber:
             self._resume(following)
+            fiber.baton.acquire()
             if self._stopping:
                 raise Stopped
         self._wake_up(fiber)
@@ -150,7 +145,7 @@ class Scheduler:
 
     def _wait_for_the_end(self) -> None:
         steps = -1
-        while not self._over.wait(SILENCE_S):
+        while not self._main.acquire(timeout=SILENCE_S):
             if steps == self.steps:
                 raise StuckError(f"no access to memory for {SILENCE_S} s: a loop without an end\n{self._explain()}")
             steps = self.steps
@@ -199,15 +194,14 @@ class Scheduler:
             raise StuckError(f"nobody has moved for {PATIENCE_DEADLINES} deadlines\n{self._explain()}")
 
     def _resume(self, fiber: Fiber) -> None:
-        """Let another program run; returns when it is the caller's turn again."""
-        assert self._hub is not None
         self.current = fiber
-        # A program begins at the hub: it inherits how deep its parent's calls are, and those of a program are deep.
-        (fiber.stack or self._hub).switch()
+        if fiber.thread is None:
+            fiber.thread = threading.Thread(target=self._live, args=(fiber,), daemon=True)
+            fiber.thread.start()
+        else:
+            fiber.baton.release()
 
-    def _begin(self) -> None:
-        fiber = self.current
-        assert fiber is not None
+    def _live(self, fiber: Fiber) -> None:
         try:
             fiber.body()
         except Stopped:
@@ -217,33 +211,22 @@ class Scheduler:
             self._stopping = True
         fiber.done = True
         del self._alive[fiber.number]
-        self.current = None if self._stopping else self._pop()
-
-    def _live(self) -> None:
-        """Run one program after another, then unwind what still lives: after a failure, or when told to stop."""
-        self._hub = getcurrent()
-        try:
-            self.current = self._pop()
-            while not self._stopping and (fiber := self.current) is not None:
-                if fiber.stack is None:
-                    fiber.stack = greenlet(self._begin)
-                fiber.stack.switch()  # comes back when one has ended, or another is to begin
-        except Stopped:
-            pass
-        finally:
-            self._stopping = True
-            for fiber in self._fibers:
-                if fiber.stack is not None and not fiber.stack.dead:
-                    fiber.stack.switch()
-            self._over.set()
+        following = None if self._stopping else self._pop()
+        if following is None:
+            self._main.release()
+        else:
+            self._resume(following)
 
     def _stop(self) -> None:
-        """End the programs' thread, also where a program never requests its next step."""
+        """Unwind what still lives: after a failure, or when the caller was interrupted."""
         self._stopping = True
-        thread = self._thread
-        assert thread is not None
-        if not self._over.is_set() and thread.ident is not None:
-            identity = ctypes.c_ulong(thread.ident)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(Stopped))
-        if thread.ident is not None:
-            thread.join(JOIN_S)
+        for fiber in list(self._alive.values()):
+            if fiber.thread is None:
+                continue
+            if fiber is self.current and not fiber.done:
+                # It holds the baton and may never request its next step.
+                identity = ctypes.c_ulong(fiber.thread.ident or 0)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(Stopped))
+            elif fiber.baton.locked():
+                fiber.baton.release()
+            fiber.thread.join(JOIN_S)
