@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that belong together are held by one worker."""
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,3 +51,38 @@ def test_a_group_is_one_unit_of_work_and_other_tests_one_each(one: str, other: s
     scheduler = ByGroup(Config(option=SimpleNamespace(loadscopereorder=True)), Producer("test"))
 
     assert (scheduler._split_scope(one) == scheduler._split_scope(other)) == together
+
+
+def unmarked(source: str) -> list[str]:
+    """Return the tests of a file that neither it nor they themselves say to start processes or to need a GPU."""
+    body = ast.parse(source).body
+    marks = ("mark.processes", "mark.gpu")
+    whole = [ast.unparse(node.value) for node in body if isinstance(node, ast.Assign)
+             and ast.unparse(node.targets[0]) == "pytestmark"]  # fmt: skip
+    if any(mark in value for value in whole for mark in marks):
+        return []
+    return [
+        node.name
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not any(mark in ast.unparse(one) for one in node.decorator_list for mark in marks)
+    ]
+
+
+def test_what_test_unit_does_not_look_into_has_no_test_for_it() -> None:
+    """`make test-unit` leaves two folders out, `make test-processes` takes what is marked: nothing falls in between."""
+    files = [path for folder in ("processes", "gpu") for path in (ROOT / "tests" / folder).rglob("test_*.py")]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+
+    assert len(files) > 100
+    assert all(f"--ignore=tests/{folder} " in makefile for folder in ("processes", "gpu"))
+    assert {path.name: found for path in files if (found := unmarked(path.read_text("utf-8")))} == {}
+
+
+def test_a_test_without_a_marker_is_seen() -> None:
+    """The control: beside one that has it, and in a file that has it as a whole."""
+    one = "@pytest.mark.processes\ndef test_a(): ...\nasync def test_b(): ...\n"
+
+    assert unmarked(one) == ["test_b"]
+    assert unmarked("pytestmark = [pytest.mark.gpu]\n" + one) == []

@@ -11,6 +11,7 @@ import sys
 import time
 
 GRACE_S = 20.0
+REAP_S = 60.0  # a killed rank is gone in milliseconds, later on a machine without a free core
 POLL_S = 0.1
 # Fair to all: multicast would need hardware that is not everywhere available, so neither NCCL nor torch may use it.
 ALIKE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -76,6 +77,6 @@ def wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> int:
             if process.poll() is None:
                 process.kill()
         for process in processes:
-            process.wait(timeout=GRACE_S)
+            process.wait(timeout=REAP_S)
     first = processes[0].returncode
     return first if first >= 0 else 1

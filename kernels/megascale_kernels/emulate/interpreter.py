@@ -18,6 +18,7 @@ from triton.runtime import interpreter as stock
 
 from megascale_kernels.emulate.clocks import CTA, GPU, SYS
 from megascale_kernels.emulate.errors import EmulationError
+from megascale_kernels.emulate.machine import as_large
 from megascale_kernels.emulate.races import TMA, WRITE
 from megascale_kernels.emulate.rewrite import check_versions
 
@@ -97,7 +98,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         volatile = bool(hints[-1])
         self._machine.touch(ptrs.data, mask.data, _bytes_of(ptrs), 0, "load", volatile=volatile)
         result = super().create_masked_load(ptrs, mask, other, *hints)
-        if ptrs.data.size == 1 and mask.data.all():
+        if ptrs.data.size == 1 and np.count_nonzero(mask.data):
             self._machine.saw(int(ptrs.data.item()), result.data.item())
         return result
 
@@ -170,7 +171,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         sem, scope = order
         result = self._machine.atomic(
             operation,
-            ptr.data[np.broadcast_to(mask, ptr.data.shape)],
+            ptr.data[as_large(mask, ptr.data)],
             _bytes_of(ptr),
             value=int(val.data.flat[0]),
             acquires=sem in _ACQUIRES,

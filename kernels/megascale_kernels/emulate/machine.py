@@ -28,6 +28,11 @@ Drop = Callable[[Notify], bool]
 _Done = TypeVar("_Done")
 
 
+def as_large(mask: NDArray[np.bool_], addresses: NDArray[Any]) -> NDArray[np.bool_]:
+    """A mask for each address; nearly always it is one already."""
+    return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
+
+
 class Machine:
     """Everything that outlives a launch: memory, clocks, findings, events.
 
@@ -88,7 +93,7 @@ class Machine:
         assert self.scheduler is not None
         self.scheduler.step()
         self.current.moves()
-        chosen = addresses if mask.all() else addresses[np.broadcast_to(mask, addresses.shape)]
+        chosen = addresses if np.count_nonzero(mask) == mask.size else addresses[as_large(mask, addresses)]
         if not chosen.size:
             return
         scope = 0

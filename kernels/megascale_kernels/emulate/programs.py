@@ -4,9 +4,11 @@
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megascale_kernels.emulate.rewrite import is_kernel_file
+from megascale_kernels.emulate.rewrite import KERNEL_FILES
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from megascale_kernels.emulate.clocks import Strand
     from megascale_kernels.emulate.fibers import Fiber
 
@@ -50,11 +52,10 @@ class Program:
 def trail() -> tuple[tuple[str, int], ...]:
     """Lines of kernel source on the way to an access, outermost first."""
     lines = []
-    frame = sys._getframe(1)  # noqa: SLF001 (inspect.stack reads source files: a thousand times slower)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (inspect.stack reads source files: a thousand times slower)
     while frame is not None:
-        if is_kernel_file(frame.f_code.co_filename):
-            lines.append((frame.f_code.co_filename, frame.f_lineno))
-        if frame.f_back is None:
-            break
+        file = frame.f_code.co_filename
+        if file in KERNEL_FILES:
+            lines.append((file, frame.f_lineno))
         frame = frame.f_back
     return tuple(reversed(lines))

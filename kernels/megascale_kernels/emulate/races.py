@@ -38,6 +38,7 @@ WRITE, ATOMIC, TMA, SCALAR = 1, 2, 4, 8
 # Columns of a log; _KIND is the index of the access's class in a clock, _FIRST that of its program's first class.
 _LO, _HI, _KIND, _EPOCH, _FLAGS, _FIRST, _FENCES, _SCOPE, _RELEASES, _RANK = range(10)
 _COLUMNS = 10
+_NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 
 class Access(NamedTuple):
@@ -102,6 +103,7 @@ class _Log:
     def __init__(self) -> None:
         self.columns: NDArray[np.int64] = np.zeros((_COLUMNS, 64), dtype=np.int64)
         self.rest: list[tuple[Strand, Span, Deed]] = []
+        self.written = False
         self._known: dict[tuple[int, int, int, bytes], int] = {}
 
     def note(self, strand: Strand, span: Span, deed: Deed, kind: int) -> None:
@@ -113,6 +115,7 @@ class _Log:
                 self.columns = np.concatenate((self.columns, np.zeros_like(self.columns)), axis=1)
         else:
             self.rest[at] = (strand, span, deed)
+        self.written = self.written or bool(deed.flags & WRITE)
         self.columns[:, at] = (
             span.lo, span.hi, strand.first + kind, strand.epochs[kind], deed.flags, strand.first, strand.fences,
             deed.scope, strand.epochs[ORDERED], strand.who.rank,
@@ -120,6 +123,8 @@ class _Log:
 
     def suspects(self, strand: Strand, span: Span, deed: Deed) -> NDArray[np.int64]:
         """Accesses within the same bounds that the strand does not know to be complete."""
+        if not (self.written or deed.flags & WRITE):
+            return _NONE
         columns = self.columns[:, : len(self.rest)]
         near = np.flatnonzero((columns[_LO] < span.hi) & (columns[_HI] > span.lo))
         if not near.size:

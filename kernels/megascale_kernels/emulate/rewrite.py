@@ -63,12 +63,7 @@ _builtins = [
     if tl.core.is_builtin(member)
 ]
 _rewritten: dict[Any, Callable[..., Any]] = {}
-_files: set[str] = set()
-
-
-def is_kernel_file(name: str) -> bool:
-    """Whether rewritten functions come from this file."""
-    return name in _files
+KERNEL_FILES: set[str] = set()  # those that rewritten functions come from
 
 
 def check_versions() -> None:
@@ -219,6 +214,6 @@ def _rewrite(plain: FunctionType, lines: list[str], first: int) -> Callable[...,
     made: dict[str, Any] = {}
     # Its globals are the kernel's module, and stay as they are.
     exec(compile(factory, file, "exec"), plain.__globals__, made)  # noqa: S102 (the source is the kernel's own)
-    _files.add(file)
+    KERNEL_FILES.add(file)
     function: Callable[..., Any] = made["factory"](_bridge, **captured)
     return function

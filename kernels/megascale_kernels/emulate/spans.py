@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Bytes = NDArray[np.int64]
+# A tile's addresses are the same runs each time, wherever it begins; so many kinds of them are kept.
+MOST_PATTERNS = 4096
+_patterns: dict[tuple[int, bytes], tuple[Bytes, Bytes]] = {}
 
 
 class Span(NamedTuple):
@@ -46,6 +49,19 @@ def span_of(addresses: NDArray[Any], width: int) -> Span:
     flat = addresses.astype(np.int64).ravel()
     if flat.size == 1:
         return Span(flat, flat + width)
+    first = flat[0]
+    flat -= first
+    key = (width, flat.tobytes())
+    known = _patterns.get(key)
+    if known is None:
+        if len(_patterns) == MOST_PATTERNS:
+            _patterns.clear()
+        known = _patterns[key] = _runs(flat, width)
+    return Span(known[0] + first, known[1] + first)
+
+
+def _runs(flat: Bytes, width: int) -> tuple[Bytes, Bytes]:
+    """First byte of each run of elements, and the first one behind it."""
     steps = np.diff(flat)
     if (steps <= 0).any():
         flat = np.unique(flat)
@@ -53,7 +69,7 @@ def span_of(addresses: NDArray[Any], width: int) -> Span:
     gaps = np.flatnonzero(steps > width)
     starts = flat[np.concatenate(([0], gaps + 1))]
     ends = flat[np.concatenate((gaps, [flat.size - 1]))] + width
-    return Span(starts, ends)
+    return starts, ends
 
 
 def span_of_tensor(tensor: Tensor) -> Span:

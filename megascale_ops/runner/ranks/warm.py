@@ -164,7 +164,7 @@ class WarmPool:
             self._drop_dead()
             with self._lock:
                 missing = set(range(self._size)) - {spare.local_rank for spare in self._spares}
-                if missing:
+                if missing and not self._stopping:  # stop() may have gone through while this thread had no core
                     self._spares.append(_Spare(self._env, self._umask, min(missing), on_gpu=self._on_gpu))
 
     def _drop_dead(self) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from megascale_ops.errors import MegascaleError
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 # import torch take several times as long. One that ended is not waited for.
 _START_DEADLINE_S = 120.0
 _LOOK_S = 0.1
+# A killed process is gone in milliseconds, later on a machine without a free core.
+_REAP_DEADLINE_S = 10.0
 # One that ran for a minute was healthy: the next end counts as the first. Otherwise the fifth is logged as an error.
 _WELL_S, _MANY_DEATHS = 60.0, 5
 # 60 s: what ends it (a full disk, no memory) may be over at any time; an attempt takes half a second of a core.
@@ -104,14 +107,15 @@ class Companion:
     def stop(self) -> None:
         """SIGTERM, then SIGKILL."""
         self._stopping.set()
-        self._thread.join(timeout=2.0)
+        self._thread.join(timeout=_REAP_DEADLINE_S)  # it may be starting the next one
         if self.proc.poll() is None:
             self.proc.send_signal(signal.SIGTERM)
             try:
                 self.proc.wait(3.0)
             except subprocess.TimeoutExpired:
                 self.proc.kill()
-                self.proc.wait(3.0)
+                with suppress(subprocess.TimeoutExpired):  # the kernel holds it
+                    self.proc.wait(_REAP_DEADLINE_S)
 
 
 def pause_s(deaths: int) -> float:

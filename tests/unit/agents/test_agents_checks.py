@@ -13,7 +13,7 @@ PACE = Pace(every_s=5.0, deadline_s=10.0, share=0.01)
 
 def answered(check: Check[str]) -> None:
     """Wait until the check's thread has answered; the answer stays where it is."""
-    check._answers.put(check._answers.get(timeout=5.0))
+    check._answers.put(check._answers.get(timeout=60.0))
 
 
 class Door:

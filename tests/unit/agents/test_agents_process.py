@@ -97,14 +97,14 @@ def test_only_the_state_decides_whether_a_look_is_like_the_one_before() -> None:
 
 def test_what_a_process_used_last_is_kept_when_it_has_gone() -> None:
     """A look reads the state alone; the rest of the same line is there when it is asked for, also after the end."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; sum(range(3_000_000)); time.sleep(60)"])
-    looked = ProcessCollector(child.pid)
-    while looked.stat.cpu_s < 0.02 or looked.state != "S":
-        looked.poll_process(1.0)
-    memory = looked.stat.rss_bytes
-    looked.poll_process(2.0)
-    child.kill()
-    child.wait()
+    with subprocess.Popen([sys.executable, "-c", "import time; sum(range(3_000_000)); time.sleep(60)"]) as child:
+        looked = ProcessCollector(child.pid)
+        while looked.stat.cpu_s < 0.02 or looked.state != "S":
+            assert child.poll() is None, "it has ended before it was seen asleep"
+            looked.poll_process(1.0)
+        memory = looked.stat.rss_bytes
+        looked.poll_process(2.0)
+        child.kill()
 
     assert looked.poll_process(3.0)
     assert (looked.state, looked.stat.state, looked.reading(3.0).state) == ("", "", "")

@@ -4,9 +4,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.fixtures.imported import Imported, imported
 
 triton = pytest.importorskip("triton", minversion="3.6")
 
@@ -34,23 +37,27 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(driver: Path, tmp_path: Path, program: str, fails: str = "", error: str = "") -> list[str]:
+@pytest.fixture(scope="module")
+def warm(driver: Path) -> Iterator[Imported]:
+    """A process that has loaded the launcher."""
+    with imported(PRELUDE, {**os.environ, "LD_LIBRARY_PATH": str(driver)}) as process:
+        yield process
+
+
+def asked(warm: Imported, tmp_path: Path, program: str, fails: str = "", error: str = "") -> list[str]:
     """What the driver was asked by a program; `error` is the last line that the program ends with, if it fails."""
     log = tmp_path / "calls"
     log.touch()
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_CUDA": str(log), "FAKE_CUDA_FAILS": fails}
-    ended = subprocess.run(
-        [sys.executable, "-c", PRELUDE + program], check=False, env=environment, capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert (ended.returncode != 0) == bool(error), ended.stderr
-    assert error in ended.stderr.splitlines()[-1] if error else not ended.stderr
+    env = {"FAKE_CUDA": str(log), "FAKE_CUDA_FAILS": fails}
+    status, said = warm.ran(PRELUDE + program, env, tmp_path / "said")
+    assert (status != 0) == bool(error), said
+    assert error in said.splitlines()[-1] if error else not said
     return log.read_text().splitlines()
 
 
-def test_copies_go_first_each_is_announced_and_the_stream_waits_for_them(driver: Path, tmp_path: Path) -> None:
+def test_copies_go_first_each_is_announced_and_the_stream_waits_for_them(warm: Imported, tmp_path: Path) -> None:
     """Behind the caller's work on a stream of their own; the kernel does not wait for them, what follows does."""
-    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000), (64, 32, 5064, 0))))")
+    calls = asked(warm, tmp_path, "go(plain(copies=((0, 64, 5000, 6000), (64, 32, 5064, 0))))")
 
     assert calls == [
         "record 31 on 1",
@@ -64,10 +71,10 @@ def test_copies_go_first_each_is_announced_and_the_stream_waits_for_them(driver:
     ]
 
 
-def test_copies_may_read_any_of_a_calls_tensors(driver: Path, tmp_path: Path) -> None:
+def test_copies_may_read_any_of_a_calls_tensors(warm: Imported, tmp_path: Path) -> None:
     """K and V of an attention are two tensors whose copies take turns; addresses left out are none."""
     calls = asked(
-        driver,
+        warm,
         tmp_path,
         "launch(plain(copies=((8, 64, 5000, 0, 1), (0, 32, 6000, 0))), 1, 2, 31, 32, 77, 1, 4096, 8192)",
     )
@@ -78,21 +85,21 @@ def test_copies_may_read_any_of_a_calls_tensors(driver: Path, tmp_path: Path) ->
     ]
 
 
-def test_without_copies_there_is_one_call(driver: Path, tmp_path: Path) -> None:
+def test_without_copies_there_is_one_call(warm: Imported, tmp_path: Path) -> None:
     """No event, no wait: a launch is a launch."""
-    calls = asked(driver, tmp_path, "go(plain(), join=False)")
+    calls = asked(warm, tmp_path, "go(plain(), join=False)")
 
     assert calls == ["launch 900 grid 3 threads 384 shared 1000 stream 1: 4096 7"]
 
 
-def test_copies_alone_launch_nothing(driver: Path, tmp_path: Path) -> None:
+def test_copies_alone_launch_nothing(warm: Imported, tmp_path: Path) -> None:
     """A gather begins with copies, and its kernel comes later."""
-    calls = asked(driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),), grid=0), join=False)")
+    calls = asked(warm, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),), grid=0), join=False)")
 
     assert not [call for call in calls if call.startswith(("launch", "wait on 1"))]
 
 
-def test_a_map_is_aimed_anew_only_when_its_tensor_has_moved(driver: Path, tmp_path: Path) -> None:
+def test_a_map_is_aimed_anew_only_when_its_tensor_has_moved(warm: Imported, tmp_path: Path) -> None:
     """Encoded once, sizes innermost first; aimed at the first call, and where an address is another than before."""
     program = """
 maps = ((0, 9, 2, 3, 4096, (100, 64), (64, 1), (64, 64)),)
@@ -100,7 +107,7 @@ it = plain(moves=((1, 0, True),), maps=maps, block=bytes(132), offsets=(0, 128))
 for w in (8192, 8192, 12288):
     go(it, join=False, w=w)
 """
-    calls = asked(driver, tmp_path, program)
+    calls = asked(warm, tmp_path, program)
 
     assert calls[0] == "encode type 9 swizzle 3 aligned 1 64/64*128 100/640"
     aimed = [call.partition(": ")[2] or call for call in calls[1:]]
@@ -108,7 +115,7 @@ for w in (8192, 8192, 12288):
 
 
 @pytest.mark.parametrize("call", ["record", "wait", "copy", "write", "launch"])
-def test_what_the_driver_refuses_is_named(driver: Path, tmp_path: Path, call: str) -> None:
+def test_what_the_driver_refuses_is_named(warm: Imported, tmp_path: Path, call: str) -> None:
     """The driver's function and its error; nothing comes after it."""
     names = {
         "record": "cuEventRecord", "wait": "cuStreamWaitEvent", "copy": "cuMemcpyDtoDAsync",
@@ -116,7 +123,7 @@ def test_what_the_driver_refuses_is_named(driver: Path, tmp_path: Path, call: st
     }  # fmt: skip
 
     calls = asked(
-        driver, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),)))", fails=call,
+        warm, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),)))", fails=call,
         error=f"RuntimeError: {names[call]}: CUDA_ERROR_INVALID_VALUE (1)",
     )  # fmt: skip
 
@@ -135,9 +142,9 @@ def test_what_the_driver_refuses_is_named(driver: Path, tmp_path: Path, call: st
         ("launch(plain())", "launch takes 7 to 15 arguments, not 1"),
     ],
 )
-def test_what_does_not_lie_in_the_block_is_refused(driver: Path, tmp_path: Path, program: str, error: str) -> None:
+def test_what_does_not_lie_in_the_block_is_refused(warm: Imported, tmp_path: Path, program: str, error: str) -> None:
     """A mistake in laying out parameters ends in a sentence, not in another's memory."""
-    assert asked(driver, tmp_path, program, error=error) == []
+    assert asked(warm, tmp_path, program, error=error) == []
 
 
 def test_without_a_driver_it_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,10 +22,12 @@ def _heartbeat(seq: int) -> Heartbeat:
     return Heartbeat(node="n", agent_id="a", seq=seq, mono_s=float(seq), wall_s=0.0, full=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def port_of_nobody() -> Iterator[int]:
+    """A port where nothing listens, and which no other program gets."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
 
 class Server:
@@ -78,12 +80,10 @@ def test_a_certificate_file_that_is_none_is_refused(tmp_path: Path) -> None:
         Link("https://localhost:1", ca_file=tmp_path / "none.pem")
 
 
-async def test_nobody_there_is_unreachable() -> None:
+async def test_nobody_there_is_unreachable(port_of_nobody: int) -> None:
     """A refused connection is said with the address."""
-    port = _free_port()
-
-    async with Link(f"http://127.0.0.1:{port}") as link:
-        with pytest.raises(ControllerUnreachableError, match=str(port)):
+    async with Link(f"http://127.0.0.1:{port_of_nobody}") as link:
+        with pytest.raises(ControllerUnreachableError, match=str(port_of_nobody)):
             await link.status()
 
 
@@ -158,10 +158,10 @@ async def test_strange_names_stay_one_part_of_the_address(server: Server) -> Non
         assert not (await link.orders("a/../b?c", "n&x=1", "r", 1)).known
 
 
-async def test_the_spool_delivers_in_order_after_an_absence(server: Server) -> None:
+async def test_the_spool_delivers_in_order_after_an_absence(server: Server, port_of_nobody: int) -> None:
     """While the controller is away heartbeats wait; then they go out oldest first, the last one says how many."""
     spool = Spool(limit=3)
-    async with Link(f"http://127.0.0.1:{_free_port()}") as away:
+    async with Link(f"http://127.0.0.1:{port_of_nobody}") as away:
         for seq in range(1, 6):
             with pytest.raises(ControllerUnreachableError):
                 await spool.send(away, _heartbeat(seq))

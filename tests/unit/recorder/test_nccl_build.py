@@ -20,11 +20,30 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), **more}
 
 
+def compiler(tmp_path: Path, script: str) -> str:
+    """Return a program that is called as a compiler."""
+    path = tmp_path / "mycc"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with a plugin that is whole, to be damaged in copies: building takes most of a second."""
+def copier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A compiler that copies what the real one has made, in a tenth of its time."""
+    folder = tmp_path_factory.mktemp("made")
+    content, seal, _ = build.build(environ(folder)).read_bytes().rpartition(build.SEAL)
+    assert seal
+    made = folder / "made.so"
+    made.write_bytes(content)
+    return compiler(folder, f'while [ "$1" != -o ]; do shift; done; exec cp {made} "$2"')
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, copier: str) -> Path:
+    """A cache with a plugin that is whole, to be damaged in copies."""
     folder = tmp_path_factory.mktemp("whole")
-    build.build(environ(folder))
+    build.build(environ(folder, CC=copier))
     return folder
 
 
@@ -33,14 +52,6 @@ def built(tmp_path: Path, whole: Path) -> Path:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     (path,) = (tmp_path / "megascale-ops" / "nccl_profiler").iterdir()
     return path
-
-
-def compiler(tmp_path: Path, script: str) -> str:
-    """Return a program that is called as a compiler."""
-    path = tmp_path / "mycc"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_the_plugin_has_every_version_and_nothing_else(tmp_path: Path) -> None:
@@ -67,10 +78,12 @@ def test_it_is_built_once(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text() == "x\n"
 
 
-def test_builders_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
+def test_builders_at_the_same_time_do_not_harm_each_other(tmp_path: Path, copier: str) -> None:
     """Each writes beside and renames: the second replaces a whole file by an equal one."""
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(build.build(environ(tmp_path)))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.append(build.build(environ(tmp_path, CC=copier)))) for _ in range(3)
+    ]
 
     for thread in threads:
         thread.start()
@@ -82,31 +95,31 @@ def test_builders_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> Non
     assert ctypes.CDLL(str(found[0])).ncclProfiler_v5
 
 
-def test_a_plugin_that_is_whole_is_kept(tmp_path: Path, whole: Path) -> None:
+def test_a_plugin_that_is_whole_is_kept(tmp_path: Path, whole: Path, copier: str) -> None:
     """The control of those below: the copy is taken as it is."""
     path = built(tmp_path, whole)
     before = path.stat()
 
-    again = build.build(environ(tmp_path))
+    again = build.build(environ(tmp_path, CC=copier))
 
     assert again == path
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path, whole: Path) -> None:
+def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path, whole: Path, copier: str) -> None:
     """It would be loaded into every training process."""
     path = built(tmp_path, whole)
     path.write_bytes(b"not mine")
     path.chmod(0o777)
 
-    again = build.build(environ(tmp_path))
+    again = build.build(environ(tmp_path, CC=copier))
 
     assert again == path
     assert path.read_bytes()[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("harm", ["empty", "cut", "zeroed", "flipped", "theirs"])
-def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, whole: Path, harm: str) -> None:
+def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, whole: Path, copier: str, harm: str) -> None:
     """A disk that was full, a machine that lost its power: NCCL would silently skip it in every run."""
     path = built(tmp_path, whole)
     good = path.read_bytes()
@@ -116,7 +129,7 @@ def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, whole: Path, h
     path.write_bytes(damaged)
     path.chmod(0o700)
 
-    again = build.build(environ(tmp_path))
+    again = build.build(environ(tmp_path, CC=copier))
 
     assert again == path
     assert path.read_bytes() == good
@@ -146,11 +159,11 @@ def test_what_nccl_could_not_load_is_not_kept(tmp_path: Path, script: str, words
     assert list((tmp_path / "megascale-ops" / "nccl_profiler").iterdir()) == []
 
 
-def test_its_path_is_one_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_path_is_one_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copier: str) -> None:
     """Ranks whose script has changed its folder find it all the same."""
     monkeypatch.chdir(tmp_path)
 
-    path = build.build({**environ(tmp_path), "XDG_CACHE_HOME": "cache"})
+    path = build.build({**environ(tmp_path, CC=copier), "XDG_CACHE_HOME": "cache"})
 
     assert path.is_absolute()
     assert path.parent == tmp_path / "cache" / "megascale-ops" / "nccl_profiler"
