@@ -34,6 +34,8 @@ class PostgresServer:
             self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         self._data = str(self.folder / "data")
         self.url = f"postgresql+psycopg://ops@/postgres?host={self.folder}"
+        self.socket_name = ".s.PGSQL.5432"
+        self.socket = str(self.folder / self.socket_name)
         self._run("initdb", "-D", self._data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 
     def start(self) -> None:
