@@ -16,7 +16,7 @@ JOB = "job"
 
 
 class Cluster:
-    """Those that can ask each other; ``cut``: those that nobody reaches."""
+    """Those that can ask each other."""
 
     def __init__(self) -> None:
         self.members: dict[str, Standing] = {}
@@ -25,10 +25,6 @@ class Cluster:
         """Answer as ``peers.asks`` does."""
         one = self.members.get(url)
         return one is not None and not one.candidate.is_leading and bool(one.candidate.away)
-
-    def leaders(self) -> "list[Standing]":
-        """Return those that lead, and would answer a request."""
-        return [one for one in self.members.values() if one.is_serving]
 
     def close(self) -> None:
         """End all."""

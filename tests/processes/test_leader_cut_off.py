@@ -84,21 +84,23 @@ def _journaled(server: PostgresServer, database: str) -> list[str]:
 def test_a_leader_that_alone_loses_the_database_gives_way_and_orders_nothing(
     server: PostgresServer, database: str, two: Two, how: str
 ) -> None:
-    """Connections are reset, or swallowed: never two that answer, nothing leaves unwritten, and nothing is doubled."""
+    """Connections are reset, or swallowed: what the first wanted never leaves, and is not written once it is back.
+
+    For some seconds both may answer (a lock that was freed is taken after 1.5 s, a leader is unsure after 4): what the
+    first hands out then was journaled while it led.
+    """
     first, second = two.first, two.second
     assert first.order("before").wait(30)
 
     getattr(two.relays[0], how)()
     first.order("cut off")
-    counts = set()
-    until(lambda: counts.add(len(two.cluster.leaders())) or second.is_serving, "the standby to lead")
+    until(lambda: second.is_serving, "the standby to lead")
     assert second.order("after").wait(30)
     left = list(first.handed_out)
     two.relays[0].heal()
     until(lambda: first.deposed and not first.candidate.is_leading, "the first to find that it is replaced")
     until(lambda: first.candidate.seen is not None and first.store is None, "the first to wait for its turn")
 
-    assert counts <= {0, 1}
     assert left == first.handed_out == ["before"]
     assert (second.epoch, second.handed_out) == (2, ["after"])
     assert _journaled(server, database) == ["before", "after"]
