@@ -34,6 +34,8 @@ LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
 SCAN_EACH_RANK_S = 1.0 / 12_288
 SCAN_S = 0.1
+# A look at 12,500 nodes that have joined takes some 40 ms, on a busy machine 0.3 s: by the clock alone each join would look.
+SCAN_EACH_NODE_S = 1.0 / 12_500
 # 16 culprits, or nodes: a verdict that names more is about none of their GPUs.
 MOST_QUOTED_FOR = 16
 # 64 nodes are looked at whenever one joins; thousands joining at once would cost their number squared.
@@ -235,10 +237,10 @@ def have_left(registry: Registry, job: Job, verdict: Verdict | None, now_s: floa
 
 
 def may_scan_nodes(job: Job, now_s: float) -> bool:
-    """Return whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
+    """Return whether to look at all nodes now: of few always, of many when all are in or some time has passed."""
     if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
         return True
-    if now_s - job.round.scanned_s < SCAN_S * 0.9:
+    if now_s - job.round.scanned_s < max(SCAN_S, len(job.waiting) * SCAN_EACH_NODE_S) * 0.9:
         return False
     job.round.scanned_s = now_s
     return True
