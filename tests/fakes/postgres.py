@@ -23,11 +23,16 @@ def _binaries() -> Path:
 
 
 class PostgresServer:
-    """One server with one database, reached by a socket in its own folder."""
+    """One server with one database, reached by a socket in its own folder.
 
-    def __init__(self) -> None:
+    Args:
+        replica_of: the server whose writes it follows until it is promoted; None: it is one of its own.
+        folder: where everything lies; None: a new one.
+    """
+
+    def __init__(self, replica_of: "PostgresServer | None" = None, folder: Path | None = None) -> None:
         self._programs = _binaries()
-        self.folder = Path(tempfile.mkdtemp(prefix="megascale-pg-"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="megascale-pg-"))
         self._as_user: list[str] = []
         if os.getuid() == 0:  # the server refuses to run as root
             shutil.chown(self.folder, "postgres", "postgres")
@@ -36,12 +41,20 @@ class PostgresServer:
         self.url = f"postgresql+psycopg://ops@/postgres?host={self.folder}"
         self.socket_name = ".s.PGSQL.5432"
         self.socket = str(self.folder / self.socket_name)
+        if replica_of is not None:
+            self._run("pg_basebackup", "-D", self._data, "-R", "-X", "stream", "-c", "fast", "-U", "ops",
+                      "-h", str(replica_of.folder), "--no-sync")  # fmt: skip
+            return
         self._run("initdb", "-D", self._data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
         options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c fsync=off"
         self._run("pg_ctl", "-D", self._data, "-o", options, "-w", "-l", str(self.folder / "log"), "start")
+
+    def promote(self) -> None:
+        """Make a replica the server that takes writes."""
+        self._run("pg_ctl", "-D", self._data, "-w", "promote")
 
     def freeze(self) -> None:
         """SIGSTOP to the server and all that it has started."""

@@ -106,6 +106,27 @@ def test_a_leader_that_alone_loses_the_database_gives_way_and_orders_nothing(
     assert _journaled(server, database) == ["before", "after"]
 
 
+def test_a_database_that_answers_and_takes_no_writes_holds_no_order_back(
+    server: PostgresServer, database: str, two: Two
+) -> None:
+    """It is full, as a rule: the lock is the leader's, so nobody else can order; what was kept is written afterwards."""
+    engine = sa.create_engine(server.url.replace("/postgres?", f"/{database}?"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE events ADD CONSTRAINT no_room CHECK (false) NOT VALID"))
+    left = two.first.order("unwritten").wait(30)
+    failing = two.first.store.failing if two.first.store is not None else ""
+    written = _journaled(server, database)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE events DROP CONSTRAINT no_room"))
+    engine.dispose()
+    until(lambda: _journaled(server, database) == ["unwritten"], "the journal to be written")
+
+    assert left
+    assert "no_room" in failing
+    assert written == []
+    assert (two.first.epoch, two.first.deposed, two.second.epoch) == (1, [], 0)
+
+
 def test_a_leader_that_loses_the_database_like_all_others_goes_on(
     server: PostgresServer, database: str, two: Two
 ) -> None:
