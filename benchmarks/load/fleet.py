@@ -244,11 +244,11 @@ class Fleet:
         done = b""
         if node in self._done:
             done = b',"done_orders":' + _encode(self._done.pop(node))
-        return b'%b%d%b%b]}]%b}' % (self._heads[node], seq, slot.middle, b",".join(parts), done)
+        return b"%b%d%b%b]}]%b}" % (self._heads[node], seq, slot.middle, b",".join(parts), done)
 
     def take(self, node: int, reply: bytes) -> None:
         """Take in the answer to a heartbeat."""
-        if reply.startswith(b'{}') or reply.startswith(b'{"epoch"'):
+        if reply.startswith((b"{}", b'{"epoch"')):
             return
         told = msgspec.json.decode(reply, type=HeartbeatReply)
         self._full[node] |= told.send_full
@@ -308,7 +308,7 @@ class Fleet:
         )  # fmt: skip
 
     def _work(self, step: int) -> StepWork:
-        own_s = 0.8 * self.step_s * random.gauss(1.0, 0.01)  # noqa: S311  noise
+        own_s = 0.8 * self.step_s * random.gauss(1.0, 0.01)
         shares = (self.step_s - own_s, 0.05 * own_s, 0.3 * own_s, 0.6 * own_s, 0.05 * own_s, 0.0, 0.0, own_s)
         return StepWork(step, self.step_s, *(round(share, 6) for share in shares), loss=2.0)
 

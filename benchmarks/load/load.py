@@ -10,7 +10,8 @@ waits are told with the load at which they came. Agents and controller run on th
 - ``idle``: no heartbeat comes; what remains is the tick.
 - ``scrape``: Prometheus asks for the page, twice.
 - ``restart``: SIGKILL, a new controller on the same journal, every agent comes back at once and tells everything.
-- ``hang``: nothing moves any more; all nodes are asked for evidence and give it, until the verdict or ``--hang`` seconds.
+- ``hang``: nothing moves any more; all nodes are asked for evidence and give it, until the verdict or for ``--hang``
+  seconds.
 
     python benchmarks/load/load.py --nodes 1536
     python benchmarks/load/load.py --nodes 100000 --jobs 8 --every 64 --phases join,first,steady,scrape
@@ -129,12 +130,18 @@ class Run:
         waits = sorted(lines.waits_s)
         told = [f"{wall_s:.1f} s", f"CPU {cpu['all']:.2f} s ({threads})", f"{cpu['all'] / wall_s:.1%} of a core"]
         if count:
-            told += [f"{count:,} answers", f"{count / wall_s:,.0f} a second", f"{cpu['all'] / count * 1e6:,.0f} us each"]
+            told += [
+                f"{count:,} answers",
+                f"{count / wall_s:,.0f} a second",
+                f"{cpu['all'] / count * 1e6:,.0f} us each",
+            ]
             told.append(f"p50 {statistics.median(waits) * 1e3:.1f} p99 {waits[int(len(waits) * 0.99)] * 1e3:.0f} ms")
         told.append(f"memory {memory:,.0f} -> {self.controller.memory_mb():,.0f} MB")
         told.append(f"journal {journal:,.1f} -> {self.controller.journal_mb():,.1f} MB")
         told += [f"{name} {value}" for name, value in more.items()]
-        refused = f"refused {lines.refused}, closed {lines.closed}, said again {lines.again}, not connected {lines.failed}"
+        refused = (
+            f"refused {lines.refused}, closed {lines.closed}, said again {lines.again}, not connected {lines.failed}"
+        )
         if lines.refused or lines.closed or lines.failed:
             told.append(refused)
         load = Path("/proc/loadavg").read_text().split()[0]
@@ -152,7 +159,7 @@ class Run:
                 lines.until_answered(300)
         lines.hang_up()
 
-    def _beat(self, node: int, *, is_paced: bool = True) -> None:
+    def _beat(self, node: int) -> None:
         body = self.fleet.beat(node)
         self.lines.ask(node, "/v1/heartbeat", body, lambda _status, reply, node=node: self.fleet.take(node, reply))
         self.lines.look(0.0)
@@ -249,7 +256,8 @@ def main() -> None:
     options = parser.parse_args()
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    print(f"{options.nodes:,} nodes of {NPROC} ranks in {options.jobs} jobs, a heartbeat each {options.every:g} s, a step {options.step:g} s")
+    cluster = f"{options.nodes:,} nodes of {NPROC} ranks in {options.jobs} jobs"
+    print(f"{cluster}, a heartbeat each {options.every:g} s, a step {options.step:g} s")
     with tempfile.TemporaryDirectory(prefix="megascale-load-") as folder:
         controller = Controller(Path(folder))
         try:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP (or Unix socket) relay in user space that can delay, throttle, hold back and cut: a bad network where the kernel offers none.
+"""A relay in user space that can delay, throttle, hold back and cut: a bad network where the kernel offers none.
 
-It listens on a loopback port and hands every connection on to one target. A *cut* closes what is open and refuses what
-comes (an unplugged machine whose packets are answered with resets); *holding* keeps connections open and lets nothing
-through (packets that are dropped on the way); *delay* and *rate* make a link slow without losing anything.
+It listens on a loopback port, or a Unix socket, and hands every connection on to one target. A *cut* closes what is
+open and refuses what comes (an unplugged machine whose packets are answered with resets); *holding* keeps connections
+open and lets nothing through (packets that are dropped on the way); *delay* and *rate* make a link slow without losing
+anything.
 """
 
 import asyncio

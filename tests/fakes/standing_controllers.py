@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controllers as their leadership and journal alone: real threads, a real database, orders, and no HTTP between them."""
+"""Controllers as their leadership and journal alone: real threads, a real database, and no HTTP."""
 
 import threading
 from contextlib import suppress
@@ -76,7 +76,9 @@ class Standing:
             self.handed_out.append(name)
             gone.set()
 
-        self.store.submit(Batch(job=JOB, record=b'{"order":"%b"}' % name.encode(), events=(Event(1.0, JOB, name),)), hand_out)
+        self.store.submit(
+            Batch(job=JOB, record=b'{"order":"%b"}' % name.encode(), events=(Event(1.0, JOB, name),)), hand_out
+        )
         return gone
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ def test_a_leader_that_alone_loses_the_database_gives_way_and_orders_nothing(
 def test_a_database_that_answers_and_takes_no_writes_holds_no_order_back(
     server: PostgresServer, database: str, two: Two
 ) -> None:
-    """It is full, as a rule: the lock is the leader's, so nobody else can order; what was kept is written afterwards."""
+    """It is full, as a rule: the lock is the leader's, so nobody else can order; all is written later."""
     engine = sa.create_engine(server.url.replace("/postgres?", f"/{database}?"))
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE events ADD CONSTRAINT no_room CHECK (false) NOT VALID"))

@@ -34,7 +34,7 @@ LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
 SCAN_EACH_RANK_S = 1.0 / 12_288
 SCAN_S = 0.1
-# A look at 12,500 nodes that have joined takes some 40 ms, on a busy machine 0.3 s: by the clock alone each join would look.
+# A look at 12,500 nodes that have joined takes some 40 ms, on a busy machine 0.3 s: every 0.1 s, each join would look.
 SCAN_EACH_NODE_S = 1.0 / 12_500
 # 16 culprits, or nodes: a verdict that names more is about none of their GPUs.
 MOST_QUOTED_FOR = 16
