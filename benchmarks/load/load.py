@@ -4,7 +4,7 @@
 Wall-clock figures on a shared machine say little, so the unit is the CPU time of the controller's process, by thread;
 waits are told with the load at which they came. Agents and controller run on the same machine. Phases, in this order:
 
-- ``join``: every node's runner joins, each job's after the other's.
+- ``join``: every node's runner joins, each job's after the other's. ``begin``: each job's join and first in turn.
 - ``first``: every agent's first heartbeat, which tells everything, as fast as they are taken.
 - ``steady``: heartbeats each ``--every`` seconds, spread evenly, every step told.
 - ``idle``: no heartbeat comes; what remains is the tick.
@@ -14,7 +14,7 @@ waits are told with the load at which they came. Agents and controller run on th
   seconds.
 
     python benchmarks/load/load.py --nodes 1536
-    python benchmarks/load/load.py --nodes 100000 --jobs 8 --every 64 --phases join,first,steady,scrape
+    python benchmarks/load/load.py --nodes 100000 --jobs 8 --every 64 --phases begin,steady,scrape
 """
 
 import argparse
@@ -33,14 +33,14 @@ from pathlib import Path
 from fleet import NPROC, Fleet, Lines
 
 PHASES = ("join", "first", "steady", "idle", "scrape", "restart", "hang")
-SERVE = """
+_SERVE = """
 import sys
 from pathlib import Path
 from megascale_ops.controller.config import ControllerConfig
 from megascale_ops.controller.main import serve
 folder, listen, parent = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 serve(ControllerConfig(listen=listen, store=f"sqlite:///{folder}/ops.db", port_file=folder / "port",
-                       exit_with_parent=parent, **(eval(sys.argv[4]) if len(sys.argv) > 4 else {})))
+                       exit_with_parent=parent))
 """
 _TICKS = os.sysconf("SC_CLK_TCK")
 # 200 descriptors are the generator's own and the controller's own.
@@ -60,7 +60,7 @@ class Controller:
         port_file.unlink(missing_ok=True)
         log = (self._folder / "log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(self._folder), listen, str(os.getpid())], stderr=log, stdout=log
+            [sys.executable, "-c", _SERVE, str(self._folder), listen, str(os.getpid())], stderr=log, stdout=log
         )
         deadline_s = time.monotonic() + 300
         while not port_file.exists():
@@ -147,16 +147,29 @@ class Run:
         load = Path("/proc/loadavg").read_text().split()[0]
         print(f"| {self.options.nodes:,} | {phase} | {' | '.join(told)} | load {load} |", flush=True)
 
+    def _nodes_of(self, job: int) -> range:
+        size = self.options.nodes // self.options.jobs
+        return range(job * size, (job + 1) * size)
+
     def join(self) -> None:
         """Let all nodes join."""
-        size = self.options.nodes // self.options.jobs
+        for job in range(self.options.jobs):
+            self._join(job)
+
+    def begin(self) -> None:
+        """Let each job's nodes join, and its agents tell everything, before the next job's."""
+        for job in range(self.options.jobs):
+            self._join(job)
+            with self.measured(f"first of job {job}"):
+                self._all_at_once(self._nodes_of(job))
+
+    def _join(self, job: int) -> None:
         lines = self._lines()
-        with self.measured("join", lines):
-            for job in range(self.options.jobs):
-                for node in range(job * size, (job + 1) * size):
-                    lines.ask(node, *self.fleet.join(node))
-                    lines.look(0.0)
-                lines.until_answered(300)
+        with self.measured(f"join of job {job}", lines):
+            for node in self._nodes_of(job):
+                lines.ask(node, *self.fleet.join(node))
+                lines.look(0.0)
+            lines.until_answered(600)
         lines.hang_up()
 
     def _beat(self, node: int) -> None:
@@ -167,12 +180,12 @@ class Run:
     def first(self) -> None:
         """Let all agents tell everything, with at most 256 answers outstanding."""
         with self.measured("first") as more:
-            self._all_at_once()
+            self._all_at_once(range(self.options.nodes))
             more["connections"] = len(self.lines)
             more["descriptors"] = self.controller.descriptors()
 
-    def _all_at_once(self) -> None:
-        for node in range(self.options.nodes):
+    def _all_at_once(self, nodes: range) -> None:
+        for node in nodes:
             self._beat(node)
             while self.lines.asked - self.lines.answered > 256:
                 self.lines.look(0.05)
@@ -229,7 +242,7 @@ class Run:
         with self.measured("restart") as more:
             more["CPU until it listens"] = f"{up:.1f} s"
             self.fleet.reconnected()
-            self._all_at_once()
+            self._all_at_once(range(self.options.nodes))
 
     def hang(self) -> None:
         """Let nothing move, until the verdict."""
