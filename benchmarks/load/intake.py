@@ -2,9 +2,9 @@
 """What of a heartbeat is reading HTTP, and what is left for the one process that judges: CPU time, by part.
 
 The same heartbeats as ``load.py``, handed to the same loop without a network: read from JSON, folded and judged,
-answered. The rest of what ``load.py`` measures is sockets, HTTP and Python's event loop, which more processes can share;
-this part is what one of them has to do, unless it is spread by job. Reading them from MessagePack, as an intake process
-could hand them on, is measured beside it.
+answered. The rest of what ``load.py`` measures is sockets, HTTP and Python's event loop, which more processes can
+share; this part is what one of them has to do, unless it is spread by job. Reading them from MessagePack, as an intake
+process could hand them on, is measured beside it.
 
     python benchmarks/load/intake.py --nodes 1536
 """
