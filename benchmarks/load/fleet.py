@@ -287,7 +287,9 @@ class Fleet:
         host = HostReading(0.4, 0.5, 0.6, 1 << 39, 0.0, 1 << 38, 1 << 40, 128) if with_host else None
         report = self._report(0, 0, 0, 0, 0.0, 0)
         jobs = (JobReport(self.job(node), self.round, f"/srv/runs/{self.job(node)}", (report,)),)
-        return Heartbeat(f"node-{node}", f"a{node}", 1, mono_s, time.time(), full=full, host=host, jobs=jobs)
+        return Heartbeat(
+            f"node-{node}", f"a{node}", 1, mono_s, time.time(), full=full, host=host, jobs=jobs, every_s=self.every_s
+        )
 
     def _end(self, told: int, step: int, mono_s: float, *, behind: bool = False) -> bytes:
         return _after(_encode(self._report(0, 0, told, step, mono_s, -1 if behind else 0)), b'"progress":')

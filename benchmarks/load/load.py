@@ -153,13 +153,15 @@ class Run:
 
     def join(self) -> None:
         """Let all nodes join."""
-        for job in range(self.options.jobs):
+        for job in range(self.options.joined or self.options.jobs):
             self._join(job)
 
     def begin(self) -> None:
         """Let each job's nodes join, and its agents tell everything, before the next job's."""
         for job in range(self.options.jobs):
-            self._join(job)
+            if job < (self.options.joined or self.options.jobs):
+                self.lines.hang_up()  # there may be no room for both
+                self._join(job)
             with self.measured(f"first of job {job}"):
                 self._all_at_once(self._nodes_of(job))
 
@@ -260,6 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1536)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--joined", type=int, default=0, help="how many jobs join; agents alone tell of the others")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two heartbeats of a node")
     parser.add_argument("--step", type=float, default=2.0, help="seconds of a step")
     parser.add_argument("--warm", type=float, default=15.0, help="seconds of heartbeats before it is measured")

@@ -25,7 +25,7 @@ RULES = DASHBOARDS / "rules"
 CONFIGURATION = DASHBOARDS / "alertmanager" / "alertmanager.yml"
 GUIDE = DASHBOARDS.parent / "docs" / "how-to" / "prometheus-and-grafana.md"
 CONFIGS = [
-    text for text in re.findall(r"^```yaml\n(.+?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    text for text in re.findall(r"^```yaml\n(.+?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     if "scrape_configs:" in text
 ]  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_rules_and_configuration_are_accepted() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda text: text.splitlines()[0].strip("# "))
 def test_configurations_of_the_guide_are_accepted(config: str, tmp_path: Path) -> None:
-    """``promtool check config`` finds nothing wrong in what the guide shows for one Prometheus, shards and federation."""
+    """``promtool check config`` finds nothing wrong in what the guide shows for one Prometheus, shards, federation."""
     (tmp_path / "rules").symlink_to(RULES)
     path = tmp_path / "prometheus.yml"
     path.write_text(config, encoding="utf-8")

@@ -30,7 +30,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_order_is_lost_or_doubled(server: PostgresServer, seed: int) -> None:
-    """Three hundred disasters, of which two in five kill: each need has exactly one order, and the newest one is met."""
+    """Of 300 disasters two in five kill: each need has exactly one order, and the newest one is met."""
     runner, counts = run(seed, disasters=300, database=partial(ServerDatabase, server.url))
     print(dict(counts), f"needs {runner.need}, highest number {runner.epoch}")
 

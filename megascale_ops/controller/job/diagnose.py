@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller.cluster.registry import Registry
+from megascale_ops.controller.cluster.registry import FRESH_HEARTBEATS, Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import SilenceCheck
 from megascale_ops.diagnosis import watchdog
@@ -26,7 +26,7 @@ from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.
 BLIND_S = 10.0
-# 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent has sent one by then, or died with it.
+# 2.5 s, or two heartbeats and a half. When a runner's connection broke, its agent has sent one by then, or died too.
 AGENT_OUTLIVES_S = 2.5
 # 3 s: a runner sees the end of a rank within 20 ms and reports a failure at once; the rest is a loaded machine's. Of a
 # rank whose script has failed that report will come; below a wrapped launcher only once the launcher has ended.
@@ -186,10 +186,15 @@ def is_alive(registry: Registry, job: Job, node: str, now_s: float) -> bool:
         return True
     if not registry.agent_is_fresh(job.name, node, now_s):
         return False
-    if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
-        view = registry.node(node, job.name)
-        if view is None or view.heard_s <= runner.seen_s:
-            return False  # both fell silent in the same moment: the node did
+    view = registry.node(node, job.name)
+    outlives_s = max(AGENT_OUTLIVES_S, view.every_s * FRESH_HEARTBEATS if view is not None else 0.0)
+    if (
+        runner is not None
+        and runner.broken
+        and now_s - runner.seen_s > outlives_s
+        and (view is None or view.heard_s <= runner.seen_s)
+    ):
+        return False  # both fell silent in the same moment: the node did
     return has_live_rank(registry, job, node)
 
 

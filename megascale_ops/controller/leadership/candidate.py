@@ -202,7 +202,7 @@ class Candidate:
 
         Args:
             failing_since_s: since when. A database that has answered this leader after that, and a moment ago, is full:
-                the lock is still ours, and one that is lost is taken by nobody sooner than after ``FREE_S``.
+                the lock is still ours, and a standby takes one that is lost no sooner than after ``FREE_S``.
         """
         now_s, term = time.monotonic(), self._term
         if term is not None and failing_since_s < term.renewed_s and now_s - term.renewed_s < FREE_S:
