@@ -141,7 +141,9 @@ class Daemon:
         self._metrics_token = metrics_token
         self._tally = Tally(node)
         self._rounds = Rounds(config.box_root, node, self._count_box_errors, watched_here if watches_all else None)
-        self._composer = Composer(node, os.urandom(16).hex(), whom_we_serve(config.box_root))
+        self._composer = Composer(
+            node, os.urandom(16).hex(), whom_we_serve(config.box_root), config.heartbeat_interval_s
+        )
         self._link = LightLink(config.controller, token)
         self._speaker = HeartbeatSender(
             self._link, self._compose, self._composer.want_full, self._tally, config.heartbeat_interval_s

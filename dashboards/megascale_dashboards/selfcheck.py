@@ -175,8 +175,42 @@ def _own_faults() -> tuple[Card, ...]:
     )
 
 
+def _leaders() -> tuple[Card, ...]:
+    """Several controllers on one database: one leads, and its number grows with each change."""
+    epoch = "megascale_controller_epoch"
+    return (
+        table_card(
+            "Controllers",
+            "One leads, the others wait for its end. *led as* is the newest leader's number as this controller knows "
+            "it, 0 where there is only one without PostgreSQL; two that differ for long do not share a database. "
+            "Nobody leads: no dead rank is restarted; `GET /leader` of each says why.",
+            (
+                Ask("max by (instance) (megascale_controller_leader)", "leads"),
+                Ask(f"max by (instance) ({epoch})", "led as"),
+                Ask("max by (instance) (megascale_controller_journal_failing)", "journal fails"),
+            ),
+            ("instance",),
+            width=8,
+        ),
+        line_card(
+            "Leaders at a time",
+            "1 is right. 0 for longer than ten seconds: no controller is there, or the leader can't be sure that it "
+            "still leads. 2 for one scrape: it changed between two pages.",
+            (Ask("sum(megascale_controller_leader) or vector(0)", "leaders"),),
+            width=8,
+        ),
+        line_card(
+            "Number of the leader",
+            "Each change makes it one higher: somebody was stopped, killed, paused or cut off from the database, and "
+            "a restart of a single controller on PostgreSQL counts as well. Many in an hour: is the database slow?",
+            (Ask(f"max({epoch})", "number"), Ask(f"max(changes({epoch}[1h]))", "changes in the last hour")),
+            width=8,
+        ),
+    )
+
+
 def _controller() -> tuple[tuple[Card, ...], ...]:
-    return (_pace(), _own_faults(), _nodes())
+    return (_pace(), _leaders(), _own_faults(), _nodes())
 
 
 def _heartbeats() -> tuple[Card, ...]:

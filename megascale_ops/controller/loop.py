@@ -64,7 +64,7 @@ SNAPSHOT_S = 5.0
 # A record of 12,500 nodes has 3 MB: written once a minute, not every five seconds.
 SNAPSHOT_EACH_NODE_S = 0.005
 FORGET_NODE_S = 3600.0
-MOST_NODES = 65_536
+MOST_NODES = 131_072  # a million GPUs in nodes of eight; a node takes 80 KB (benchmarks/results/load.txt)
 # 64 of one node: each user's runs there may bring one. The one that reports a job is looked for among them.
 MOST_AGENTS = 64
 # Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.

@@ -97,7 +97,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One a second from every agent, at once when a rank's process state changes.
+    """One a second from every agent, or one in ``every_s``; at once when a rank's process state changes.
 
     ``seq`` counts from 1 for each ``agent_id`` (new at every start of an agent). ``full``: all jobs and ranks
     are in it; otherwise only what changed since the heartbeat before.
@@ -120,6 +120,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     serials: Words = ()  # of these, in the same order; "" where one is not known
     metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
     serves: Word = ""  # user whose black boxes the agent reads: a node may have an agent per user; "": not set
+    every_s: Seconds = 1.0  # between two heartbeats of this agent, unless something is urgent
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):

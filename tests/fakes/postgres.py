@@ -26,14 +26,20 @@ def _binaries() -> Path:
 class PostgresServer:
     """One server, reached by a socket in its own folder, with a database for each test.
 
+    Args:
+        replica_of: The server whose writes it follows until it is promoted; None: it is one of its own.
+        folder: Where everything lies; None: a new one.
+
     Attributes:
-        folder: Its own.
+        folder: Where everything lies.
         url: Of the test's database.
+        socket: Path of the socket that it answers on.
+        socket_name: The last part of that path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replica_of: "PostgresServer | None" = None, folder: Path | None = None) -> None:
         self._programs = _binaries()
-        self.folder = Path(tempfile.mkdtemp(prefix="megascale-pg-"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="megascale-pg-"))
         self._as_user: list[str] = []
         if os.getuid() == 0:  # the server refuses to run as root
             shutil.chown(self.folder, "postgres", "postgres")
@@ -41,6 +47,12 @@ class PostgresServer:
         self._data = str(self.folder / "data")
         self.url = f"postgresql+psycopg://ops@/postgres?host={self.folder}"
         self._databases = 0
+        self.socket_name = ".s.PGSQL.5432"
+        self.socket = str(self.folder / self.socket_name)
+        if replica_of is not None:
+            self._run("pg_basebackup", "-D", self._data, "-R", "-X", "stream", "-c", "fast", "-U", "ops",
+                      "-h", str(replica_of.folder), "--no-sync")  # fmt: skip
+            return
         self._run("initdb", "-D", self._data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 
     def start(self) -> None:
@@ -58,6 +70,10 @@ class PostgresServer:
         with psycopg.connect(f"user=ops dbname=postgres host={self.folder}", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
         self.url = f"postgresql+psycopg://ops@/{name}?host={self.folder}"
+
+    def promote(self) -> None:
+        """Make a replica the server that takes writes."""
+        self._run("pg_ctl", "-D", self._data, "-w", "promote")
 
     def freeze(self) -> None:
         """SIGSTOP to the server and all that it has started."""

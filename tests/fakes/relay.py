@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP relay in user space that can delay, throttle, hold back and cut: a bad network where the kernel offers none.
+"""A relay in user space that can delay, throttle, hold back and cut: a bad network where the kernel offers none.
 
-It listens on a loopback port and hands every connection on to one target. A *cut* closes what is open and refuses what
-comes (an unplugged machine whose packets are answered with resets); *holding* keeps connections open and lets nothing
-through (packets that are dropped on the way); *delay* and *rate* make a link slow without losing anything.
+It listens on a loopback port, or a Unix socket, and hands every connection on to one target. A *cut* closes what is
+open and refuses what comes (an unplugged machine whose packets are answered with resets); *holding* keeps connections
+open and lets nothing through (packets that are dropped on the way); *delay* and *rate* make a link slow without losing
+anything.
 """
 
 import asyncio
@@ -18,6 +19,11 @@ CHUNK_BYTES = 16 * 1024
 class Relay:
     """One link, run by a thread of its own. Attributes may be set at any time and hold from then on.
 
+    Args:
+        target: port, or path of a Unix socket, to hand on to.
+        target_host: of that port.
+        listen_at: path of a Unix socket to listen at; "": a loopback port.
+
     Attributes:
         port: Where it listens; the same for as long as it lives.
         delay_s: What each chunk waits before it is handed on, in each direction.
@@ -25,8 +31,8 @@ class Relay:
         connections: How many were accepted so far.
     """
 
-    def __init__(self, target_port: int, target_host: str = "127.0.0.1") -> None:
-        self._target = (target_host, target_port)
+    def __init__(self, target: int | str, target_host: str = "127.0.0.1", listen_at: str = "") -> None:
+        self._target, self._host, self._listen_at = target, target_host, listen_at
         self.delay_s = 0.0
         self.bytes_per_s = 0
         self.connections = 0
@@ -35,7 +41,7 @@ class Relay:
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._passing = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.AbstractServer | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
@@ -82,8 +88,11 @@ class Relay:
 
     async def _listen(self) -> None:
         self._passing.set()
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        if self._listen_at:
+            self._server = await asyncio.start_unix_server(self._take, self._listen_at)
+            return
+        server = self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
 
     async def _end(self) -> None:
         if self._server is not None:
@@ -105,7 +114,10 @@ class Relay:
             writer.transport.abort()
             return
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            if isinstance(self._target, str):
+                far_reader, far_writer = await asyncio.open_unix_connection(self._target)
+            else:
+                far_reader, far_writer = await asyncio.open_connection(self._host, self._target)
         except OSError:
             writer.transport.abort()  # no listener there: refuse as the target's kernel would
             return

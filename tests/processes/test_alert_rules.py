@@ -23,6 +23,11 @@ pytestmark = pytest.mark.processes
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 RULES = DASHBOARDS / "rules"
 CONFIGURATION = DASHBOARDS / "alertmanager" / "alertmanager.yml"
+GUIDE = DASHBOARDS.parent / "docs" / "how-to" / "prometheus-and-grafana.md"
+CONFIGS = [
+    text for text in re.findall(r"^```yaml\n(.+?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    if "scrape_configs:" in text
+]  # fmt: skip
 
 
 def tool(*command: str) -> str:
@@ -47,6 +52,15 @@ def test_rules_and_configuration_are_accepted() -> None:
     assert f"SUCCESS: {count} rules found" in tool("promtool", "check", "rules", str(alerts))
     assert "SUCCESS" in tool("promtool", "check", "rules", str(RULES / "recording.yml"))
     assert "SUCCESS" in tool("amtool", "check-config", str(CONFIGURATION))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda text: text.splitlines()[0].strip("# "))
+def test_configurations_of_the_guide_are_accepted(config: str, tmp_path: Path) -> None:
+    """``promtool check config`` finds nothing wrong in what the guide shows for one Prometheus, shards, federation."""
+    (tmp_path / "rules").symlink_to(RULES)
+    path = tmp_path / "prometheus.yml"
+    path.write_text(config, encoding="utf-8")
+    assert "SUCCESS" in tool("promtool", "check", "config", "--syntax-only", str(path))
 
 
 @pytest.mark.parametrize("promises", sorted((RULES / "tests").glob("*.yml")), ids=lambda path: path.stem)

@@ -44,13 +44,14 @@ class Composer:
         node: This node's name.
         agent_id: New at every start of an agent.
         serves: Whose black boxes it sees; the same over its restarts.
+        every_s: Between two heartbeats, unless something is urgent.
 
     Attributes:
         metrics: Where /metrics is served, HOST:PORT as others reach it; "" for nowhere.
     """
 
-    def __init__(self, node: str, agent_id: str, serves: str = "") -> None:
-        self._node = node
+    def __init__(self, node: str, agent_id: str, serves: str = "", every_s: float = 1.0) -> None:
+        self._node, self._every_s = node, every_s
         self._serves = serves
         self._agent_id = agent_id
         self._seq = 0
@@ -137,6 +138,7 @@ class Composer:
             serials=serials if gpus and any(serials) else (),
             metrics=self.metrics if full else "",
             serves=self._serves,
+            every_s=self._every_s,
         )
 
     def _fitted(

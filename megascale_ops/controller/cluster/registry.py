@@ -31,10 +31,11 @@ from megascale_ops.schema.progress import RankReport
 if TYPE_CHECKING:
     from megascale_ops.schema.health import HardwareFinding, HostReading
 
-# 5 s: an agent that missed five heartbeats was itself stalled (a paused machine): judge no rank by that gap.
-STALL_S = 5.0
-# 5 s: an agent that has been silent for longer will not execute an order in time.
-AGENT_FRESH_S = 5.0
+# 5 s: an agent that missed five heartbeats was itself stalled (a paused machine): judge no rank by that gap; nor will
+# it execute an order in time. Of agents that were told to speak less often it is two heartbeats and a half.
+AGENT_FRESH_S, FRESH_HEARTBEATS = 5.0, 2.5
+# 60 s: the longest that an agent may be told to wait between two heartbeats.
+_MOST_EVERY_S = 60.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
 TAKEOVER_S = 15.0
 # 1,100: a heartbeat names 1,024 jobs at most.
@@ -87,8 +88,8 @@ class NodeView:
     """One agent's view of its node. Owned by the registry."""
 
     __slots__ = (
-        "agent_id", "back_s", "complete", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics", "node",
-        "only_job", "sent_mono_s", "seq", "shares", "since",
+        "agent_id", "back_s", "complete", "every_s", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics",
+        "node", "only_job", "sent_mono_s", "seq", "shares", "since",
     )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
@@ -98,6 +99,7 @@ class NodeView:
         self.only_job = key.only_job  # the job that its agent's token is for; "": it may report all
         self.agent_id = ""
         self.seq = 0
+        self.every_s = 1.0  # between two of its heartbeats
         self.complete = False
         self.heard_s = 0.0
         self.back_s = 0.0  # when its heartbeats resumed after a silence
@@ -108,9 +110,14 @@ class NodeView:
         self.shares: dict[str, Share] = {}
         self.since: dict[str, int] = {}  # jobs that it reports or has reported, and when it began to, in order
 
+    @property
+    def fresh_s(self) -> float:
+        """For how long after a heartbeat its agent counts as there, seconds."""
+        return max(AGENT_FRESH_S, self.every_s * FRESH_HEARTBEATS)
+
     def hear(self, now_s: float) -> None:
         """Note that its agent was heard."""
-        if self.heard_s and now_s - self.heard_s > AGENT_FRESH_S:
+        if self.heard_s and now_s - self.heard_s > self.fresh_s:
             self.back_s = now_s
         self.heard_s = now_s
 
@@ -178,6 +185,7 @@ class Registry:
             return Folded(accepted=False, send_full=False, node=view)
         view.seq = heartbeat.seq
         view.hear(now_s)
+        view.every_s = min(heartbeat.every_s, _MOST_EVERY_S)
         view.sent_mono_s = heartbeat.mono_s
         view.only_job = only_job
         self._views.move_to_end(key)
@@ -216,7 +224,7 @@ class Registry:
             or view.agent_id != sign.agent_id
             or view.seq + 1 != sign.seq
             or not view.complete
-            or sign.mono_s - view.sent_mono_s > STALL_S
+            or sign.mono_s - view.sent_mono_s > view.fresh_s
         ):
             return None
         share = view.shares.get(job)
@@ -262,7 +270,7 @@ class Registry:
             return False
         if heartbeat.seq != view.seq + 1:
             view.complete = False
-        if heartbeat.mono_s - view.sent_mono_s > STALL_S:
+        if heartbeat.mono_s - view.sent_mono_s > view.fresh_s:
             view.floor_mono_s = heartbeat.mono_s
         return True
 
@@ -313,7 +321,7 @@ class Registry:
     def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
         """Return whether the agent that reports a job on a node was heard of late."""
         view = self.node(node, job)
-        return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
+        return view is not None and now_s - view.heard_s <= view.fresh_s
 
     def lives(self, node: str, job: str, round_: int, since_s: float) -> bool:
         """Return whether a node was heard since then, and reports a living rank of the round.

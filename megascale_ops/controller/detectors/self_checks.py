@@ -17,7 +17,6 @@ result of each node is kept with its life (``controller.nodes.newest_checks``).
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 
-from megascale_ops.controller.cluster.registry import AGENT_FRESH_S
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.owed_checks import OwedCheck
@@ -275,7 +274,7 @@ class SelfChecks:
 
     def _is_heard(self, node: str) -> bool:
         view = self._transitions.registry.node(node)
-        return view is not None and self._transitions.clock() - view.heard_s <= AGENT_FRESH_S
+        return view is not None and self._transitions.clock() - view.heard_s <= view.fresh_s
 
     def _gpu_of(self, job: Job, node: str, rank: int) -> str:
         share = self._transitions.registry.share(node, job.name, job.record.round)

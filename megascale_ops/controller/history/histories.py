@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # 1e-3: clocks drift by up to 1e-4; a node's least delay decays ten times faster than that, and a heartbeat that
 # waited for two minutes is misplaced by 0.1 s.
 _FORGET = 1e-3
-_MOST_SENDERS = 65_536  # as many agents as are known at most
+_MOST_SENDERS = 131_072  # as many agents as are known at most
 # 16 jobs that are over and whose history was not written: a controller without a folder to write to.
 MOST_OVER = 16
 

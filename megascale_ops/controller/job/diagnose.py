@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller.cluster.registry import Registry
+from megascale_ops.controller.cluster.registry import FRESH_HEARTBEATS, Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import SilenceCheck
 from megascale_ops.diagnosis import watchdog
@@ -26,7 +26,7 @@ from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.
 BLIND_S = 10.0
-# 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent has sent one by then, or died with it.
+# 2.5 s, or two heartbeats and a half. When a runner's connection broke, its agent has sent one by then, or died too.
 AGENT_OUTLIVES_S = 2.5
 # 3 s: a runner sees the end of a rank within 20 ms and reports a failure at once; the rest is a loaded machine's. Of a
 # rank whose script has failed that report will come; below a wrapped launcher only once the launcher has ended.
@@ -34,6 +34,8 @@ LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
 SCAN_EACH_RANK_S = 1.0 / 12_288
 SCAN_S = 0.1
+# A look at 12,500 nodes that have joined takes some 40 ms, on a busy machine 0.3 s: every 0.1 s, each join would look.
+SCAN_EACH_NODE_S = 1.0 / 12_500
 # 16 culprits, or nodes: a verdict that names more is about none of their GPUs.
 MOST_QUOTED_FOR = 16
 # 64 nodes are looked at whenever one joins; thousands joining at once would cost their number squared.
@@ -184,10 +186,15 @@ def is_alive(registry: Registry, job: Job, node: str, now_s: float) -> bool:
         return True
     if not registry.agent_is_fresh(job.name, node, now_s):
         return False
-    if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
-        view = registry.node(node, job.name)
-        if view is None or view.heard_s <= runner.seen_s:
-            return False  # both fell silent in the same moment: the node did
+    view = registry.node(node, job.name)
+    outlives_s = max(AGENT_OUTLIVES_S, view.every_s * FRESH_HEARTBEATS if view is not None else 0.0)
+    if (
+        runner is not None
+        and runner.broken
+        and now_s - runner.seen_s > outlives_s
+        and (view is None or view.heard_s <= runner.seen_s)
+    ):
+        return False  # both fell silent in the same moment: the node did
     return has_live_rank(registry, job, node)
 
 
@@ -235,10 +242,10 @@ def have_left(registry: Registry, job: Job, verdict: Verdict | None, now_s: floa
 
 
 def may_scan_nodes(job: Job, now_s: float) -> bool:
-    """Return whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
+    """Return whether to look at all nodes now: of few always, of many when all are in or some time has passed."""
     if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
         return True
-    if now_s - job.round.scanned_s < SCAN_S * 0.9:
+    if now_s - job.round.scanned_s < max(SCAN_S, len(job.waiting) * SCAN_EACH_NODE_S) * 0.9:
         return False
     job.round.scanned_s = now_s
     return True

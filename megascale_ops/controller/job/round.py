@@ -97,6 +97,7 @@ class Round:
         self.finished_s: float | None = None  # since when all have left well, and their last steps are waited for
         self.gone: dict[int, float] = {}  # by rank: when its process was first seen gone
         self.silence = SilenceCheck()
+        self.compared_s = NEVER_S  # when it was last looked whether all ranks go on, since nodes are silent
         self.scanned_s = NEVER_S  # when all nodes, or all ranks, were last looked at
         self.life_signs = LifeSigns(0, 0)
         self.together: Together | None = None  # how far the others are while nodes are silent

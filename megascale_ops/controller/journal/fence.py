@@ -31,7 +31,7 @@ class Leader(msgspec.Struct, frozen=True):
     resigned: bool = False
 
 
-def _may_always() -> bool:
+def _may_always(_failing_since_s: float) -> bool:
     return True
 
 
@@ -40,14 +40,15 @@ class Fence:
 
     Args:
         epoch: its number.
-        may_act_unwritten: whether orders may leave that are not in the journal, because its database is away.
+        may_act_unwritten: whether orders may leave that are not in the journal, which can't be written since then
+            (monotonic seconds): its database is away, or full.
         deposed: called with one sentence, from the writer's thread, when another leader is found.
     """
 
     def __init__(
         self,
         epoch: int,
-        may_act_unwritten: Callable[[], bool] = _may_always,
+        may_act_unwritten: Callable[[float], bool] = _may_always,
         deposed: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self.epoch = epoch

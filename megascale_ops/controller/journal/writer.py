@@ -185,6 +185,7 @@ class Clerk:
         self._held: list[_Item] = []  # what may not be acted upon yet
         self.is_deposed = False  # another controller leads: nothing is written, and nothing acted upon
         self._tried_s = time.monotonic()
+        self._failing_since_s = 0.0
         self.failing = ""  # why what was submitted is not safe; "" when all is written
         self.dropped_events = 0
         self.write_times = Distribution(METRICS["megascale_controller_journal_write_seconds"].buckets)
@@ -225,7 +226,7 @@ class Clerk:
         if self.is_deposed:
             self._held.clear()
             return
-        if self.failing and self._fence is not None and not self._fence.may_act_unwritten():
+        if self.failing and self._fence is not None and not self._fence.may_act_unwritten(self._failing_since_s):
             return
         held, self._held = self._held, []
         for item in held:
@@ -294,6 +295,7 @@ class Clerk:
 
     def _tell(self, why: str) -> None:
         if not self.failing:
+            self._failing_since_s = time.monotonic()
             log.error("the journal can't be written (%s): it is kept in memory, training goes on", why)
         self.failing = why
 

@@ -11,6 +11,7 @@ it is (``is_suspended``): agents and runners go on as they do without a controll
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from megascale_ops.controller.journal.engine import sentence_of
 from megascale_ops.controller.journal.fence import DeposedError, Fence, Leader, resign, take_epoch
 from megascale_ops.controller.leadership.peers import Ask
-from megascale_ops.controller.leadership.rule import BEAT_S, LOOK_S, SILENT_S, Seen, Step, Succession
+from megascale_ops.controller.leadership.rule import BEAT_S, FREE_S, LOOK_S, SILENT_S, Seen, Step, Succession
 from megascale_ops.controller.leadership.session import AwayError, Session, end_connections
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Candidate:
         # Each leadership has its own: what is left of one that has ended must not speak for the next.
         fence = Fence(
             epoch,
-            lambda: self.fence is fence and self.may_act_unwritten(),
+            lambda since_s: self.fence is fence and self.may_act_unwritten(since_s),
             lambda why: self.depose(why) if self.fence is fence else None,
         )
         term = self._term
@@ -196,9 +197,16 @@ class Candidate:
             return True
         return time.monotonic() - term.renewed_s > SURE_S and not self.may_act_unwritten()
 
-    def may_act_unwritten(self) -> bool:
-        """Return whether no other controller can have become the leader while the database does not answer."""
+    def may_act_unwritten(self, failing_since_s: float = math.inf) -> bool:
+        """Return whether no other controller can have become the leader while the journal is not written.
+
+        Args:
+            failing_since_s: since when. A database that has answered this leader after that, and a moment ago, is full:
+                the lock is still ours, and a standby takes one that is lost no sooner than after ``FREE_S``.
+        """
         now_s, term = time.monotonic(), self._term
+        if term is not None and failing_since_s < term.renewed_s and now_s - term.renewed_s < FREE_S:
+            return True
         return term is not None and all(
             now_s - term.confirmed.get(one, -CONFIRMED_S) < CONFIRMED_S for one in list(term.peers)
         )

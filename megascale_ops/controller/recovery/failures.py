@@ -34,6 +34,9 @@ _replace = msgspec.structs.replace
 NODE_PARTS = 10
 # 64 nodes that fell silent, of other jobs maybe: with more of them the members are looked at one by one.
 _MOST_SILENT = 64
+# 1 s for 100,000 ranks, all of which are compared: some 0.1 s. Every tick, a controller that was started again could do
+# nothing else until all agents are back.
+COMPARED_EACH_RANK_S = 1e-5
 
 
 def _seen_ago_s(job: Job, now_s: float) -> float:
@@ -98,6 +101,9 @@ def check_nodes(transitions: Transitions, job: Job, now_s: float, lag_s: float, 
         if part == 0 and job.round.together is not None and not _silent(_all_signs(registry, job, now_s), job):
             job.round.together = None
         return
+    if now_s - job.round.compared_s < job.record.world_size * COMPARED_EACH_RANK_S:
+        return
+    job.round.compared_s = now_s
     signs = _all_signs(registry, job, now_s)
     together = _look_at_others(registry, job, _silent(signs, job), now_s)
     verdict = _judge_lost(transitions, job, signs, now_s, lag_s)

@@ -21,8 +21,8 @@ from megascale_ops.controller.server.connections import Connection
 
 log = logging.getLogger(__name__)
 
-# 262,144: an agent, a runner and room for each of 65,536 nodes; 32 bytes of kernel memory for each that is not used.
-MOST_DESCRIPTORS = 262_144
+# 524,288: an agent, a runner and room for each of 131,072 nodes; 32 bytes of kernel memory for each that is not used.
+MOST_DESCRIPTORS = 524_288
 # 128: journal, history files, listener, threads' wake-ups, /proc: 30 in use as a rule.
 RESERVED = 128
 # 1 in 32 is closed at a time, so that looking for the oldest is done once for many that come.

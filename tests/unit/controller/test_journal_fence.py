@@ -38,7 +38,7 @@ class Elected:
     def _elect(self, engine: sa.Engine) -> Fence:
         with engine.begin() as connection:
             epoch = fences.take_epoch(connection, Leader(self._name, f"http://{self._name}:1"), self._highest)
-        return Fence(epoch, lambda: self.may_act, self.told.append)
+        return Fence(epoch, lambda _since_s: self.may_act, self.told.append)
 
     def submit(self, kind: str) -> threading.Event:
         """Submit an event and a job's record; the answer is set when it may be acted upon."""

@@ -198,3 +198,32 @@ def test_ranks_that_went_on_are_as_if_they_had_been_told() -> None:
     _send(usual, 2, *(msgspec.structs.replace(_report(rank), progress=progress) for rank in (0, 1)), now_s=9.0)
 
     assert list(registry.ranks("job", 1, ["n"], 10.0)) == list(usual.ranks("job", 1, ["n"], 10.0))
+
+
+def _silent_s(every_s: float, gap_s: float) -> float:
+    """Let an agent send ten heartbeats of a rank that stands still; return for how long that is seen."""
+    registry = Registry()
+    for seq in range(1, 11):
+        at_s = 100.0 + seq * gap_s
+        _send(registry, seq, _report(0, moved_s=100.0), mono_s=at_s, now_s=at_s, every_s=every_s, full=seq == 1)
+    (rank,) = registry.ranks("job", 1, ["n"], 100.0 + 10 * gap_s)
+    return rank.silent_s
+
+
+def test_a_rank_of_an_agent_that_speaks_seldom_is_seen_to_stand_still() -> None:
+    """One heartbeat in 8 s, as in a large cluster, is no stall; the same gap of one that speaks each second is."""
+    assert _silent_s(8.0, 8.0) >= 72.0
+    assert _silent_s(1.0, 1.0) >= 9.0
+    assert _silent_s(1.0, 8.0) == 0.0
+
+
+def test_an_agent_that_speaks_seldom_is_there_between_two_heartbeats() -> None:
+    """For two heartbeats and a half, and at least 5 s."""
+    registry = Registry()
+    _send(registry, 1, full=True, now_s=100.0, every_s=8.0)
+
+    assert registry.agent_is_fresh("job", "n", 119.0)
+    assert not registry.agent_is_fresh("job", "n", 121.0)
+    _send(registry, 2, now_s=122.0)
+    assert registry.agent_is_fresh("job", "n", 126.0)
+    assert not registry.agent_is_fresh("job", "n", 128.0)

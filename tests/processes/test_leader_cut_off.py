@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A leader alone is cut off from a real database, which the standby has; and both are."""
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from megascale_ops.controller.journal.store import open_store
+from tests.fakes.postgres import PostgresServer
+from tests.fakes.relay import Relay
+from tests.fakes.standing_controllers import JOB, Cluster, Standing
+from tests.processes.launch import until
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server that runs."""
+    made = PostgresServer()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def database(server: PostgresServer, request: pytest.FixtureRequest) -> str:
+    """A database of the test's own."""
+    name = f"test{abs(hash(request.node.name)) % 10**9}"
+    engine = sa.create_engine(server.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return name
+
+
+class Two:
+    """A leader behind a relay, and a standby behind another one."""
+
+    def __init__(self, server: PostgresServer, database: str) -> None:
+        self.cluster = Cluster()
+        self.relays: list[Relay] = []
+        self.members: list[Standing] = []
+        for name in ("first", "second"):
+            folder = server.folder / f"{database}-{name}"
+            folder.mkdir()
+            self.relays.append(Relay(server.socket, listen_at=str(folder / server.socket_name)))
+            url = f"postgresql+psycopg://ops@/{database}?host={folder}"
+            self.members.append(Standing(name, url, self.cluster))
+            until(lambda: self.members[0].is_serving, "the first to lead")
+        self.first, self.second = self.members
+        until(lambda: self.second.candidate.has_taken_part, "the second to wait")
+        # The leader knows of its standby from its next look on.
+        until(lambda: self.first.candidate.seen and self.first.candidate.seen.standbys, "the standby to be known")
+
+    def close(self) -> None:
+        """End all."""
+        for relay in self.relays:
+            relay.heal()
+        self.cluster.close()
+        for relay in self.relays:
+            relay.close()
+
+
+@pytest.fixture
+def two(server: PostgresServer, database: str) -> Iterator[Two]:
+    """A leader and a standby."""
+    made = Two(server, database)
+    yield made
+    made.close()
+
+
+def _journaled(server: PostgresServer, database: str) -> list[str]:
+    store = open_store(server.url.replace("/postgres?", f"/{database}?"), readonly=True)
+    kinds = [event.kind for event in store.events(JOB)]
+    store.close()
+    return kinds
+
+
+@pytest.mark.parametrize("how", ["cut", "hold"])
+def test_a_leader_that_alone_loses_the_database_gives_way_and_orders_nothing(
+    server: PostgresServer, database: str, two: Two, how: str
+) -> None:
+    """Connections are reset, or swallowed: what the first wanted never leaves, and is not written once it is back.
+
+    For some seconds both may answer (a lock that was freed is taken after 1.5 s, a leader is unsure after 4): what the
+    first hands out then was journaled while it led.
+    """
+    first, second = two.first, two.second
+    assert first.order("before").wait(30)
+
+    getattr(two.relays[0], how)()
+    first.order("cut off")
+    until(lambda: second.is_serving, "the standby to lead")
+    assert second.order("after").wait(30)
+    left = list(first.handed_out)
+    two.relays[0].heal()
+    until(lambda: first.deposed and not first.candidate.is_leading, "the first to find that it is replaced")
+    until(lambda: first.candidate.seen is not None and first.store is None, "the first to wait for its turn")
+
+    assert left == first.handed_out == ["before"]
+    assert (second.epoch, second.handed_out) == (2, ["after"])
+    assert _journaled(server, database) == ["before", "after"]
+
+
+def test_a_database_that_answers_and_takes_no_writes_holds_no_order_back(
+    server: PostgresServer, database: str, two: Two
+) -> None:
+    """It is full, as a rule: the lock is the leader's, so nobody else can order; all is written later."""
+    engine = sa.create_engine(server.url.replace("/postgres?", f"/{database}?"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE events ADD CONSTRAINT no_room CHECK (false) NOT VALID"))
+    left = two.first.order("unwritten").wait(30)
+    failing = two.first.store.failing if two.first.store is not None else ""
+    written = _journaled(server, database)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE events DROP CONSTRAINT no_room"))
+    engine.dispose()
+    until(lambda: _journaled(server, database) == ["unwritten"], "the journal to be written")
+
+    assert left
+    assert "no_room" in failing
+    assert written == []
+    assert (two.first.epoch, two.first.deposed, two.second.epoch) == (1, [], 0)
+
+
+def test_a_leader_that_loses_the_database_like_all_others_goes_on(
+    server: PostgresServer, database: str, two: Two
+) -> None:
+    """The control: the standby has lost it as well, so orders leave unwritten, and are written afterwards."""
+    for relay in two.relays:
+        relay.cut()
+    until(lambda: two.first.candidate.away and two.second.candidate.away, "both to notice")
+    left = two.first.order("unwritten").wait(30)
+    serving = two.first.is_serving
+    for relay in two.relays:
+        relay.heal()
+    until(lambda: "unwritten" in _journaled(server, database), "the journal to be written")
+    until(lambda: two.first.is_serving and not two.first.candidate.away, "the first to be sure again")
+
+    assert left
+    assert serving
+    assert (two.first.epoch, two.first.deposed, two.second.epoch) == (1, [], 0)
