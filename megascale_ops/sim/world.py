@@ -30,7 +30,7 @@ from megascale_ops.sim.mesh import Layout
 from megascale_ops.sim.runner import Runner
 from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.steps import Made, StepModel
-from megascale_ops.sim.training import Training
+from megascale_ops.sim.training import BEAT_AGO_S, Training
 from megascale_ops.sim.wire import Wire
 
 HEARTBEAT_S = 1.0
@@ -344,8 +344,43 @@ class World:
         for machine in due:
             machine.next_s = round(now_s + usual_s, 1)
         self.heartbeats += len(due)
-        for machine in self._go_on(due) if self.is_quiet and self._has_columns else due:
+        for machine in self._together(due) if self._has_columns else due:
             self._say(machine)
+
+    def _together(self, due: list[Machine]) -> list[Machine]:
+        """Hand in together what can be; return those that must speak for themselves."""
+        if self.is_quiet:
+            return self._go_on(due)
+        return self._stand(due) if self._training is not None and self._training.absent is not None else due
+
+    def _stand(self, due: list[Machine]) -> list[Machine]:
+        """Hand in together what agents tell whose ranks stand where they stood."""
+        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
+        training = self._training
+        assert training is not None
+        alone: list[Machine] = []
+        crews: list[Crew] = []
+        for machine in due:
+            crew = machine.life.crew
+            stands = crew is not None and crew.training is training and crew.stands and machine.only_goes_on(now_s)
+            if crew is None or not stands or self.wire.is_sample():
+                alone.append(machine)
+            else:
+                crews.append(crew)
+        if not crews:
+            return alone
+        signs = [crew.machine.sign(mono_s, wall_s) for crew in crews]
+        ranks = np.concatenate([crew.ranks for crew in crews])
+        taken = self.controller.go_on(Steady(JOB, training.round, signs, None, ranks, (), BEAT_AGO_S))
+        refused = set(taken.refused)
+        again_s = round(now_s + taken.again_s, 1) if taken.again_s else math.inf
+        for crew in crews:
+            if crew.machine.name in refused:
+                alone.append(crew.machine)
+                continue
+            crew.machine.life.seq += 1
+            crew.machine.next_s = min(crew.machine.next_s, again_s)
+        return alone
 
     def _say(self, machine: Machine) -> None:
         """Let an agent send its heartbeat."""
@@ -376,7 +411,7 @@ class World:
         for last, crews in together.items():
             ranks = np.concatenate([crew.ranks for crew in crews])
             has_news = last != training.step
-            refused = self.controller.go_on(
+            taken = self.controller.go_on(
                 Steady(
                     JOB,
                     training.round,
@@ -387,10 +422,10 @@ class World:
                 )
             )
             for crew in crews:
-                if crew.machine.name not in refused:
+                if crew.machine.name not in taken.refused:
                     crew.machine.life.seq += 1
                     crew.told = training.step
-            alone += [self._by_name[name] for name in refused]
+            alone += [self._by_name[name] for name in taken.refused]
         return alone
 
     def _obey(self, machine: Machine, reply: HeartbeatReply) -> None:
