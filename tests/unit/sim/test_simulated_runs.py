@@ -82,6 +82,17 @@ def test_what_is_legitimate_is_no_incident(legitimate: dict[str, float]) -> None
     assert found.steps > 40
 
 
+def test_the_ledger_counts_no_step_twice_where_faults_follow_each_other() -> None:
+    """Two faults come before training is where it had been: the ledger's share is that of the steps that are left."""
+    found = run(
+        *("segfault@0.07:0.2", "killed@0.09:0.4", "gpu_error@0.11:0.7"), hours=0.2, checkpoint_every_s=300.0, seed=1
+    )
+
+    assert found.restarts == 3
+    assert found.rows["recompute"] > 300.0
+    assert found.effective == pytest.approx(found.true_effective, abs=0.015)
+
+
 def test_the_same_seed_gives_the_same_bytes() -> None:
     """Two runs of one seed are equal to the byte, faults drawn from a law included; another seed gives another run."""
     law = {"faults": ("fail-slow", "llama3"), "hours": 0.08}
