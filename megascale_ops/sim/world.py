@@ -13,6 +13,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,14 @@ _NCCL = (
 )
 
 
+class _LostLoss(NamedTuple):
+    """A loss that is no number since a moment ago: no step that has it was finished yet."""
+
+    fault: Fault
+    rank: int
+    node: str
+
+
 class World:
     """All that is simulated, and the one controller that is not."""
 
@@ -96,6 +105,7 @@ class World:
         self._numbers = itertools.count()
         self._has_columns = settings.columns and settings.ranks >= LEAST_COLUMNS
         self._training: Training | None = None
+        self._lost_loss: _LostLoss | None = None
         self._runners: dict[str, asyncio.Task[None]] = {}
         self._faults: list[float] = []  # times of those that are still to come
         for fault in faults:
@@ -122,8 +132,15 @@ class World:
         if training is None or training.round != reply.round:
             if training is not None:
                 training.end()
+            self._lose_later()
             training = self._training = Training(self, reply.round, reply.nodes)
         return training.enter(reply.node_rank, machine)
+
+    def _lose_later(self) -> None:
+        """A round ended in the step in which its loss was lost: no step shows that, and it comes again."""
+        lost, self._lost_loss = self._lost_loss, None
+        if lost is not None:
+            self._schedule(self.clock.passed_s + POSTPONED_S, lost.fault)
 
     def note_begun(self, training: Training) -> None:
         """A round makes steps: what a bad GPU in it does follows."""
@@ -140,6 +157,10 @@ class World:
 
     def note_step(self, made: Made) -> None:
         """All ranks have finished a step."""
+        lost = self._lost_loss
+        if lost is not None and made.loss is None:  # from now on it can be seen
+            self.truths.append(Truth(lost.fault, self.clock.passed_s, lost.rank, lost.node, made.step))
+            self._lost_loss = None
         self.step_walls.setdefault(made.step, made.wall_s)
         self.progress.append((self.clock.passed_s, made.step))
         self._lately.append(made.wall_s)
@@ -205,7 +226,8 @@ class World:
             crew = only.life.crew
             rank = crew.first + only.bad_gpu
         self.be_loud()
-        self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step))
+        if fault.kind != "nan":
+            self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step))
         if fault.repair_s and fault.kind != "host_lost":
             crew.machine.bad_until_s = max(crew.machine.bad_until_s, now_s + fault.repair_s)
             crew.machine.bad_gpu = rank - crew.first
@@ -247,8 +269,8 @@ class World:
         self._fail_all(training, "KeyError", f"'schedule at {training.step}'")
 
     def _do_nan(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
-        del fault, crew, rank
         training.lose_loss()
+        self._lost_loss = _LostLoss(fault, rank, crew.machine.name)
 
     def give_up_on_loss(self, training: Training) -> None:
         """The script checks its loss, and gives up on one that is no number."""

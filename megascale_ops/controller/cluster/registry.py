@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from megascale_ops.controller.cluster.steady import Sign, Told
-from megascale_ops.diagnosis.hangs.standing import has_changed
+from megascale_ops.diagnosis.hangs.standing import is_as_before
 from megascale_ops.diagnosis.rank_view import GONE, RankView, Reached
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Heartbeat, JobReport
@@ -213,7 +213,8 @@ class Registry:
         for report in heartbeat.jobs:
             if report.job not in view.shares:
                 self._begin(view, report.job)
-            if not is_as_before(view.shares.get(report.job), report, sent_mono_s, full=heartbeat.full):
+            share = view.shares.get(report.job)
+            if share is None or not is_as_before(share.round, share.ranks, report, sent_mono_s, full=heartbeat.full):
                 self._stir(view)
             self.changes += _fold_share(view.shares, report, full=heartbeat.full)
         return Folded(accepted=True, send_full=not view.complete, node=view)
@@ -448,25 +449,6 @@ def view_rank(view: NodeView, report: RankReport, now_s: float) -> RankView:
     if process.state == "T":
         stopped_s = max(0.0, sent - max(process.stopped_since_mono_s, floor))
     return RankView(view.node, report, silent_s, stopped_s, phase_s, max(0.0, now_s - view.heard_s))
-
-
-def is_as_before(share: Share | None, report: JobReport, sent_mono_s: float, *, full: bool) -> bool:
-    """Return whether a node's report of a job tells nothing that a judgement of a wait rests on but time passing.
-
-    Args:
-        share: what was known.
-        report: what is told now.
-        sent_mono_s: when it was sent, by its node's clock.
-        full: who is not in it is not there any more.
-    """
-    if share is None or share.round != report.round or (full and len(share) != len(report.ranks)):
-        return False
-    known = share.ranks
-    return all(
-        (before := known.get(rank.rank)) is not None and not has_changed(before, rank, sent_mono_s)
-        for rank in report.ranks
-        if rank.round == report.round
-    )
 
 
 def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> bool:

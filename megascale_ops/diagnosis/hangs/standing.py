@@ -29,6 +29,7 @@ from megascale_ops.diagnosis.hangs.progress import STEP_PHASES
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S, Suspicion
 from megascale_ops.diagnosis.hangs.verdict import UNHEARD_S, Judgement
 from megascale_ops.diagnosis.rank_view import GONE, RankView
+from megascale_ops.schema.messages import JobReport
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import Progress, RankReport
 
@@ -38,6 +39,27 @@ _TELLING = frozenset({"T", "D", *GONE})
 LATE_S = 1.0
 # 15 s: so old may the ages be in what people read of a wait.
 MOST_HELD_S = 15.0
+
+
+def is_as_before(
+    round_: int, known: Mapping[int, RankReport], report: JobReport, sent_mono_s: float, *, full: bool
+) -> bool:
+    """Return whether a node's report of a job tells nothing that a judgement of a wait rests on but time passing.
+
+    Args:
+        round_: of which round it reported before.
+        known: and what it reported, by rank.
+        report: what is told now.
+        sent_mono_s: when it was sent, by its node's clock.
+        full: who is not in it is not there any more.
+    """
+    if round_ != report.round or (full and len(known) != len(report.ranks)):
+        return False
+    return all(
+        (before := known.get(rank.rank)) is not None and not has_changed(before, rank, sent_mono_s)
+        for rank in report.ranks
+        if rank.round == round_
+    )
 
 
 def has_changed(before: RankReport, now: RankReport, sent_mono_s: float) -> bool:

@@ -146,6 +146,15 @@ def test_faults_that_come_while_the_job_starts_wait_until_it_trains() -> None:
     assert found.faults[0].is_right
 
 
+def test_a_loss_that_is_lost_in_a_step_that_never_ends_comes_again() -> None:
+    """A rank dies in the same step: no step shows the loss, and nobody can name it; after the restart it is named."""
+    found = run("nan@0.0301:0.2", "segfault@0.0302:0.7", hours=0.12)
+
+    assert [fault.kind for fault in found.faults] == ["segfault", "nan"]
+    assert [fault.is_right for fault in found.faults] == [True, True]
+    assert found.faults[1].at_s > found.faults[0].at_s + 10.0
+
+
 def test_a_fault_after_the_end_is_refused() -> None:
     """It would be left out without a word."""
     with pytest.raises(UsageError, match="would come after the end"):
