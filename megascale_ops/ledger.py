@@ -46,6 +46,7 @@ ROWS = {
 EFFECTIVE = ("train", "straggle", "checkpoint")
 _TRAINING = frozenset({"running", "degraded", "suspect", "confirming"})
 _STARTING = frozenset({"replacing", "restarting", "catching_up"})
+_STEPPING = _TRAINING | {"catching_up"}
 _FINAL = frozenset(OVER)
 _WAITS_FOR_NODES = "replacing"
 # What begins at each mark of an incident; "" ends it.
@@ -137,8 +138,9 @@ class Painted:
         waits = [(piece.begin, piece.end) for piece in pieces if piece.row == "idle"]
         last = turns[-1].state if turns else ""
         up = sorted(round(turn.wall_s * US) for turn in turns if turn.state == "catching_up")
+        stops = sorted(round(turn.wall_s * US) for turn in turns if turn.state not in _STEPPING)
         for incident in sorted(incidents, key=lambda one: one.marks.detected or one.marks.began):
-            for piece in _of_incident(incident, begin, end, up, last):
+            for piece in _of_incident(incident, begin, end, up, stops, last):
                 _paint(pieces, piece)
         for wait in waits:
             _wait(pieces, *wait)
@@ -224,8 +226,13 @@ def _states(begin: int, end: int, turns: Sequence[Turn]) -> list[_Piece]:
     return pieces
 
 
-def _of_incident(incident: Incident, begin: int, end: int, up: Sequence[int], last: str) -> list[_Piece]:
-    """Return what an incident cost, by its marks; nothing when it stopped nothing. ``up``: when ranks came up."""
+def _of_incident(
+    incident: Incident, begin: int, end: int, up: Sequence[int], stops: Sequence[int], last: str
+) -> list[_Piece]:
+    """Return what an incident cost, by its marks; nothing when it stopped nothing.
+
+    ``up``: when ranks came up; ``stops``: when rounds ended.
+    """
     marks = incident.marks
     judged_now = incident.state == "open" and last not in _TRAINING | {""}
     if not (marks.ordered or marks.stopped or judged_now):
@@ -243,6 +250,11 @@ def _of_incident(incident: Incident, begin: int, end: int, up: Sequence[int], la
         insort(passed, (min(end, max(up[first], formed)), "reload"), key=lambda one: one[0])
     if incident.state == "open":
         passed.append((end, ""))
+    elif marks.stepped and not marks.caught_up and incident.step_after >= 0:
+        # The next fault came before training was where it had been: until then all steps were made again.
+        since = passed[-1][0]
+        over = bisect_right(stops, since)
+        passed.append((min(end, stops[over]) if over < len(stops) else end, ""))
     return [
         _Piece(since, until, row, incident.round, incident.id)
         for (since, row), (until, _) in pairwise(passed)

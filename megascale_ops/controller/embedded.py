@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from megascale_ops.account import Account
 from megascale_ops.controller import going_on
-from megascale_ops.controller.cluster.steady import Sign, Steady, Told
+from megascale_ops.controller.cluster.steady import Sign, Steady, Taken, Told
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import TICK_S, Loop
@@ -83,8 +83,8 @@ class Embedded:
         """Take an agent's heartbeat in; see ``Loop.heartbeat``."""
         return self._loop.heartbeat(heartbeat)
 
-    def go_on(self, steady: Steady) -> list[str]:
-        """Take heartbeats of many nodes in whose ranks only went on; see ``going_on.take``."""
+    def go_on(self, steady: Steady) -> Taken:
+        """Take heartbeats of many nodes in whose ranks only went on, or stand still; see ``going_on.take``."""
         return going_on.take(self._loop, steady)
 
     def evidence(self, evidence: Evidence) -> None:

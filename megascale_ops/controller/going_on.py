@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take in many heartbeats at once that tell nothing but that ranks went on (``cluster.steady``).
+"""Take in many heartbeats at once that tell nothing but that ranks went on, or stand still (``cluster.steady``).
 
 Everything comes to be as it is after the same heartbeats one by one. What would need a look at a rank by itself is not
 taken: those nodes are asked to speak for themselves.
@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from megascale_ops.controller.cluster.registry import NodeView, Share, view_rank
-from megascale_ops.controller.cluster.steady import Fields, Sign, Steady
+from megascale_ops.controller.cluster.steady import Fields, Sign, Steady, Taken
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.suspected import SUSPECTING
+from megascale_ops.controller.job.transitions import again_in_s
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.controller.recovery import starting
+from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.diagnosis.stragglers.step_table import LARGE
 from megascale_ops.schema.progress import MOST_WORK, RankReport
@@ -23,11 +26,11 @@ from megascale_ops.schema.progress import MOST_WORK, RankReport
 _TAKEN_IN = (State.RUNNING, State.DEGRADED, State.CATCHING_UP)
 
 
-def take(loop: Loop, steady: Steady) -> list[str]:
-    """Take heartbeats in; return the nodes whose heartbeats were not taken, and must come as they are."""
+def take(loop: Loop, steady: Steady) -> Taken:
+    """Take heartbeats in; those that are not taken must come as they are."""
     job = loop.jobs.get(steady.job)
     if job is None or not _may_take(loop, job, steady):
-        return [sign.node for sign in steady.signs]
+        return Taken([sign.node for sign in steady.signs])
     refused, heard = [], []
     now_s = loop.clock()
     for place, sign in enumerate(steady.signs):
@@ -35,18 +38,30 @@ def take(loop: Loop, steady: Steady) -> list[str]:
         if view is None:
             refused.append(sign.node)
             continue
-        _hear(loop, view, sign, now_s)
+        # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
+        paused = steady.stands and sign.mono_s - view.sent_mono_s + steady.beat_ago_s > STALE_BEAT_S
+        _hear(loop, view, sign, now_s, moves=steady.told is not None or paused)
         heard.append((place, sign, view))
+    if steady.stands:
+        _note_standing(loop, steady, heard)
+        return Taken(refused, again_in_s(job.state, now_s - job.entered_s, len(loop.registry)))
     if steady.told is not None and heard:
         _judge(loop, job, steady, heard)
-    return refused
+    return Taken(refused)
+
+
+def _note_standing(loop: Loop, steady: Steady, heard: Sequence[tuple[int, Sign, NodeView]]) -> None:
+    wall_s = loop.wall()
+    for _place, sign, view in heard:
+        view.shares[steady.job].stand(sign.mono_s - steady.beat_ago_s)
+        loop.histories.sent_wall_s_by(view.key[:2], sign.agent_id, sign.mono_s, wall_s)
 
 
 def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
     is_calm = (
         job.record.world_size >= LARGE
         and job.record.round == steady.round
-        and job.state in _TAKEN_IN
+        and job.state in (SUSPECTING if steady.stands else _TAKEN_IN)
         and len(steady.steps) < MOST_WORK
         and not loop.faults.is_paused(job.name)
         and not loop.slowness.skewing.has_samples(job.name)
@@ -62,21 +77,26 @@ def _awaited(loop: Loop, sign: Sign, steady: Steady) -> NodeView | None:
     """Return the node of a heartbeat if nothing but that is to be known of it."""
     if loop.transitions.agent_orders.get(sign.node):
         return None
-    view = loop.registry.awaits(sign, steady.job, steady.round, tells=steady.told is not None)
-    if view is None or steady.told is None:
+    tells = steady.told is not None or steady.stands
+    view = loop.registry.awaits(sign, steady.job, steady.round, tells=tells)
+    if view is None or not tells:
         return view
     share = view.shares[steady.job]
     if share.is_plain is None:
+        share.is_plain = all(_is_plain(report) for report in share.ranks.values())
+    if not share.is_plain or steady.stands:
+        return view if share.is_plain else None
+    if share.is_placed is None:
         history = loop.histories.by_job.get(steady.job)
         known = history.knows if history is not None else None
-        share.is_plain = known is not None and all(
-            _is_plain(report) and known(rank, sign.node, report.mesh) for rank, report in share.ranks.items()
+        share.is_placed = known is not None and all(
+            known(rank, sign.node, report.mesh) for rank, report in share.ranks.items()
         )
-    return view if share.is_plain else None
+    return view if share.is_placed else None
 
 
-def _hear(loop: Loop, view: NodeView, sign: Sign, now_s: float) -> None:
-    loop.registry.go_on(view, sign, now_s)
+def _hear(loop: Loop, view: NodeView, sign: Sign, now_s: float, *, moves: bool) -> None:
+    loop.registry.go_on(view, sign, now_s, moves=moves)
     loop.heartbeats += 1
     loop.node_clocks.note(sign.node, sign.wall_s - loop.wall(), now_s)
 

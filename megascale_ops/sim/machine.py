@@ -47,7 +47,8 @@ class Crew:
     """The ranks of one machine in one round. Owned by its training."""
 
     __slots__ = (
-        "errors", "failed", "first", "gone", "is_stopped", "loaded_s", "machine", "pids", "ranks", "told", "training",
+        "errors", "failed", "first", "gone", "is_stopped", "loaded_s", "machine", "pids", "ranks", "stands", "told",
+        "training",
     )  # fmt: skip
 
     def __init__(self, machine: "Machine", training: RoundOfRanks, first: int, count: int, loaded_s: float) -> None:
@@ -63,6 +64,7 @@ class Crew:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_stopped = False
         self.told = training.step  # the last step that a heartbeat told of
+        self.stands = False  # a heartbeat has told where all its ranks wait, or hang
 
     def die(self, local: int, code: int, error: RankError | None) -> None:
         """Let a rank's process end; its runner sees that."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CALLS = 24
 # A heartbeat has room for 32 steps; older ones are told no more.
 KEPT_STEPS = 32
+# A recorder's thread beats ten times a second.
+BEAT_AGO_S = 0.05
 # Where in a step each phase ends, as shares.
 _PHASES = ((0.02, "data"), (0.32, "forward"), (0.94, "backward"), (1.0, "optimizer"))
 _NONE: tuple[StepWork, ...] = ()
@@ -206,7 +208,7 @@ class Training:
         position = CollectivePosition(calls, calls, "") if self.has_begun else None
         first, meshes, gpus, round_ = crew.first, self.layout.meshes, crew.machine.gpus, self.round
         world_size = self._settings.ranks
-        is_odd = self.absent is not None or crew.gone
+        is_odd = self.absent is not None or bool(crew.gone)
         reports = []
         for local, pid in enumerate(crew.pids):
             rank = first + local
@@ -218,6 +220,8 @@ class Training:
                 rank, local, pid, round_, world_size, meshes[rank], progress, position, RUNS, work=work, gpu=gpus[local]
             )
             reports.append(report)
+        # The last to wait are those that have ended their step.
+        crew.stands = is_odd and self.has_begun and passed_s >= max(self._until_s, self.absent_s + 0.5)
         return tuple(reports)
 
     def columns(self, told: int, ranks: "npt.NDArray[np.intp]") -> "list[npt.NDArray[np.float64]]":
@@ -258,12 +262,14 @@ class Training:
 
     def _progress(self, passed_s: float, mono_s: float, moved_s: float = -1.0) -> Progress:
         """Return how far ranks are; ``moved_s``: of one that stands still, when it last moved."""
-        ago_s = passed_s - moved_s if moved_s >= 0.0 else 0.05
+        # Of what stands still every heartbeat tells the same moment, to the last digit.
+        base_s = round(mono_s - passed_s, 6)
+        moved_mono_s = base_s + (moved_s if moved_s >= 0.0 else passed_s - 0.05)
         phase, since_s = self._phase(passed_s)
         if not self.has_begun:
             return Progress(
-                state="running", step=-1, phase="startup", phase_since_mono_s=mono_s - (passed_s - since_s),
-                moved_mono_s=mono_s - ago_s, beat_mono_s=mono_s - 0.05,
+                state="running", step=-1, phase="startup", phase_since_mono_s=base_s + since_s,
+                moved_mono_s=moved_mono_s, beat_mono_s=mono_s - BEAT_AGO_S,
             )  # fmt: skip
         return Progress(
             state="running",
@@ -271,9 +277,9 @@ class Training:
             step_is_absolute=True,
             steps_seen=self.steps_seen,
             phase=phase,
-            phase_since_mono_s=mono_s - (passed_s - since_s),
-            moved_mono_s=mono_s - ago_s,
-            beat_mono_s=mono_s - 0.05,
+            phase_since_mono_s=base_s + since_s,
+            moved_mono_s=moved_mono_s,
+            beat_mono_s=mono_s - BEAT_AGO_S,
             step_p50_s=self._world.p50_s,
             step_p99_s=self._world.p99_s,
         )

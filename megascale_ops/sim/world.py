@@ -13,6 +13,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from megascale_ops.sim.mesh import Layout
 from megascale_ops.sim.runner import Runner
 from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.steps import Made, StepModel
-from megascale_ops.sim.training import Training
+from megascale_ops.sim.training import BEAT_AGO_S, Training
 from megascale_ops.sim.wire import Wire
 
 HEARTBEAT_S = 1.0
@@ -55,6 +56,14 @@ _NCCL = (
     "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, ncclSystemError: Call to ibv_modify_qp failed "
     "with error No such device"
 )
+
+
+class _LostLoss(NamedTuple):
+    """A loss that is no number since a moment ago: no step that has it was finished yet."""
+
+    fault: Fault
+    rank: int
+    node: str
 
 
 class World:
@@ -96,6 +105,7 @@ class World:
         self._numbers = itertools.count()
         self._has_columns = settings.columns and settings.ranks >= LEAST_COLUMNS
         self._training: Training | None = None
+        self._lost_loss: _LostLoss | None = None
         self._runners: dict[str, asyncio.Task[None]] = {}
         self._faults: list[float] = []  # times of those that are still to come
         for fault in faults:
@@ -122,8 +132,15 @@ class World:
         if training is None or training.round != reply.round:
             if training is not None:
                 training.end()
+            self._lose_later()
             training = self._training = Training(self, reply.round, reply.nodes)
         return training.enter(reply.node_rank, machine)
+
+    def _lose_later(self) -> None:
+        """A round ended in the step in which its loss was lost: no step shows that, and it comes again."""
+        lost, self._lost_loss = self._lost_loss, None
+        if lost is not None:
+            self._schedule(self.clock.passed_s + POSTPONED_S, lost.fault)
 
     def note_begun(self, training: Training) -> None:
         """A round makes steps: what a bad GPU in it does follows."""
@@ -140,6 +157,10 @@ class World:
 
     def note_step(self, made: Made) -> None:
         """All ranks have finished a step."""
+        lost = self._lost_loss
+        if lost is not None and made.loss is None:  # from now on it can be seen
+            self.truths.append(Truth(lost.fault, self.clock.passed_s, lost.rank, lost.node, made.step))
+            self._lost_loss = None
         self.step_walls.setdefault(made.step, made.wall_s)
         self.progress.append((self.clock.passed_s, made.step))
         self._lately.append(made.wall_s)
@@ -205,7 +226,8 @@ class World:
             crew = only.life.crew
             rank = crew.first + only.bad_gpu
         self.be_loud()
-        self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step))
+        if fault.kind != "nan":
+            self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step))
         if fault.repair_s and fault.kind != "host_lost":
             crew.machine.bad_until_s = max(crew.machine.bad_until_s, now_s + fault.repair_s)
             crew.machine.bad_gpu = rank - crew.first
@@ -247,8 +269,8 @@ class World:
         self._fail_all(training, "KeyError", f"'schedule at {training.step}'")
 
     def _do_nan(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
-        del fault, crew, rank
         training.lose_loss()
+        self._lost_loss = _LostLoss(fault, rank, crew.machine.name)
 
     def give_up_on_loss(self, training: Training) -> None:
         """The script checks its loss, and gives up on one that is no number."""
@@ -344,8 +366,43 @@ class World:
         for machine in due:
             machine.next_s = round(now_s + usual_s, 1)
         self.heartbeats += len(due)
-        for machine in self._go_on(due) if self.is_quiet and self._has_columns else due:
+        for machine in self._together(due) if self._has_columns else due:
             self._say(machine)
+
+    def _together(self, due: list[Machine]) -> list[Machine]:
+        """Hand in together what can be; return those that must speak for themselves."""
+        if self.is_quiet:
+            return self._go_on(due)
+        return self._stand(due) if self._training is not None and self._training.absent is not None else due
+
+    def _stand(self, due: list[Machine]) -> list[Machine]:
+        """Hand in together what agents tell whose ranks stand where they stood."""
+        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
+        training = self._training
+        assert training is not None
+        alone: list[Machine] = []
+        crews: list[Crew] = []
+        for machine in due:
+            crew = machine.life.crew
+            stands = crew is not None and crew.training is training and crew.stands and machine.only_goes_on(now_s)
+            if crew is None or not stands or self.wire.is_sample():
+                alone.append(machine)
+            else:
+                crews.append(crew)
+        if not crews:
+            return alone
+        signs = [crew.machine.sign(mono_s, wall_s) for crew in crews]
+        ranks = np.concatenate([crew.ranks for crew in crews])
+        taken = self.controller.go_on(Steady(JOB, training.round, signs, None, ranks, (), BEAT_AGO_S))
+        refused = set(taken.refused)
+        again_s = round(now_s + taken.again_s, 1) if taken.again_s else math.inf
+        for crew in crews:
+            if crew.machine.name in refused:
+                alone.append(crew.machine)
+                continue
+            crew.machine.life.seq += 1
+            crew.machine.next_s = min(crew.machine.next_s, again_s)
+        return alone
 
     def _say(self, machine: Machine) -> None:
         """Let an agent send its heartbeat."""
@@ -376,7 +433,7 @@ class World:
         for last, crews in together.items():
             ranks = np.concatenate([crew.ranks for crew in crews])
             has_news = last != training.step
-            refused = self.controller.go_on(
+            taken = self.controller.go_on(
                 Steady(
                     JOB,
                     training.round,
@@ -387,10 +444,10 @@ class World:
                 )
             )
             for crew in crews:
-                if crew.machine.name not in refused:
+                if crew.machine.name not in taken.refused:
                     crew.machine.life.seq += 1
                     crew.told = training.step
-            alone += [self._by_name[name] for name in refused]
+            alone += [self._by_name[name] for name in taken.refused]
         return alone
 
     def _obey(self, machine: Machine, reply: HeartbeatReply) -> None:

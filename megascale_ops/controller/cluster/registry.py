@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from megascale_ops.controller.cluster.steady import Sign, Told
+from megascale_ops.diagnosis.hangs.standing import is_as_before
 from megascale_ops.diagnosis.rank_view import GONE, RankView, Reached
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Heartbeat, JobReport
@@ -54,15 +55,17 @@ class Key(NamedTuple):
 class Share:
     """One node's report of one job. Owned by the registry."""
 
-    __slots__ = ("_ranks", "_told", "is_plain", "lives", "round", "run_dir")
+    __slots__ = ("_ranks", "_stood_mono_s", "_told", "is_placed", "is_plain", "lives", "round", "run_dir")
 
     def __init__(self, round_: int, run_dir: str) -> None:
         self.round = round_
         self.run_dir = run_dir
         self.lives = False  # the process of at least one rank does
         self.is_plain: bool | None = None  # nothing is odd about its ranks; None: not looked at since they were told
+        self.is_placed: bool | None = None  # the job's history knows where they are; None: as before
         self._ranks: dict[int, RankReport] = {}
         self._told: tuple[Told, float] | None = None  # how all have gone on since, as of when by their node's clock
+        self._stood_mono_s = 0.0  # all have stood since but for their recorders' beats, the newest of them; 0: none
 
     @property
     def ranks(self) -> dict[int, RankReport]:
@@ -73,6 +76,12 @@ class Share:
             progress = told.progress_at(mono_s)
             for rank, report in self._ranks.items():
                 self._ranks[rank] = _replace(report, progress=progress, collective=told.collective)
+        if self._stood_mono_s:
+            beat_mono_s, self._stood_mono_s = self._stood_mono_s, 0.0
+            for rank, report in self._ranks.items():
+                if report.progress is not None:
+                    progress = _replace(report.progress, beat_mono_s=beat_mono_s)
+                    self._ranks[rank] = _replace(report, progress=progress)
         return self._ranks
 
     def __len__(self) -> int:
@@ -82,6 +91,11 @@ class Share:
     def go_on(self, told: Told, mono_s: float) -> None:
         """Note that all ranks have gone on; their reports are written when they are read."""
         self._told = told, mono_s
+        self._stood_mono_s = 0.0
+
+    def stand(self, beat_mono_s: float) -> None:
+        """Note that no rank has moved, and when their recorders' threads beat last."""
+        self._stood_mono_s = beat_mono_s
 
 
 class NodeView:
@@ -89,7 +103,7 @@ class NodeView:
 
     __slots__ = (
         "agent_id", "back_s", "complete", "every_s", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics",
-        "node", "only_job", "sent_mono_s", "seq", "shares", "since",
+        "node", "only_job", "sent_mono_s", "seq", "shares", "since", "stirred",
     )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
@@ -109,6 +123,7 @@ class NodeView:
         self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
         self.shares: dict[str, Share] = {}
         self.since: dict[str, int] = {}  # jobs that it reports or has reported, and when it began to, in order
+        self.stirred = 0  # the registry's number of the last heartbeat that told of more than time passing
 
     @property
     def fresh_s(self) -> float:
@@ -142,6 +157,7 @@ class Registry:
         self.sick: set[str] = set()  # nodes with hardware findings
         self.withheld: dict[str, str] = {}  # nodes that their engine has out of service, by its name of them, and why
         self.changes = 0  # grows whenever a share comes, goes, is of another round, or its ranks die or live again
+        self._stirs = 0  # grows whenever a heartbeat tells of more than time passing
 
     def __len__(self) -> int:
         return len(self._views)
@@ -186,7 +202,7 @@ class Registry:
         view.seq = heartbeat.seq
         view.hear(now_s)
         view.every_s = min(heartbeat.every_s, _MOST_EVERY_S)
-        view.sent_mono_s = heartbeat.mono_s
+        view.sent_mono_s = sent_mono_s = heartbeat.mono_s
         view.only_job = only_job
         self._views.move_to_end(key)
         if heartbeat.host is not None:
@@ -201,9 +217,13 @@ class Registry:
             for job in [job for job in view.shares if job not in named]:
                 del view.shares[job]
                 self.changes += 1
+                self._stir(view)
         for report in heartbeat.jobs:
             if report.job not in view.shares:
                 self._begin(view, report.job)
+            share = view.shares.get(report.job)
+            if share is None or not is_as_before(share.round, share.ranks, report, sent_mono_s, full=heartbeat.full):
+                self._stir(view)
             self.changes += _fold_share(view.shares, report, full=heartbeat.full)
         return Folded(accepted=True, send_full=not view.complete, node=view)
 
@@ -232,8 +252,10 @@ class Registry:
             return None
         return view
 
-    def go_on(self, view: NodeView, sign: Sign, now_s: float) -> None:
-        """Take in a heartbeat that was awaited."""
+    def go_on(self, view: NodeView, sign: Sign, now_s: float, *, moves: bool) -> None:
+        """Take in a heartbeat that was awaited; ``moves``: its ranks have."""
+        if moves:
+            self._stir(view)
         view.seq = sign.seq
         view.hear(now_s)
         view.sent_mono_s = sign.mono_s
@@ -265,6 +287,7 @@ class Registry:
             if (view.key, heartbeat.agent_id) in self._superseded and now_s - view.heard_s < TAKEOVER_S:
                 return False
             self._take_over(view, heartbeat)
+            self._stir(view)
             return True
         if heartbeat.seq <= view.seq:
             return False
@@ -272,7 +295,12 @@ class Registry:
             view.complete = False
         if heartbeat.mono_s - view.sent_mono_s > view.fresh_s:
             view.floor_mono_s = heartbeat.mono_s
+            self._stir(view)
         return True
+
+    def _stir(self, view: NodeView) -> None:
+        self._stirs += 1
+        view.stirred = self._stirs
 
     def _take_over(self, view: NodeView, heartbeat: Heartbeat) -> None:
         if view.agent_id:
@@ -290,6 +318,7 @@ class Registry:
         for view in self._views.values():
             view.hear(now_s)
             view.floor_mono_s = view.sent_mono_s
+            self._stir(view)
 
     def forget(self, before_s: float) -> None:
         """Drop agents that were last heard before ``before_s``."""
@@ -340,6 +369,23 @@ class Registry:
             if view.heard_s > since_s:
                 return
             yield view.node
+
+    def stirred(self, job: str, round_: int, nodes: Iterable[str], since_s: float) -> int | None:
+        """Return a number that is another one once a heartbeat tells of these nodes' ranks of more than time passing.
+
+        None where that can't be said: a node was not heard since then, reports no rank of the round, or has several
+        agents, of which another one may be believed by and by.
+        """
+        newest = 0
+        for name in nodes:
+            view = self._here.get(name)
+            if view is None or view.heard_s < since_s or (self._shared and name in self._shared):
+                return None
+            share = view.shares.get(job)
+            if share is None or share.round != round_:
+                return None
+            newest = max(newest, view.stirred)
+        return newest
 
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
         """Return whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
@@ -424,7 +470,7 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> b
         if rank.round == round_:
             # Steps are handed on when they come (slowness); kept here they would be in every status, and 100 MB.
             known[rank.rank] = _replace(rank, work=()) if rank.work else rank
-    share.is_plain = None
+    share.is_plain = share.is_placed = None
     share.lives = False
     for rank in known.values():
         if rank.process.state not in GONE:  # nearly always the first

@@ -58,7 +58,9 @@ class Told(NamedTuple):
 class Steady(NamedTuple):
     """The heartbeats of some nodes of one job's round.
 
-    ``told``: None of nodes that report no rank, since nothing changed. ``ranks``: those of all signs, in their order.
+    ``told``: None of nodes that report no rank, since nothing changed, and of ranks that stand where they stood, of
+    which ``beat_ago_s`` says how long before it was sent their recorders' threads beat last; -1.0: no rank is reported.
+    ``ranks``: those of all signs, in their order.
     ``steps``: finished since the heartbeats before, oldest first, (ranks, 12): the fields of ``StepWork`` in order, a
     loss that is none or no number as NaN.
     """
@@ -69,3 +71,16 @@ class Steady(NamedTuple):
     told: Told | None
     ranks: Ranks
     steps: Sequence[Fields]
+    beat_ago_s: float = -1.0
+
+    @property
+    def stands(self) -> bool:
+        """All ranks are reported, and none has moved."""
+        return self.told is None and self.beat_ago_s >= 0.0
+
+
+class Taken(NamedTuple):
+    """What became of it: nodes that must speak for themselves; how soon the others are to speak again, 0: as usual."""
+
+    refused: list[str]
+    again_s: float = 0.0

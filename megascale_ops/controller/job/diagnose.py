@@ -11,15 +11,16 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import FRESH_HEARTBEATS, Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.round import SilenceCheck
+from megascale_ops.controller.job.round import Hold, SilenceCheck
 from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.exits import first_cause
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.last_errors import FAILED_AND_LIVES, GRACE_S, uncaught
-from megascale_ops.diagnosis.hangs import habits, partition
+from megascale_ops.diagnosis.hangs import habits, partition, standing
 from megascale_ops.diagnosis.hangs import verdict as hangs_verdict
 from megascale_ops.diagnosis.hangs.patience import raised
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
+from megascale_ops.diagnosis.hangs.verdict import UNHEARD_S
 from megascale_ops.diagnosis.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
@@ -36,6 +37,8 @@ SCAN_EACH_RANK_S = 1.0 / 12_288
 SCAN_S = 0.1
 # A look at 12,500 nodes that have joined takes some 40 ms, on a busy machine 0.3 s: every 0.1 s, each join would look.
 SCAN_EACH_NODE_S = 1.0 / 12_500
+# 1,024 ranks: fewer are judged within some milliseconds, and what people read of them is as new as it can be.
+LEAST_HELD = 1_024
 # 16 culprits, or nodes: a verdict that names more is about none of their GPUs.
 MOST_QUOTED_FOR = 16
 # 64 nodes are looked at whenever one joins; thousands joining at once would cost their number squared.
@@ -44,14 +47,50 @@ SMALL = 64
 
 def judge_silence(registry: Registry, job: Job, now_s: float, wall_s: float) -> Suspicion | None:
     """Return the job's suspicion, judged anew when the last judgement is old enough."""
+    check = job.round.silence
     interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
-    if now_s - job.round.silence.at_s >= interval_s * 0.9:
+    is_due = now_s - check.at_s >= interval_s * 0.9
+    if is_due and _stands(registry, job, check, now_s, interval_s):
+        check.stand(now_s)
+    elif is_due or _has_news(job, check):
         job.round.silence = check = SilenceCheck(now_s)
         policy = raised(job.record.policy, job.record.prices_s)
         check.suspicion = watchdog.judge(ranks(registry, job, now_s), policy, wall_s)
     if job.suspicion is not None and job.suspected is not None:
         job.suspected.age_s = job.suspicion.age_s
     return job.suspicion
+
+
+def _stands(registry: Registry, job: Job, check: SilenceCheck, now_s: float, interval_s: float) -> bool:
+    """Return whether another judgement would come to the same: only time has passed, and no deadline (``standing``).
+
+    Before the suspects are looked at again it is made anew, so that what is said then has the ages of that moment.
+    """
+    hold, suspected, record = check.hold, job.suspected, job.record
+    return (
+        hold is not None
+        and now_s < hold.until_s
+        and suspected is not None
+        and not suspected.evidence_wanted
+        and not _has_news(job, check)
+        and now_s + interval_s <= suspected.look_at_s
+        and hold.policy is record.policy
+        and hold.prices_s is record.prices_s
+        and hold.habits is record.habits
+        and hold.stirred == _stirred(registry, job, now_s)
+    )
+
+
+def _has_news(job: Job, check: SilenceCheck) -> bool:
+    """Return whether evidence has come since a judgement that has stood for longer than until the next."""
+    suspected = job.suspected
+    if check.at_s <= check.judged_s:
+        return False
+    return suspected is None or suspected.judged is None or suspected.judged[0] is not check
+
+
+def _stirred(registry: Registry, job: Job, now_s: float) -> int | None:
+    return registry.stirred(job.name, job.record.round, job.nodes, now_s - UNHEARD_S)
 
 
 def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float) -> hangs_verdict.Judgement:
@@ -68,7 +107,14 @@ def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float)
     if not known.is_proven:
         earned_s = habits.granted_s(job.record.habits, known.verdict.place)
         known = known._replace(patience_s=max(known.patience_s, earned_s))
-    suspected.judged = job.round.silence, known
+    check = job.round.silence
+    suspected.judged, check.hold = (check, known), None
+    stirred = _stirred(registry, job, now_s) if job.record.world_size >= LEAST_HELD and check.at_s == now_s else None
+    if stirred is not None and not suspected.evidence_wanted:
+        record = job.record
+        policy = raised(record.policy, record.prices_s)
+        until_s = now_s + standing.holds_s(seen, suspicion, known, suspected.looks, policy)
+        check.hold = Hold(until_s, stirred, record.policy, record.prices_s, record.habits)
     return known
 
 

@@ -33,15 +33,33 @@ class Exit(msgspec.Struct, frozen=True):
     ended_s: float
 
 
+class Hold(NamedTuple):
+    """Until when a judgement stands if nothing happens but that time passes, and what it rests on besides ages."""
+
+    until_s: float  # the controller's clock
+    stirred: int  # the registry's number of the last heartbeat that told of more
+    policy: JobPolicy
+    prices_s: tuple[float, ...]
+    habits: dict[str, float]
+
+
 class SilenceCheck:
     """One judgement of which ranks stand still, and what has happened since: void when the next judgement is made."""
 
-    __slots__ = ("at_s", "odd", "suspicion")
+    __slots__ = ("at_s", "hold", "judged_s", "odd", "suspicion")
 
     def __init__(self, at_s: float = NEVER_S) -> None:
-        self.at_s = at_s
+        self.at_s = at_s  # when it was made, or last found to stand as it is
+        self.judged_s = at_s
         self.suspicion: Suspicion | None = None
         self.odd = False  # a heartbeat triggers the next judgement
+        self.hold: Hold | None = None
+
+    def stand(self, now_s: float) -> None:
+        """Note that it stands: its suspects are older, and nothing else has changed."""
+        assert self.suspicion is not None
+        self.suspicion = self.suspicion._replace(age_s=self.suspicion.age_s + now_s - self.at_s)
+        self.at_s = now_s
 
 
 class LifeSigns(NamedTuple):

@@ -32,6 +32,7 @@ class Suspected:
         self.evidence_wanted = set(wanted)
         self.looks = gather(evidence)  # the ranks by the evidence
         self.looks_taken = 0
+        self.look_at_s = 0.0  # when they are looked at again, the controller's clock
         self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last announced; 0: not announced
         self.judged: tuple[SilenceCheck, Judgement] | None = None  # confidence of the suspicion, with this evidence
 

@@ -93,7 +93,9 @@ def weigh(transitions: Transitions, job: Job, suspicion: Suspicion, now_s: float
     again_s = LOOK_AGAIN_S * looks
     if extra >= 0:
         again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
-    if (extra < 0 or judged.is_outrun or not judged.is_proven) and now_s - job.entered_s >= again_s:
+    looks_again = extra < 0 or judged.is_outrun or not judged.is_proven
+    job.suspects.look_at_s = job.entered_s + again_s if looks_again else float("inf")
+    if looks_again and now_s - job.entered_s >= again_s:
         _look(transitions, job, EventKind.LOOK, f"look {looks + 1}: {verdict.reason}", job.record.verdict)
     return None
 

@@ -11,7 +11,8 @@ The cause is where the excess over the equals lies:
     starved   the same, and the kernel shows that it wanted a core meanwhile, which other processes had
 
 The cost is what all ranks would gain if this one were as fast as the next slowest, as a share of a step; never more
-than what a typical other rank waits.
+than what a typical other rank waits. Among thousands of equals some rank is slow by chance in every step, and one that
+is no slower than that costs nothing, however often it is slow.
 
 Pure: what is known of the ranks in, a verdict out.
 """
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.stragglers.own_work import Held, Rank, intermittent_steps, own_work_s
-from megascale_ops.diagnosis.stragglers.peer_group import Group
+from megascale_ops.diagnosis.stragglers.peer_group import SAMPLED, Group
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
@@ -113,6 +114,8 @@ def figures_of(group: Group, rank: Rank, held: Held, *, alarm: bool = False) -> 
         excess_s = false_alarms.trimmed_mean(group.rows.excesses_s(rank.place)[-last:][:first])
         mine = mine._replace(own=typical.own + excess_s)
     lost_s = min(max(0.0, mine.own - slowest), group.waited_s(rank.place, last))
+    if len(group) > 2 * SAMPLED:  # a sample does not have the slowest, and of many another one is slow in each step
+        lost_s = min(lost_s, group.gained_s(rank.place, last, held.share))
     # The group's step follows slowly: in a window in which this rank worked for longer, the steps took as long.
     return Figures(mine, typical, lost_s / max(group.step_s, mine.own))
 

@@ -110,6 +110,7 @@ class Group:
         self._pending: dict[int, Works] = {}  # by step
         self._done = -1
         self._seen = 0
+        self._slowest: tuple[tuple[int, float, int], Floats] | None = None  # as of which step, share and names
         self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once computed
 
     def __len__(self) -> int:
@@ -344,6 +345,9 @@ class Group:
             return
         if not self._stands(place, window, heights, policy):
             return
+        # Of many equals one is slow by chance in every step: who is no slower than that holds no rank up.
+        if len(self) > 2 * SAMPLED and self.gained_s(place, window, policy.straggler_share) < worth_s / 2:
+            return
         if self.waited_s(place, window) >= worth_s / 2:
             self._hold(place, policy.straggler_share, intermittent=False, window=window)
 
@@ -442,6 +446,28 @@ class Group:
         chance = false_alarms.chance_of_at_least(len(jumps), rate * window)
         too_often = chance * windows_a_day < policy.straggler_false_alarms_per_day / 3
         return too_often and self._lost_in_jumps_s(place) >= policy.straggler_share * self.step_s
+
+    def gained_s(self, place: int, window: int, share: float) -> float:
+        """Return what a step would gain if a rank were as fast as the slowest of its equals in that step.
+
+        Equals that are slow all the time, by ``share`` of a step, do not count: each of them would hide the others.
+        """
+        mine_s = self.rows.excesses_of(np.array([place], np.intp))[0]
+        gains_s = np.maximum(mine_s - self._slowest_s(share * self.step_s), 0.0)[-window:]
+        told = gains_s[~np.isnan(gains_s)]
+        return float(told.mean()) if len(told) else 0.0
+
+    def _slowest_s(self, worth_s: float) -> Floats:
+        """Return the most excess of a rank that is not slow all the time, by step; once a step for all who ask."""
+        key = self.count, worth_s, len(self.held)
+        if self._slowest is None or self._slowest[0] != key:
+            excesses_s = self.rows.excesses_of(np.arange(len(self)))
+            newest_s = excesses_s[:, -PERSISTENT:]
+            is_slow = np.partition(newest_s, newest_s.shape[1] // 2, axis=1)[:, newest_s.shape[1] // 2] >= worth_s
+            is_slow[list(self.held)] = True
+            others_s = np.where(np.isnan(excesses_s[~is_slow]), 0.0, excesses_s[~is_slow])
+            self._slowest = key, others_s.max(axis=0, initial=0.0)
+        return self._slowest[1]
 
     def waited_s(self, place: int, window: int) -> float:
         """Return what a typical other rank waits in a step."""

@@ -72,6 +72,33 @@ def test_an_incident_is_divided_by_its_marks() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("step_after", "made_again"), [(80, 6.0), (-1, 0.0)], ids=["its own numbers", "no numbers"])
+def test_steps_that_were_made_again_until_the_next_fault_are_no_progress(step_after: int, made_again: float) -> None:
+    """Killed again before it was where it had been: all that its second round made was made before.
+
+    A script that does not say its own step numbers can't be told so.
+    """
+    again = turns(
+        (42, "stopping", 2), (43, "diagnosing", 2), (43.5, "restarting", 3), (45, "catching_up", 3), (52, "running", 3)
+    )
+    first = replace(RECOVERED, state="ended", step_after=step_after, marks=replace(RECOVERED.marks, caught_up=0.0))
+    second = Incident(
+        id="gpt-2", job="gpt", round=2, state="recovered", step_before=90, step_after=80,
+        marks=Marks(
+            began=T0 + 42, detected=T0 + 42, named=T0 + 42, ordered=T0 + 42, stopped=T0 + 43, formed=T0 + 43.5,
+            stepped=T0 + 46, caught_up=T0 + 51,
+        ),
+    )  # fmt: skip
+
+    ledger = keep_ledger(
+        T0, T0 + 60, [*KILLED[:9], *again], [first, second], [*steps(6, 28), *steps(36, 42), *steps(46, 60)]
+    )
+
+    told = seconds(ledger)
+    assert told["recompute"] == made_again + 5.0
+    assert told["train"] == 22.0 + 9.0 + 6.0 - made_again
+
+
 @pytest.mark.parametrize("state", ["harmless", "watching", "over", "open"])
 def test_what_stopped_nothing_costs_nothing_of_its_own(state: str) -> None:
     """A warning, or a hang that was left alone: what it cost is in the steps."""

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For how long does a judgement of a wait stand, while nothing happens but that time passes?
+
+A rank that is merely absent is waited for nine minutes, and all that while thousands of ranks tell that they are where
+they were. What the watchdog and the questions about a hang rest on changes in two ways. A heartbeat or evidence
+tells something new (``has_changed``); or an age passes a threshold: of patience, of a declared phase, of a rank's own
+silence. ``holds_s`` knows the next of these. Until then another judgement would only have other ages in its
+sentences.
+
+Ages are those of the last heartbeats, and grow with each: after some seconds they are at most as many seconds older,
+and what the last heartbeat was old, and what the next ones are faster on their way.
+
+Pure: reports and ages in, yes or no, or seconds, out.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
+from megascale_ops.diagnosis.hangs.patience import (
+    BUSY,
+    LEAST_WANDERED,
+    STARTUP_LOOK_S,
+    WANDER_S,
+    has_learned,
+    is_leaving,
+    patience_s,
+)
+from megascale_ops.diagnosis.hangs.progress import STEP_PHASES
+from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S, Suspicion
+from megascale_ops.diagnosis.hangs.verdict import UNHEARD_S, Judgement
+from megascale_ops.diagnosis.rank_view import GONE, RankView
+from megascale_ops.schema.messages import JobReport
+from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.progress import Progress, RankReport
+
+# States in which a process is judged by its state; the others come and go while it waits.
+_TELLING = frozenset({"T", "D", *GONE})
+# 1 s: as much faster may a heartbeat be on its way than the one before.
+LATE_S = 1.0
+# 15 s: so old may the ages be in what people read of a wait.
+MOST_HELD_S = 15.0
+
+
+def is_as_before(
+    round_: int, known: Mapping[int, RankReport], report: JobReport, sent_mono_s: float, *, full: bool
+) -> bool:
+    """Return whether a node's report of a job tells nothing that a judgement of a wait rests on but time passing.
+
+    Args:
+        round_: of which round it reported before.
+        known: and what it reported, by rank.
+        report: what is told now.
+        sent_mono_s: when it was sent, by its node's clock.
+        full: who is not in it is not there any more.
+    """
+    if round_ != report.round or (full and len(known) != len(report.ranks)):
+        return False
+    return all(
+        (before := known.get(rank.rank)) is not None and not has_changed(before, rank, sent_mono_s)
+        for rank in report.ranks
+        if rank.round == round_
+    )
+
+
+def has_changed(before: RankReport, now: RankReport, sent_mono_s: float) -> bool:
+    """Return whether a rank's report tells more than that time passes.
+
+    What no judgement of a wait rests on may differ: memory, CPU seconds, how much of a core it uses beyond what is
+    busy, and when its recorder's thread beat last, as long as it does.
+
+    Args:
+        before: its report before.
+        now: its newest.
+        sent_mono_s: when that was sent, by its node's clock.
+    """
+    if _has_progressed(before.progress, now.progress, sent_mono_s):
+        return True
+    was, is_now = before.process, now.process
+    if was.state != is_now.state and not _TELLING.isdisjoint((was.state, is_now.state)):
+        return True
+    return (
+        (was.cpu_busy > BUSY) != (is_now.cpu_busy > BUSY)
+        or was.stopped_since_mono_s != is_now.stopped_since_mono_s
+        or before.collective != now.collective
+        or before.error != now.error
+        or before.pid != now.pid
+        or before.rivals != now.rivals
+        or before.tile_peer != now.tile_peer
+        or before.world_size != now.world_size
+    )
+
+
+def _has_progressed(before: Progress | None, now: Progress | None, sent_mono_s: float) -> bool:
+    if before is None or now is None:
+        return before is not now
+    return (
+        before.moved_mono_s != now.moved_mono_s
+        or before.phase_since_mono_s != now.phase_since_mono_s
+        or before.wandered_mono_s != now.wandered_mono_s
+        or before.wandered != now.wandered
+        or before.step != now.step
+        or before.steps_seen != now.steps_seen
+        or before.phase != now.phase
+        or before.state != now.state
+        or before.step_p50_s != now.step_p50_s
+        or before.step_p99_s != now.step_p99_s
+        # A recorder that was silent beats again: the interpreter's lock is free.
+        or (before.beat_mono_s != now.beat_mono_s and sent_mono_s - before.beat_mono_s > STALE_BEAT_S)
+    )
+
+
+def holds_s(
+    ranks: Sequence[RankView], suspicion: Suspicion, judged: Judgement, looks: Mapping[int, Look], policy: JobPolicy
+) -> float:
+    """Return for how long time alone changes nothing about a judgement, at most ``MOST_HELD_S``; 0: it may at once.
+
+    Args:
+        ranks: all ranks of the round that have been reported, as they were judged.
+        suspicion: what the watchdog made of them.
+        judged: what that was worth with the evidence.
+        looks: the evidence.
+        policy: how patient to be, as they were judged by.
+    """
+    age_s = suspicion.age_s
+    if judged.is_outrun or age_s >= judged.patience_s or _may_lose_lock(ranks, suspicion, judged, looks):
+        return 0.0
+    ends = (judged.patience_s, suspicion.patience_s, suspicion.name_s, suspicion.base_s)
+    left_s = min([MOST_HELD_S + UNHEARD_S + LATE_S, *(end_s - age_s for end_s in ends if end_s >= age_s)])
+    heard_age_s = 0.0
+    for rank in ranks:
+        report = rank.report
+        if report.error is not None or report.rivals or report.process.state in ("T", *GONE) or is_leaving(rank):
+            return 0.0  # those have deadlines of their own, of seconds
+        heard_age_s = max(heard_age_s, rank.heard_age_s)
+        left_s = min(left_s, _left_s(rank, policy))
+    if heard_age_s >= UNHEARD_S:
+        return 0.0
+    return min(MOST_HELD_S, max(0.0, left_s - heard_age_s - LATE_S))
+
+
+def _left_s(rank: RankView, policy: JobPolicy) -> float:
+    """Return how long it takes a rank at least until an age of its own passes a threshold."""
+    progress, silent_s = rank.report.progress, rank.silent_s
+    if progress is None:
+        return float("inf")
+    ends = [patience_s(rank.report, policy) / 2]
+    if not has_learned(rank.report):
+        ends.append(STARTUP_LOOK_S / 2)
+    left_s = min((end_s - silent_s for end_s in ends if end_s >= silent_s), default=float("inf"))
+    if progress.phase not in STEP_PHASES and rank.phase_s <= policy.phase_patience_s:
+        left_s = min(left_s, policy.phase_patience_s - rank.phase_s)
+    if progress.wandered >= LEAST_WANDERED:
+        quiet_s = silent_s + progress.moved_mono_s - progress.wandered_mono_s
+        most_s = max(WANDER_S, (progress.wandered_mono_s - progress.moved_mono_s) / 2)
+        if quiet_s <= most_s:
+            left_s = min(left_s, most_s - quiet_s)
+    return left_s
+
+
+def _may_lose_lock(
+    ranks: Sequence[RankView], suspicion: Suspicion, judged: Judgement, looks: Mapping[int, Look]
+) -> bool:
+    """Return whether a rank to blame, of which no stack is known, may be found to hold the interpreter's lock soon.
+
+    That is told by its recorder's beats alone, which may end with any heartbeat.
+    """
+    unseen = {
+        rank for rank in (*judged.verdict.culprits, *suspicion.verdict.culprits) if not looks.get(rank, NOTHING).seen
+    }
+    return any(rank.report.rank in unseen and _beats(rank) for rank in ranks) if unseen else False
+
+
+def _beats(rank: RankView) -> bool:
+    progress = rank.report.progress
+    if progress is None or not progress.beat_mono_s:
+        return False
+    return rank.silent_s + progress.moved_mono_s - progress.beat_mono_s <= STALE_BEAT_S
