@@ -85,7 +85,7 @@ def judge_exits(
     """
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
-    judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended])
+    judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended], missing)
     causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]

@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE
 from megascale_ops.diagnosis.exits.prefixes import without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
@@ -45,10 +46,12 @@ def read(tail: str) -> RankError | None:
         after += not lines[at].startswith("\t")  # a list in a message, as load_state_dict writes it
         raised = _RAISED.fullmatch(lines[at])
         frames = _frames_above(lines, at) if raised is not None else []
-        if raised is not None and frames and not _OF_ANOTHER.search(raised["type"]):
+        was_raised = bool(frames) or (lines[at - 1].startswith("    raise ") and bool(RAISED_ALIKE.match(lines[at])))
+        if raised is not None and was_raised and not _OF_ANOTHER.search(raised["type"]):
             message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
             own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
-            return RankError(raised["type"], message[:_MOST_CHARACTERS].strip(), _where((own or frames)[-1]), -1)
+            where = _where((own or frames)[-1]) if frames else ""
+            return RankError(raised["type"], message[:_MOST_CHARACTERS].strip(), where, -1)
     return None
 
 
