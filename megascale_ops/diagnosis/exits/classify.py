@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
+from megascale_ops.diagnosis.exits.last_traceback import before_it
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, NOBODY, VICTIM, Row
@@ -130,12 +131,21 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     is_anothers = fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)
     if own and (is_anothers or (fault == "exception" and _POINTS_ELSEWHERE.search(error.message))):
         return Judged(one, own[0].row.fault, f"{_quoted(own[0])}; then {words(error)}", _BEFORE_A_PEER)
+    if fault == "exception" and (root := _root_of(one.exit)) is not None:
+        return Judged(one, fault_of(root[1]), f"{words(root[0])}; then {words(error)}", _BEFORE_A_PEER)
     if trap := _trap_of_a_wait(spoken, words(error)):
         return Judged(one, "peer", f"a kernel of it gave up waiting{_told(trap)}; then {words(error)}")
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
     return Judged(one, fault, f"{words(error)}{hint}", sure)
+
+
+def _root_of(exit_: RankExit) -> tuple[RankError, Row] | None:
+    """Return the exception at the root of a chain whose last one says less: memory, a disk, a GPU."""
+    found = ((error, row_of_error(error.type, error.message)) for error in before_it(exit_.stderr_tail))
+    is_sure = (one for one in found if one[1].role == CAUSE and not one[1].weak and one[1].fault != "exception")
+    return next(is_sure, None)
 
 
 def _of_gathered(one: Ended, error: RankError, gathered: Named) -> Judged:

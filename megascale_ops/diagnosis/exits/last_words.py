@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
 from megascale_ops.diagnosis.exits.quick_look import HINT
 from megascale_ops.diagnosis.exits.word_rows import HARMLESS, PEER_LOST, Row
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
@@ -76,6 +76,12 @@ class LineReader:
 
     def read(self, line: str) -> Row | None:
         """Return the row that a line matches; None for an ordinary line, and for what was caught."""
+        if "\\n" not in line:
+            return self._read(line)
+        rows = [row for piece in unfolded(line) if (row := self._read(piece)) is not None]
+        return rows[-1] if rows else None
+
+    def _read(self, line: str) -> Row | None:
         bare = self._prefixes.bare(line)
         if bare.startswith(_IGNORED):
             self._traceback = self._traceback._replace(is_ignored=True)
@@ -141,7 +147,7 @@ def heard_in(text: str) -> list[Heard]:
     reader = LineReader()
     found: list[tuple[Heard, int]] = []  # with the weight of the lines before it
     weight = 0
-    for line in text.splitlines():
+    for line in (piece for folded in text.splitlines() for piece in unfolded(folded)):
         row = reader.read(line)
         if row is not None:
             found.append((Heard(row, strip_prefix(line).strip()), weight))

@@ -17,7 +17,7 @@ holds a real line for each row, and a near miss that it must leave alone.
 
 import re
 
-from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, SERVICE_LOST, WAITED
+from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import HARMLESS, NOBODY, Row, cause, victim
 
@@ -96,7 +96,7 @@ PATTERNS: tuple[Row, ...] = (
         r"|oom_reaper: reaped process"
         r"|[Mm]emory cgroup out of memory|[Dd]etected \d+ oom[-_ ]kill"
         r"|OOMKilled|OOM Killed|srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Out Of Memory"
-        r"|[Ee]xceeded (?:(?:job|step) )?memory limit\b"
+        r"|[Ee]xceed(?:s|ed|ing) (?:(?:its|the|job|step|\d+ ?%) )?memory (?:limit|budget|usage threshold)\b"
         r"|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
         r"|(?:has|have) been killed by the (?:OOM killer|cgroup out-of-memory handler)"
         r"|[Nn]ode (?:was|is|running) low on (?:resource: )?memory",
@@ -349,11 +349,11 @@ PATTERNS: tuple[Row, ...] = (
     ),
     cause(
         "cuda_error",
-        rf"{GPU_ERROR}|{FAULTY}"
+        rf"{GPU_ERROR}|{GPU_TEXTS}|{FAULTY}"
         r"|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]\w+|device-side assert"
         r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_(?!SUCCESS)[A-Z]\w+|AcceleratorError|\bCuda(?:API)?Error: "
         r"|\bcu(?:DNN|FFT|BLAS|SOLVER|SPARSE)(?: [Ff]rontend)? [Ee]rror: "
-        r"|[Cc]uda failure \d*|\.cu:\d+: .{0,160}Assertion `"
+        r"|\.cu:\d+: .{0,160}Assertion `"
         r"|no kernel image is available for execution|an illegal (?:memory access|instruction) was encountered"
         r"|unspecified launch failure|Memory access fault by GPU node|Triton Error \[(?:CUDA|HIP)\]: "
         r"|Error 101: invalid device ordinal|No (?:CUDA|HIP) GPUs are available"
