@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How accelerators tell of a fault, of a full memory and of a late peer, outside of the exceptions of torch.
 
-CUDA's and HIP's runtime in the words of any program that prints them; Ascend's CANN (HCCL), Intel's Level Zero and oneCCL,
-Habana's Synapse, AWS's Neuron, Cambricon's and Moore Threads' runtimes, and XLA. Their words are pieces of rows of the
-table of last words; a fault of a GPU's equal is of class ``cuda_error`` like it, of any maker.
+CUDA's and HIP's runtime in the words of any program that prints them; Ascend's CANN (HCCL), Intel's Level Zero and
+oneCCL, Habana's Synapse, AWS's Neuron, Cambricon's and Moore Threads' runtimes, and XLA. Their words are pieces of rows
+of the table of last words; a fault of a GPU's equal is of class ``cuda_error`` like it, of any maker.
 
 Pure: patterns, as texts.
 """

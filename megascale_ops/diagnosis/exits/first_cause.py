@@ -167,7 +167,7 @@ def _ended_before_the_asked(causes: Sequence[Judged]) -> list[Judged]:
 
 
 def _were_stopped_for(victims: Sequence[Judged], causes: Sequence[Judged]) -> bool:
-    """Return whether all causes are ranks that were asked to go, after others had lost a peer: their launcher stopped them.
+    """Return whether all causes are ranks that were asked to go after others had lost a peer, by their launcher.
 
     Those whom a batch system takes away end before their peers do.
     """
