@@ -200,7 +200,7 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     if unknown and len(unknown) < len(roots):
         # It proves nothing that nothing is known of a rank, and the others explain the hang.
         roots = [stand for stand in roots if stand not in unknown]
-    elif unknown and (circle := _proven_circle([stand for stand in stands if stand.waits])) is not None:
+    elif unknown and (circle := _any_circle([stand for stand in stands if stand.waits])) is not None:
         return circle
     victims = [stand for stand in stands if stand.waits]
     places = wait_graph.by_place(wait_graph.held_up(stands, roots)).most_common(MOST_PLACES)
@@ -280,7 +280,8 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     if not stands or not all(stand.waits for stand in stands):
         return None
     end = wait_graph.chain(stands)
-    circle = _circle(stands, end) or _proven_circle(wait_graph.as_begun(stands))
+    begun = wait_graph.as_begun(stands)
+    circle = _circle(stands, end) or _circle(begun, wait_graph.chain(begun))
     if circle is not None:
         return circle
     late = wait_graph.behind(stands)
@@ -316,6 +317,15 @@ def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:
         return circle
     if end.followed and end.place is None and (pair := unmatched(end.ranks, stands)) is not None:
         half = "receive from" if pair.call.function == "recv" else "send to"
+        if pair.order:
+            why = (
+                f"rank {pair.rank} waits in a {half} rank {pair.peer}, which has called {describe(pair.inside)} before "
+                f"the other half"
+            )
+            why += f", as {named(pair.order)} did" if pair.is_early else "; which of them is right is not known"
+            who = [pair.rank] if pair.is_early else sorted((pair.rank, pair.peer))
+            sure = CLEAR if pair.is_early else 0.5
+            return Answer("collective_order", who, sure, why, Patience.NONE, "nothing, in one order")
         why = (
             f"rank {pair.rank} waits in a {half} rank {pair.peer}, which has not made the other half and waits "
             f"with the others in {describe(pair.inside)}; which of them is right is not known"
@@ -325,9 +335,10 @@ def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:
     return None
 
 
-def _proven_circle(stands: Sequence[RankWait]) -> Answer | None:
-    """Return groups that wait for each other."""
-    return _of_groups(stands, wait_graph.chain(stands))
+def _any_circle(stands: Sequence[RankWait]) -> Answer | None:
+    """Return groups that wait for each other, by what was called or by what has begun."""
+    begun = wait_graph.as_begun(stands)
+    return _of_groups(stands, wait_graph.chain(stands)) or _of_groups(begun, wait_graph.chain(begun))
 
 
 def _of_groups(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:

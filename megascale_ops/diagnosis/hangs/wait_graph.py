@@ -300,12 +300,14 @@ def as_begun(stands: Sequence[RankWait]) -> list[RankWait]:
 
 
 def _as_begun(stand: RankWait) -> RankWait:
-    first = stand.positions[0].group
+    # Behind a send or a receive that does not end, no collective of its has begun.
+    oldest = next((fact for fact in stand.look.recorded if not fact.done), None)
+    first = stand.positions[0].group if oldest is None or oldest.seq >= 0 else None
     positions = tuple(
         at if at.group == first or at.waits_in is None or at.waits_in.begun else Position(at.group, at.waits_in.seq - 1)
         for at in stand.positions
     )
-    return stand._replace(positions=positions)
+    return stand._replace(positions=positions, inside=None if first is None else stand.inside)
 
 
 def is_known(stand: RankWait) -> bool:
