@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
-from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
+from megascale_ops.diagnosis.exits.last_traceback import before_it
+from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, NOBODY, VICTIM, Row
 from megascale_ops.diagnosis.exits.word_table import GPU_WAIT
@@ -47,6 +48,14 @@ _GENERIC = "nccl_error"
 # A trap on the GPU, as CUDA reports it: ``__trap`` and ``assert`` end a kernel in one of these ways.
 _TRAPPED = re.compile(r"unspecified launch failure|device-side assert|illegal instruction", re.IGNORECASE)
 _OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b")
+# An exception over the end of another process or thread of the rank, which sends its reader to what was printed before.
+_POINTS_ELSEWHERE = re.compile(
+    r"[Ss]ee (?:the )?(?:root cause|stack ?trace|traceback|logs?|errors?|output|details)\b.{0,40}\b(?:above|for|of)\b"
+    r"|[Cc]heck (?:the )?(?:logs?|output)s? (?:of|above|for)"
+    r"|due to an? (?:exception|error) in an?other|background process"
+    r"|\b(?:[Ww]orker|[Cc]hild|[Ss]ub)[ _]?(?:[Pp]roc(?:ess)?(?:es)?|s)?\b.{0,60}"
+    r"\b(?:died|failed|crashed|exited|terminated)\b"
+)
 # libstdc++: a std::thread was destroyed while it ran; with a C++ exception it names the type.
 _THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
 # 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
@@ -119,14 +128,24 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     fault = "collective_mismatch" if row is None else fault_of(row)
     hint = f" ({row.hint})" if row is not None and row.hint else ""
     own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
-    if own and (fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)):
+    is_anothers = fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)
+    if own and (is_anothers or (fault == "exception" and _POINTS_ELSEWHERE.search(error.message))):
         return Judged(one, own[0].row.fault, f"{_quoted(own[0])}; then {words(error)}", _BEFORE_A_PEER)
+    if fault == "exception" and (root := _root_of(one.exit)) is not None:
+        return Judged(one, fault_of(root[1]), f"{words(root[0])}; then {words(error)}", _BEFORE_A_PEER)
     if trap := _trap_of_a_wait(spoken, words(error)):
         return Judged(one, "peer", f"a kernel of it gave up waiting{_told(trap)}; then {words(error)}")
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
     return Judged(one, fault, f"{words(error)}{hint}", sure)
+
+
+def _root_of(exit_: RankExit) -> tuple[RankError, Row] | None:
+    """Return the exception at the root of a chain whose last one says less: memory, a disk, a GPU."""
+    found = ((error, row_of_error(error.type, error.message)) for error in before_it(exit_.stderr_tail))
+    is_sure = (one for one in found if one[1].role == CAUSE and not one[1].weak and one[1].fault != "exception")
+    return next(is_sure, None)
 
 
 def _of_gathered(one: Ended, error: RankError, gathered: Named) -> Judged:
@@ -206,7 +225,7 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
 def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
     """Classify a rank that died of a signal without strong last words."""
     code = one.exit.code
-    if raised := _raised_while_threads_ran(own, code):
+    if raised := _raised_before_it_aborted(own, one.exit):
         return Judged(one, raised.row.fault, f"{_quoted(raised)}; {_died_of(code)} while it ended", _BEFORE_A_PEER)
     fault = SIGNAL_FAULTS.get(signal_of(code), "killed")
     sure = SURE if code < 0 else TRANSLATED_SURE
@@ -215,12 +234,20 @@ def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
     return Judged(one, fault, f"{_died_of(code)}{told}: {FAULTS[fault].meaning}{quoted}", sure)
 
 
-def _raised_while_threads_ran(own: Sequence[Heard], code: int) -> Heard | None:
-    """Return the exception that ended a rank whose C++ threads still ran: the interpreter's end then is an abort."""
+def _raised_before_it_aborted(own: Sequence[Heard], exit_: RankExit) -> Heard | None:
+    """Return the exception that ended a rank whose end C++ then aborted: a thread still ran, or a destructor threw.
+
+    What C++ has thrown is a consequence only where Python's exception stands right before it.
+    """
     at = next((at for at, word in enumerate(own) if _THREADS_RAN in word.line), 0)
-    if signal_of(code) != signal.SIGABRT or any(_THREW in word.line for word in own):
+    thrown = next((at for at, word in enumerate(own) if _THREW in word.line), -1)
+    if signal_of(exit_.code) != signal.SIGABRT:
         return None
-    return next((word for word in reversed(own[:at]) if word.row.fault == "exception"), None)
+    raised = next((word for word in reversed(own[: max(at, thrown)]) if word.row.fault == "exception"), None)
+    if thrown < 0 or raised is None:
+        return raised
+    between = exit_.stderr_tail.partition(raised.line)[2].partition(_THREW)[0]
+    return None if any(weight_of(line) for line in between.splitlines()[1:] if line.strip()) else raised
 
 
 def _died_of(code: int) -> str:

@@ -85,9 +85,11 @@ def judge_exits(
     """
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
-    judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended])
+    judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended], missing)
     causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
+    if _were_stopped_for(victims, causes):
+        causes = []
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
     lost = {one.ended.exit.rank for one in victims}
     evidence = (*_evidence(judged, missing), *_survived(ended, reports))
@@ -162,6 +164,16 @@ def _ended_before_the_asked(causes: Sequence[Judged]) -> list[Judged]:
     asked = [one.ended.age_s for one in causes if _rank_of(one) == _ASKED_TO_GO]
     early = [one for one in causes if one.fault == "exit_code" and asked and one.ended.age_s > max(asked)]
     return early if len(early) < len(asked) else []
+
+
+def _were_stopped_for(victims: Sequence[Judged], causes: Sequence[Judged]) -> bool:
+    """Return whether all causes are ranks that were asked to go after others had lost a peer, by their launcher.
+
+    Those whom a batch system takes away end before their peers do.
+    """
+    if not victims or not causes or any(_rank_of(one) != _ASKED_TO_GO for one in causes):
+        return False
+    return max(one.ended.age_s for one in victims) - max(one.ended.age_s for one in causes) > _APART_S
 
 
 def _rank_of(one: Judged) -> int:

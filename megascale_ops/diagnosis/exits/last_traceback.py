@@ -12,7 +12,8 @@ import re
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.prefixes import without_prefixes
+from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
 
@@ -21,6 +22,10 @@ _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 # Raised by launchers over what another process did: of that, the exit of the launcher shows nothing new.
 _OF_ANOTHER = re.compile(r"(?:CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception)$")
+_CHAINED = re.compile(
+    r"\n[^\n]{0,200}(?:The above exception was the direct cause of|During handling of the above exception, another)"
+    r"[^\n]*"
+)
 _UNCAUGHT = 1  # Python's exit status after an uncaught exception
 # 5 more lines of a message after its first; what stands further down was printed by a program that went on.
 _MOST_AFTER = 5
@@ -45,11 +50,22 @@ def read(tail: str) -> RankError | None:
         after += not lines[at].startswith("\t")  # a list in a message, as load_state_dict writes it
         raised = _RAISED.fullmatch(lines[at])
         frames = _frames_above(lines, at) if raised is not None else []
-        if raised is not None and frames and not _OF_ANOTHER.search(raised["type"]):
+        was_raised = bool(frames) or (lines[at - 1].startswith("    raise ") and bool(RAISED_ALIKE.match(lines[at])))
+        if raised is not None and was_raised and not _OF_ANOTHER.search(raised["type"]):
             message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
             own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
-            return RankError(raised["type"], message[:_MOST_CHARACTERS].strip(), _where((own or frames)[-1]), -1)
+            where = _where((own or frames)[-1]) if frames else ""
+            return RankError(raised["type"], message[:_MOST_CHARACTERS].strip(), where, -1)
     return None
+
+
+def before_it(tail: str) -> list[RankError]:
+    """Return the exceptions from which the last one of ``tail`` was raised, the first of the chain first."""
+    blocks = _CHAINED.split(tail)
+    begins = len(blocks) - 1  # where the chain begins: a block with two tracebacks ends an older one
+    while begins > 0 and blocks[begins].count(TRACEBACK_BEGINS) == 1:
+        begins -= 1
+    return [error for block in blocks[begins:-1] if (error := read(block)) is not None]
 
 
 def _frames_above(lines: list[str], at: int) -> list[re.Match[str]]:

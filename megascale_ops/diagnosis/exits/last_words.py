@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
 from megascale_ops.diagnosis.exits.quick_look import HINT
 from megascale_ops.diagnosis.exits.word_rows import HARMLESS, PEER_LOST, Row
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
@@ -43,6 +43,15 @@ _PROGRESS = re.compile(
 )
 
 
+# A traceback whose beginning was cut away or is mixed with another rank's: a frame, or the line that raises. Programs
+# print stacks without an exception too, so the line that ends it must be named like one.
+_HEADLESS = re.compile(r' +File ".{1,300}", line \d{1,7}(?:, in |$)| {4}raise \w')
+RAISED_ALIKE = re.compile(
+    r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?=[A-Z])"
+    r"\w{0,60}(?:Error|Exception|Failure|Fault|Interrupt|Exit|Timeout|Expired)\w{0,30}(?:: |:?$)"
+)
+
+
 class Heard(NamedTuple):
     """One line that is evidence of the end of a rank."""
 
@@ -55,6 +64,7 @@ class _Traceback(NamedTuple):
 
     is_open: bool = False
     is_ignored: bool = False  # Python has reported it as ignored
+    is_headless: bool = False
 
 
 class LineReader:
@@ -66,18 +76,28 @@ class LineReader:
 
     def read(self, line: str) -> Row | None:
         """Return the row that a line matches; None for an ordinary line, and for what was caught."""
+        if "\\n" not in line:
+            return self._read(line)
+        rows = [row for piece in unfolded(line) if (row := self._read(piece)) is not None]
+        return rows[-1] if rows else None
+
+    def _read(self, line: str) -> Row | None:
         bare = self._prefixes.bare(line)
         if bare.startswith(_IGNORED):
             self._traceback = self._traceback._replace(is_ignored=True)
             return None
         if bare.startswith(TRACEBACK_BEGINS):
-            self._traceback = self._traceback._replace(is_open=True)
+            self._traceback = self._traceback._replace(is_open=True, is_headless=False)
+            return None
+        if not self._traceback.is_open and bare[:2] == "  " and _HEADLESS.match(bare) is not None:
+            self._traceback = self._traceback._replace(is_open=True, is_headless=True)
             return None
         ends = self._traceback.is_open and bool(bare) and not bare[0].isspace()
         if ends:
             ended, self._traceback = self._traceback, _Traceback()
             if ended.is_ignored:
                 return None
+            ends = not ended.is_headless or RAISED_ALIKE.match(bare) is not None
         row = match(bare, ends_traceback=ends)
         return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row
 
@@ -127,7 +147,7 @@ def heard_in(text: str) -> list[Heard]:
     reader = LineReader()
     found: list[tuple[Heard, int]] = []  # with the weight of the lines before it
     weight = 0
-    for line in text.splitlines():
+    for line in (piece for folded in text.splitlines() for piece in unfolded(folded)):
         row = reader.read(line)
         if row is not None:
             found.append((Heard(row, strip_prefix(line).strip()), weight))

@@ -5,6 +5,8 @@ Some prefixes are known by their form (torch's rank, mpirun's tag, Ray's actor, 
 learnt where a traceback begins: what stands before "Traceback (most recent call last):" stands before each of its
 lines, with other numbers in it where it holds a time or a count.
 
+Loggers of JSON and of key=value pairs fold a traceback into one line; it is unfolded.
+
 Two printers draw around a traceback: Python's around groups of exceptions, rich with its boxes. Both are drawn off.
 
 Pure: lines in, lines out.
@@ -35,6 +37,21 @@ _BOX_BEGINS = re.compile(r"^[╭┌+][─-]{1,200} ?Traceback \(most recent call
 _BOX_LINE = re.compile(r"^[│|] ?(.*?)\s*[│|]?$")
 _BOX_ENDS = re.compile(r"^[╰└+][─-]{8,}")
 _BOX_FRAME = re.compile(r"(\S+):(\d+) in (\S+)")
+
+
+# A traceback inside a quoted value: its line ends are a backslash and an n, its quotes are escaped.
+_FOLDED = re.compile(r"(?:Exception Group )?Traceback \(most recent call last\):(?=\\n)")
+_QUOTE_ENDS = re.compile(r'(?<!\\)"')
+
+
+def unfolded(line: str) -> list[str]:
+    """Return the lines that a logger folded into one, what stands before a traceback first; the line itself if none."""
+    begins = _FOLDED.search(line) if "\\n" in line else None
+    if begins is None:
+        return [line]
+    ends = _QUOTE_ENDS.search(line, begins.start())
+    text = line[begins.start() : ends.start() if ends is not None else len(line)]
+    return [line[: begins.start()], *text.replace('\\"', '"').split("\\n")]
 
 
 def strip_prefix(line: str) -> str:
@@ -102,4 +119,5 @@ class Prefixes:
 def without_prefixes(lines: Iterable[str]) -> list[str]:
     """Return lines of one output without what stands before them; rules of drawn frames are left out."""
     prefixes = Prefixes()
-    return [bare for line in lines if (bare := prefixes.bare(line)) or not line.endswith("---")]
+    flat = (piece for line in lines for piece in unfolded(line))
+    return [bare for line in flat if (bare := prefixes.bare(line)) or not line.endswith("---")]

@@ -23,6 +23,8 @@ _PIECES = (
     "unhealthy (", "virtual method", "etected ***", "core dumped", "low on ", "usage exceeds", "disk is full",
     "Transport retry", "UCX", "NVML", "nvml", "device handle", "lost communication", "no socket interface",
     "general protection", "allocation failed", "libc++abi", "ime out", "Terminated", "zsh: ",
-    "fish: ", "csh: ", "ksh: ", *NO_SPACE, *NO_MEMORY, *KILLED, *SEGFAULT,
+    "fish: ", "csh: ", "ksh: ", "ERROR_", "NRT_", "nrt_", "Notify reg", "Getting soc", "EI000", "ymbol not",
+    "isaligned", "nch timed", "ources req", "peer access", "PTX was", "gram counter", "ress space", "ECC", "ore exc",
+    "ivec exc", *NO_SPACE, *NO_MEMORY, *KILLED, *SEGFAULT,
 )  # fmt: skip
 HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))

@@ -17,6 +17,7 @@ holds a real line for each row, and a near miss that it must leave alone.
 
 import re
 
+from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import HARMLESS, NOBODY, Row, cause, victim
 
@@ -79,21 +80,23 @@ PATTERNS: tuple[Row, ...] = (
     # Out of memory. Before CUDA errors, NCCL's and lost peers: a full GPU is reported as each of them.
     cause(
         "cuda_out_of_memory",
-        r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA (?:driver )?[Ee]rror: out of memory"
+        r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError"
+        rf"|{GPU_ERROR}.{{0,200}}\bout of memory"
         r"|OUT_OF_(?:DEVICE|HOST)_MEMORY|CUDA allocation failed"
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
         r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
-        r"|[Cc]uda failure (?:\d+ )?'out of memory'|OOM when allocating tensor",
+        rf"|[Cc]uda failure (?:\d+ )?'out of memory'|OOM when allocating tensor|{FULL}",
         _OUT_OF,
-        "torch's CUDACachingAllocator, the CUDA runtime, its libraries, NCCL, oneCCL, DALI and TensorFlow when GPU "
-        "memory is full",
+        "torch's CUDACachingAllocator, the CUDA runtime, its libraries, NCCL, oneCCL, DALI, XLA, TensorFlow and other "
+        "makers' back ends when the accelerator's memory is full",
     ),
     cause(
         "oom_killer",
-        r"Out of memory: Killed process \d+|oom-kill:|oom_reaper: reaped process"
+        r"Out of memory: Kill(?:ed)? process \d+|\bKilled process \d+,? (?:\(|UID )|oom-kill:"
+        r"|oom_reaper: reaped process"
         r"|[Mm]emory cgroup out of memory|[Dd]etected \d+ oom[-_ ]kill"
         r"|OOMKilled|OOM Killed|srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Out Of Memory"
-        r"|[Ee]xceeded (?:(?:job|step) )?memory limit\b"
+        r"|[Ee]xceed(?:s|ed|ing) (?:(?:its|the|job|step|\d+ ?%) )?memory (?:limit|budget|usage threshold)\b"
         r"|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
         r"|(?:has|have) been killed by the (?:OOM killer|cgroup out-of-memory handler)"
         r"|[Nn]ode (?:was|is|running) low on (?:resource: )?memory",
@@ -207,7 +210,7 @@ PATTERNS: tuple[Row, ...] = (
         r"ncclRemoteError|remote process (?:exiting|exited)|Connection closed by remote peer"
         r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: "
         r"|Call to (?:recv|send|connect|poll)\b.{0,80}(?:failed|returned)"
-        r"|socket\w{0,20}[Cc]onnect\w{0,10}: .{0,80}(?:failed|refused|timed out)",
+        r"|socket\w{0,20}[Cc]onnect\w{0,10}: .{0,80}(?:failed|refused|timed out|returned|unreachable|[Nn]o route)",
         "nccl.h and NCCL's socket.cc: a peer exited or the network to it failed",
     ),
     victim(
@@ -234,6 +237,17 @@ PATTERNS: tuple[Row, ...] = (
         r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)|/task:\d{1,9} heartbeat timeout"
         r"|DEADLINE_EXCEEDED: Barrier timed out|[Cc]oordination service agent is in ERROR",
         "JAX's coordination service, which ends all processes but the one that it hears no more of or waits for",
+    ),
+    victim(
+        "other_peer",
+        WAITED,
+        "Ascend's HCCL and oneCCL on a rank that waited for another",
+    ),
+    victim(
+        "xla_service",
+        SERVICE_LOST,
+        "XLA's clients when the process or the service at the other end has gone",
+        in_traceback=True,
     ),
     victim(
         "nccl_aborted",
@@ -335,18 +349,18 @@ PATTERNS: tuple[Row, ...] = (
     ),
     cause(
         "cuda_error",
-        r"(?:CUDA|HIP) [Ee]rror: "
-        r"|CUDA (?:driver|runtime) error|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]\w+|device-side assert"
+        rf"{GPU_ERROR}|{GPU_TEXTS}|{FAULTY}"
+        r"|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]\w+|device-side assert"
         r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_(?!SUCCESS)[A-Z]\w+|AcceleratorError|\bCuda(?:API)?Error: "
-        r"|\bcu(?:DNN|FFT|BLAS|SOLVER|SPARSE) error:"
-        r"|[Cc]uda failure \d*|\.cu:\d+: .{0,160}Assertion `"
+        r"|\bcu(?:DNN|FFT|BLAS|SOLVER|SPARSE)(?: [Ff]rontend)? [Ee]rror: "
+        r"|\.cu:\d+: .{0,160}Assertion `"
         r"|no kernel image is available for execution|an illegal (?:memory access|instruction) was encountered"
         r"|unspecified launch failure|Memory access fault by GPU node|Triton Error \[(?:CUDA|HIP)\]: "
         r"|Error 101: invalid device ordinal|No (?:CUDA|HIP) GPUs are available"
         r"|HW Exception by GPU node|HSA_STATUS_ERROR_[A-Z]\w+",
         "cuda_error",
         "torch's C10_CUDA_CHECK, the CUDA driver's and runtime's error names and texts, the CUDA libraries' status "
-        "names, Triton's driver, ROCm's runtime",
+        "names, Triton's driver, ROCm's runtime, and the like of other makers",
     ),
     cause(
         "nccl_usage",
@@ -357,7 +371,8 @@ PATTERNS: tuple[Row, ...] = (
     cause(
         "nccl_error",
         r"Call to ibv_\w+ failed|NCCL WARN .{0,40}no socket interface found"
-        r"|nccl(?:System|Internal|UnhandledCuda)Error|DistBackendError|[NR]CCL [Ee]rror|[NR]CCL failure",
+        r"|nccl(?:System|Internal|UnhandledCuda)Error|DistBackendError"
+        r"|[NR]CCL [Ee]rror(?!s?:? ?(?:0|[Nn]one)\b)|[NR]CCL failure",
         "nccl_error",
         "nccl.h's result names, what its transports lack, and torch's DistBackendError",
         weak=True,

@@ -86,9 +86,8 @@ def disagreement(stands: Sequence[RankWait]) -> Answer | None:
     # A rank outside all collectives is to blame as well: the others wait for it, too.
     absent = wait_graph.roots(stands) if sure else []
     # Where neither a dump nor a heartbeat has its collectives, the rank is not known to be outside.
-    known = [stand.look is not NOTHING or bool(stand.positions) for stand in absent]
-    outside = [stand.rank for stand, told in zip(absent, known, strict=True) if told]
-    unknown = [stand.rank for stand, told in zip(absent, known, strict=True) if not told]
+    outside = [stand.rank for stand in absent if wait_graph.is_known(stand)]
+    unknown = [stand.rank for stand in absent if not wait_graph.is_known(stand)]
     if outside:
         why += f"; {named(outside)} waits in no collective"
     if unknown:  # that proves nothing, and the difference alone explains the hang
@@ -197,6 +196,12 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     roots = wait_graph.roots(stands)
     if not roots:
         return None
+    unknown = [stand for stand in roots if not wait_graph.is_known(stand) and cause_of(stand).fault == "not_joined"]
+    if unknown and len(unknown) < len(roots):
+        # It proves nothing that nothing is known of a rank, and the others explain the hang.
+        roots = [stand for stand in roots if stand not in unknown]
+    elif unknown and (circle := _any_circle([stand for stand in stands if stand.waits])) is not None:
+        return circle
     victims = [stand for stand in stands if stand.waits]
     places = wait_graph.by_place(wait_graph.held_up(stands, roots)).most_common(MOST_PLACES)
     facts = {(fact.group, fact.seq): fact for stand in victims if (fact := stand.inside) is not None}
@@ -275,7 +280,8 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     if not stands or not all(stand.waits for stand in stands):
         return None
     end = wait_graph.chain(stands)
-    circle = _circle(stands, end)
+    begun = wait_graph.as_begun(stands)
+    circle = _circle(stands, end) or _circle(begun, wait_graph.chain(begun))
     if circle is not None:
         return circle
     late = wait_graph.behind(stands)
@@ -307,16 +313,19 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
 
 def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:
     """Return groups, or a group and a pair, that wait for each other."""
-    closing, sure = wait_graph.crossed(stands)
-    if closing or end.circle:
-        held = stands if closing else end.ranks
-        facts = sorted({describe(stand.inside) for stand in held if stand.inside is not None})
-        who = sorted(stand.rank for stand in closing or end.ranks)
-        verb = "closes" if len(who) == 1 else "close"
-        why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} {verb} it"
-        return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
+    if (circle := _of_groups(stands, end)) is not None:
+        return circle
     if end.followed and end.place is None and (pair := unmatched(end.ranks, stands)) is not None:
         half = "receive from" if pair.call.function == "recv" else "send to"
+        if pair.order:
+            why = (
+                f"rank {pair.rank} waits in a {half} rank {pair.peer}, which has called {describe(pair.inside)} before "
+                f"the other half"
+            )
+            why += f", as {named(pair.order)} did" if pair.is_early else "; which of them is right is not known"
+            who = [pair.rank] if pair.is_early else sorted((pair.rank, pair.peer))
+            sure = CLEAR if pair.is_early else 0.5
+            return Answer("collective_order", who, sure, why, Patience.NONE, "nothing, in one order")
         why = (
             f"rank {pair.rank} waits in a {half} rank {pair.peer}, which has not made the other half and waits "
             f"with the others in {describe(pair.inside)}; which of them is right is not known"
@@ -324,6 +333,24 @@ def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:
         otherwise = "nothing, had both made the same exchange"
         return Answer("collective_order", sorted((pair.rank, pair.peer)), 0.5, why, Patience.NONE, otherwise)
     return None
+
+
+def _any_circle(stands: Sequence[RankWait]) -> Answer | None:
+    """Return groups that wait for each other, by what was called or by what has begun."""
+    begun = wait_graph.as_begun(stands)
+    return _of_groups(stands, wait_graph.chain(stands)) or _of_groups(begun, wait_graph.chain(begun))
+
+
+def _of_groups(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:
+    closing, sure = wait_graph.crossed(stands)
+    if not closing and not end.circle:
+        return None
+    held = stands if closing else end.ranks
+    facts = sorted({describe(stand.inside) for stand in held if stand.inside is not None})
+    who = sorted(stand.rank for stand in closing or end.ranks)
+    verb = "closes" if len(who) == 1 else "close"
+    why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} {verb} it"
+    return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
 
 
 def _unfinished(stands: Sequence[RankWait], end: wait_graph.Chain) -> str:

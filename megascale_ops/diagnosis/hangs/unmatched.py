@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A send or a receive that its peer never made, because it has gone on to a collective in which it waits.
+"""A send or a receive that its peer never made, or makes later, because it waits in a collective before it.
 
 The rank waits for the peer, and the peer with all others for the rank: a circle through a pair and a group. Which of
 the two is wrong is not known: one left its half of an exchange out, or the other asks for one that was not meant.
 
-Told only where the peer's newest batch with that rank was recorded and has no counterpart. A send that has ended is one
-that the receiver may still wait for.
+Told only where the peer's newest batch with that rank was recorded and has no counterpart, or where the peer has queued
+the counterpart behind the collective. There the rank is wrong if others have queued sends and receives behind the same
+collective as well. A send that has ended is one that the receiver may still wait for.
 
 Pure: where ranks wait in, the pair out.
 """
@@ -13,6 +14,7 @@ Pure: where ranks wait in, the pair out.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.hangs.siblings import LEAST_ALIKE
 from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.messages import CollectiveFact
 
@@ -26,6 +28,12 @@ class Unmatched(NamedTuple):
     peer: int
     call: CollectiveFact
     inside: CollectiveFact
+    order: tuple[int, ...] = ()  # the peer and others that have queued such a half behind the collective
+
+    @property
+    def is_early(self) -> bool:
+        """Whether ranks besides the peer tell that the collective comes first."""
+        return len(self.order) > LEAST_ALIKE
 
 
 def unmatched(held: Sequence[RankWait], stands: Sequence[RankWait]) -> Unmatched | None:
@@ -38,7 +46,27 @@ def unmatched(held: Sequence[RankWait], stands: Sequence[RankWait]) -> Unmatched
                 continue
             if _has_left_out(peer.look.recorded, stand.rank, _OTHER_HALF[call.function]):
                 return Unmatched(stand.rank, peer.rank, call, peer.inside)
+            if _is_behind(peer, stand.rank, _OTHER_HALF[call.function]):
+                place = (peer.inside.group, peer.inside.seq)
+                there = [
+                    one for one in stands if one.inside is not None and place == (one.inside.group, one.inside.seq)
+                ]
+                order = tuple(one.rank for one in there if _is_behind(one))
+                return Unmatched(stand.rank, peer.rank, call, peer.inside, order)
     return None
+
+
+def _is_behind(stand: RankWait, rank: int = -1, half: str = "") -> bool:
+    """Return whether it has queued a send or a receive (that half, with that rank) behind the call that it is in."""
+    unfinished = [call for call in stand.look.recorded if not call.done]
+    return (
+        bool(unfinished)
+        and unfinished[0].seq >= 0
+        and any(
+            call.function in _OTHER_HALF and (not half or (call.function, call.peer) == (half, rank))
+            for call in unfinished
+        )
+    )
 
 
 def _has_left_out(calls: Sequence[CollectiveFact], rank: int, half: str) -> bool:

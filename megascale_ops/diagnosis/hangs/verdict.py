@@ -14,7 +14,7 @@ Here both become one verdict, by the first of these questions that has an answer
 7. Which ranks are waited for and wait for none?                              (the roots; by what they do)
 8. Has the GPU of a few not begun what the GPUs of others wait in?            (the GPU is stuck)
 9. Do all wait, and does the data of a few not leave them?                    (the network is cut)
-10. Do groups wait for each other in a circle? Has all of a group but a few finished?
+10. Do groups wait for each other in a circle, as called or as queued? Has all of a group but a few finished?
 11. Does no rank wait at all?                                                 (idle, or what the silent ones do)
 
 A rank that waits where the majority waits is never named. An answer that is not there is no reason to name no rank: a

@@ -20,7 +20,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.hangs.call_order import Deviation, call_of, common_sources, compare, first_difference, fits
+from megascale_ops.diagnosis.hangs import siblings
+from megascale_ops.diagnosis.hangs.call_order import (
+    Deviation,
+    call_of,
+    calls,
+    common_sources,
+    compare,
+    first_difference,
+    fits,
+)
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look, Position
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact
@@ -151,12 +160,12 @@ def odd_ones(stands: Sequence[RankWait]) -> list[Odd]:
     found: list[Odd] = []
     for group, same in groups.items():
         if len(same) > 1:
-            found.extend(_odd_in_group(group, same))
+            found.extend(_odd_in_group(group, same, stands))
     return found
 
 
-def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[RankWait]]) -> list[Odd]:
-    """Let the majority of a group decide what is right; without one, the history of the two sides."""
+def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[RankWait]], stands: Sequence[RankWait]) -> list[Odd]:
+    """Let the majority of a group decide what is right; without one, groups alike and the history of the two sides."""
     order = sorted(same.values(), key=lambda side: (-len(side), min(stand.rank for stand in side)))
     total = sum(len(side) for side in order)
     for right in order[:MOST_SIDES]:
@@ -164,7 +173,7 @@ def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[RankWait]]) -> 
         # One call has several sides where of some ranks only the black box is known, which has no sizes.
         if 2 * _agreeing(right, order, odd) > total:
             return [one._replace(sure=True) for one in odd]
-    judged = _by_history(group, order)
+    judged = _without_majority(group, order, stands)
     if judged is None:
         return [odd for side in order for odd in _compared(group, order[0] if side is not order[0] else order[1], side)]
     right, rest = judged
@@ -193,8 +202,10 @@ def _compared(group: str, right: Sequence[RankWait], side: Sequence[RankWait]) -
     return found
 
 
-def _by_history(group: str, order: Sequence[list[RankWait]]) -> tuple[list[RankWait], list[list[RankWait]]] | None:
-    """Return first the side that did as in earlier steps, or is not ahead of the other; None: not known."""
+def _without_majority(
+    group: str, order: Sequence[list[RankWait]], stands: Sequence[RankWait]
+) -> tuple[list[RankWait], list[list[RankWait]]] | None:
+    """Return first the side that did as groups alike did, or as in earlier steps; None: not known, or they differ."""
     if len(order) != 2:
         return None
     one, other = (min(side, key=lambda stand: stand.rank) for side in order)
@@ -208,9 +219,12 @@ def _by_history(group: str, order: Sequence[list[RankWait]]) -> tuple[list[RankW
     if first is second and one.step != other.step:
         # Nothing can be a step ahead that has not left out a collective.
         first, second = one.step < other.step, other.step < one.step
-    if first is second or None in (first, second):
+    history_says = None if first is second or None in (first, second) else first
+    others_say = siblings.first_is_right(mine, theirs, group, seq, stands)
+    said = {one for one in (history_says, others_say) if one is not None}
+    if len(said) != 1:
         return None
-    return (order[0], [order[1]]) if first else (order[1], [order[0]])
+    return (order[0], [order[1]]) if said.pop() else (order[1], [order[0]])
 
 
 def behind(stands: Sequence[RankWait]) -> list[RankWait]:
@@ -259,7 +273,46 @@ def crossed(stands: Sequence[RankWait]) -> tuple[list[RankWait], bool]:
     voters = [stand for stand in crowd if any(position.group in others for position in stand.positions)]
     if len(voters) != len(closing):
         return min(voters, closing, key=len), True
+    late = _crowd_is_late(closing, [stand for stand in crowd if stand not in voters]) if voters else None
+    if late is not None:
+        return (voters if late else closing), True
     return [*closing, *voters], False
+
+
+def _crowd_is_late(closing: Sequence[RankWait], others: Sequence[RankWait]) -> bool | None:
+    """Return whether the rest of a crowd has made the call of groups alike that one side of a circle waits in."""
+    told = {
+        siblings.has_gone_on(calls(stand.look.recorded, at.group), at.group, at.seq, others)
+        for stand in closing[:MOST_COMPARED]
+        if (at := stand.inside) is not None
+    }
+    return told.pop() if len(told) == 1 else None
+
+
+def as_begun(stands: Sequence[RankWait]) -> list[RankWait]:
+    """Return the ranks without what each has given to its GPU behind the call that it waits in.
+
+    What waits in a GPU's queue has been called and has not begun: ranks whose hosts run ahead seem to be in all of
+    their groups, while their GPUs wait for each other. All ranks queue the calls of two groups in one order, so that
+    none waits in a call that another has queued behind its own, unless one of them left it out or swapped it.
+    """
+    return [_as_begun(stand) if stand.inside is not None and stand.look.recorded else stand for stand in stands]
+
+
+def _as_begun(stand: RankWait) -> RankWait:
+    # Behind a send or a receive that does not end, no collective of its has begun.
+    oldest = next((fact for fact in stand.look.recorded if not fact.done), None)
+    first = stand.positions[0].group if oldest is None or oldest.seq >= 0 else None
+    positions = tuple(
+        at if at.group == first or at.waits_in is None or at.waits_in.begun else Position(at.group, at.waits_in.seq - 1)
+        for at in stand.positions
+    )
+    return stand._replace(positions=positions, inside=None if first is None else stand.inside)
+
+
+def is_known(stand: RankWait) -> bool:
+    """Return whether a dump, a stack or a heartbeat tells anything of where a rank is."""
+    return stand.look is not NOTHING or bool(stand.positions)
 
 
 def chain(stands: Sequence[RankWait]) -> Chain:

@@ -289,3 +289,39 @@ def test_evidence_has_a_finding_for_each_end() -> None:
     assert [finding.rank for finding in verdict.evidence] == [1, 0, -1]
     assert "SIGKILL" in verdict.evidence[0].text
     assert verdict.evidence[2].node == "n7"
+
+
+@pytest.mark.parametrize(("victims_s", "fault", "culprits"), [(5.0, "unknown", ()), (0.5, "killed", (1, 2))])
+def test_those_asked_to_go_after_others_had_lost_a_peer_are_no_cause(
+    victims_s: float, fault: str, culprits: tuple[int, ...]
+) -> None:
+    """A batch system that takes ranks away ends them before their peers lose them; a launcher that tidies up, after."""
+    asked = [_ended(rank, -signal.SIGTERM, ago_s=0.2) for rank in (1, 2)]
+
+    verdict = _judge(_ended(0, 1, ("RuntimeError", GLOO), ago_s=victims_s), *asked)
+
+    assert (verdict.fault, verdict.culprits) == (fault, culprits), verdict.reason
+
+
+def test_an_exception_that_points_elsewhere_is_not_the_cause_that_stands_above_it() -> None:
+    """An engine raises over a worker of its own and sends its reader to the words of that one, if there are any."""
+    above = "(Worker pid=7) ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB.\n"
+    raised = "initialization failed due to an exception in a background process. See stack trace for root cause."
+
+    def fault_of(tail: str, message: str) -> str:
+        one = _ended(0, 1, ("Exception", message))
+        return _judge(one._replace(exit=msgspec.structs.replace(one.exit, stderr_tail=tail))).fault
+
+    assert fault_of(above, raised) == "out_of_memory"
+    assert fault_of("", raised) == "exception"
+    assert fault_of(above, "the list of prompts is empty") == "exception"
+
+
+def test_slurms_end_after_a_nodes_failure_is_that_nodes() -> None:
+    """It cancels what is left of the step; with no node missing it is the end of whom it cancelled."""
+    words = "slurmstepd: error: *** STEP 5.0 ON n0 CANCELLED AT 2026-11-18T13:05:36 DUE TO NODE FAILURE ***\n"
+    left = _ended(0, -signal.SIGTERM)
+    left = left._replace(exit=msgspec.structs.replace(left.exit, stderr_tail=words))
+
+    assert _judge(left, missing=("n1",)).fault == "node_lost"
+    assert _judge(left).fault == "killed"

@@ -8,7 +8,7 @@ import pytest
 
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
-from megascale_ops.diagnosis.exits.last_traceback import read, with_error
+from megascale_ops.diagnosis.exits.last_traceback import before_it, read, with_error
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
 
@@ -93,3 +93,42 @@ def test_the_verdict_names_the_exception_and_where_it_is_known_from() -> None:
     assert (verdict.fault, verdict.culprits) == ("exception", (0,))
     assert "ValueError: bad row at /home/u/train.py:3 main" in verdict.reason
     assert verdict.evidence[0].source == "stderr"
+
+
+CHAIN = (
+    'Traceback (most recent call last):\n  File "c.py", line 1, in write\n    f.write(b)\n{first}\n\n'
+    "{marker}\n\n"
+    'Traceback (most recent call last):\n  File "t.py", line 3, in main\n    save()\nRuntimeError: step 400 failed\n'
+)
+CAUSED = "The above exception was the direct cause of the following exception:"
+HANDLED = "During handling of the above exception, another exception occurred:"
+
+
+@pytest.mark.parametrize("marker", [CAUSED, HANDLED])
+@pytest.mark.parametrize(
+    ("first", "fault"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "out_of_memory"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "cuda_error"),
+        ("KeyError: 'lr'", "exception"),
+        ("requests.exceptions.ConnectionError: reset by peer", "exception"),
+    ],
+)
+def test_the_root_of_a_chain_tells_more_than_what_was_raised_from_it(first: str, fault: str, marker: str) -> None:
+    """Scripts and frameworks wrap what they met in an exception of their own."""
+    exit_ = RankExit(0, 0, 100, 1, 0.0, stderr_tail=CHAIN.format(first=first, marker=marker))
+
+    found = judge_exits([Ended("n0", exit_, 0.1)], world_size=2, missing=(), reports={}, hosts={}, round_=1, wall_s=1e6)
+
+    assert (found.fault, found.culprits) == (fault, (0,))
+
+
+def test_an_older_chain_is_none_of_the_last_ones() -> None:
+    """A disk that was full for a moment, caught and printed, does not end the rank an hour later."""
+    older = CHAIN.format(first="OSError: [Errno 28] No space left on device", marker=HANDLED)
+    newer = CHAIN.format(first="KeyError: 'lr'", marker=CAUSED)
+
+    assert [error.type for error in before_it(older + newer)] == ["KeyError"]
+    assert before_it(older + TAIL) == []
+    assert before_it(TAIL) == []

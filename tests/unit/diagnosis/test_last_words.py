@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from megascale_ops.diagnosis.exits.exit_status import signal_of, told_by
-from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard, heard_in, row_of_error
+from megascale_ops.diagnosis.exits.last_words import STALE_LINES, LineReader, end_of, heard, heard_in, row_of_error
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import LastWords, RankReport
 
@@ -120,3 +120,38 @@ def test_a_shells_code_tells_of_a_signal(code: int, number: int) -> None:
     """128 + N for the signals that end programs; any other code is the program's own."""
     assert signal_of(code) == number
     assert bool(told_by(code)) == (code > 0 and number > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('  File "/x/attention.py", line 77, in forward\n    assert q\nAssertionError\n', ["assertion"]),
+        ("    raise Exception(\nException: the scale is at its least\n", ["exception"]),
+        # A stack that somebody printed, and went on: what follows is no exception.
+        ('  File "/x/attention.py", line 77, in forward\n    y = f(x)\nINFO: shapes are printed\n', []),
+        ('  File "/x/attention.py", line 77 in forward\nDone\n', []),
+        ("    raised two flags\nException: none\n", []),
+    ],
+)
+def test_a_traceback_is_known_without_its_beginning(text: str, names: list[str]) -> None:
+    """A tail is cut anywhere, and ranks write into each other."""
+    assert _names(text) == names
+
+
+def test_a_traceback_that_a_logger_folded_into_one_line_is_unfolded() -> None:
+    """Loggers of JSON and of key=value pairs escape its line ends."""
+    trace = 'Traceback (most recent call last):\\n  File \\"t.py\\", line 3, in f\\n    g()\\n'
+    full = trace + 'torch.OutOfMemoryError: CUDA out of memory.", "rank": 3}'
+    caught = trace + 'ValueError: no row", "action": "retrying"}'
+
+    assert _names('{"level": "error", "exc_info": "' + full + "\n") == ["cuda_out_of_memory"]
+    assert _names('level=error msg="' + caught + "\n") == ["exception"]
+    assert _names('{"event": "a path C:\\new", "note": "no Traceback here"}\n') == []
+
+
+@pytest.mark.parametrize(
+    "seed", ["a.", "NET/IB : ", '\\"', "nrt_a", "E1234: ", "Traceback (most recent call last):\\n", "File ", "Error"]
+)
+def test_a_line_of_any_length_is_read(seed: str) -> None:
+    """A row of quadratic time would never come to the end of these."""
+    assert LineReader().read(seed * (300_000 // len(seed))) is None

@@ -311,6 +311,17 @@ SAMPLES = (
         "INFO cancelled the upload",
     ),
     Sample(
+        "other_peer",
+        "EI0006: [PID: 977] 2026-11-08-18:07:20 Getting socket times out. Reason: Remote Rank did not send the data",
+        "INFO HCCL_CONNECT_TIMEOUT is 120 s, HCCL_EXEC_TIMEOUT is 1836 s",
+    ),
+    Sample(
+        "xla_service",
+        "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses; Socket closed",
+        "grpc._channel._InactiveRpcError: StatusCode.UNAVAILABLE of the feature store",
+        ends_traceback=True,
+    ),
+    Sample(
         "own_network",
         "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset'))",
         "ValueError: the connection string is empty",
@@ -375,6 +386,15 @@ def test_other_known_lines_are_named_too(line: str) -> None:
     "line",
     [
         "worker 3 exited with code 0",
+        "CUDA errors: 0, NCCL errors: 0",
+        "cuda error code 0",
+        "CUDA error: no error",
+        "checking of CUDA errors is on",
+        "the NPU error log is at /var/log/npu",
+        "NRT_LOG_LEVEL is set, nrt_init took 3.1 s",
+        "ZE_AFFINITY_MASK=0 ZE_ENABLE_PCI_ID_DEVICE_ORDER=1",
+        "Process 4711 was killed by hand, Killed process table is empty",
+        "allocation of 4 nodes succeeded",
         "all 8 tasks exited with exit code 0, 137 files written",
         "step 137, exit code is checked at 139",
         "signal handlers for SIGTERM and SIGUSR1 are set",
