@@ -63,6 +63,16 @@ class _Peer:
         self.has_answered = True  # with one of them at least
 
 
+class _Step:
+    """The step under way."""
+
+    def __init__(self, number: int, task: bytes) -> None:
+        self.number = number
+        self.task = task
+        self.arrived: dict[tuple[int, int], Vector] = {}
+        self.behind_s: dict[int, float] = {}
+
+
 class Master:
     """One end of a coded job; the workers connect to it.
 
@@ -97,10 +107,7 @@ class Master:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._asked_s: dict[int, float] = {}
-        self._step = -1
-        self._arrived: dict[tuple[int, int], Vector] = {}
-        self._behind: dict[int, float] = {}
-        self._task = b""
+        self._step = _Step(-1, b"")
         self._is_over = False
         family, where = parse_address(address or f"local:{self._name}")
         self._door = socket.socket(family)
@@ -153,10 +160,8 @@ class Master:
         """
         if vector.size > self.size:
             raise CodedError(f"a task of {vector.size} numbers can't be handed out: workers take up to {self.size}")
-        self._step = step
         self._asked_s[step] = self._clock()
-        self._arrived, self._behind = {}, {}
-        self._task = packed(Frame(TASK, -1, step, 0, vector))
+        self._step = _Step(step, packed(Frame(TASK, -1, step, 0, vector)))
         for peer in self._peers.values():
             if not peer.left or (self.code.messages > 1 and not peer.out):
                 self._hand_out(peer)
@@ -176,22 +181,22 @@ class Master:
         Raises:
             TooFewAnswersError: too many workers are absent at the deadline.
         """
-        began_s = self._asked_s[self._step]
+        began_s = self._asked_s[self._step.number]
         until_s, enough = began_s + deadline_s, False
         while True:
             now_s = self._clock()
-            if not enough and self.code.suffices(list(self._arrived)):
+            if not enough and self.code.suffices(list(self._step.arrived)):
                 enough = True
                 until_s = min(until_s, now_s + max(grace_s, grace_share * (now_s - began_s)))
             if now_s >= until_s or (enough and not self._waits_for()):
                 break
             self._turn(until_s - now_s)
-        combined = self.code.combine(self._arrived, self.size, approximate=approximate)
+        combined = self.code.combine(self._step.arrived, self.size, approximate=approximate)
         late = tuple(sorted(worker for worker, peer in self._peers.items() if self._is_late(peer)))
-        owing = tuple(worker for worker in late if self._peers[worker].step != self._step)
+        owing = tuple(worker for worker in late if self._peers[worker].step != self._step.number)
         for step in [one for one in self._asked_s if one < min(peer.step for peer in self._peers.values())]:
             del self._asked_s[step]
-        return Gathered(combined, self._clock() - began_s, late, owing, self._behind)
+        return Gathered(combined, self._clock() - began_s, late, owing, self._step.behind_s)
 
     def close(self, deadline_s: float = 30.0) -> None:
         """Tell the workers that it is over, and wait until they have let go: a slow one is still computing.
@@ -203,7 +208,7 @@ class Master:
             return
         self._is_over = True
         for peer in self._peers.values():
-            peer.out += packed(Frame(END, -1, self._step, 0, np.zeros(0)))
+            peer.out += packed(Frame(END, -1, self._step.number, 0, np.zeros(0)))
         until_s = self._clock() + deadline_s
         while peers := self._living():
             for peer in peers:
@@ -229,15 +234,15 @@ class Master:
 
     def _waits_for(self) -> bool:
         """Return whether a worker that was asked for this step has not answered in full."""
-        return any(self._is_late(peer) and peer.step == self._step for peer in self._peers.values())
+        return any(self._is_late(peer) and peer.step == self._step.number for peer in self._peers.values())
 
     def _is_late(self, peer: _Peer) -> bool:
         """Return whether a worker owes all of its answer, or where there is one message each, it."""
-        return not peer.has_answered or (peer.step != self._step and peer.left > 0)
+        return not peer.has_answered or (peer.step != self._step.number and peer.left > 0)
 
     def _hand_out(self, peer: _Peer) -> None:
-        peer.step, peer.left, peer.has_answered = self._step, self.code.messages, False
-        peer.out += self._task
+        peer.step, peer.left, peer.has_answered = self._step.number, self.code.messages, False
+        peer.out += self._step.task
         self._write(peer)
 
     def _turn(self, left_s: float) -> None:
@@ -297,10 +302,10 @@ class Master:
                 )
             peer.left -= 1
             peer.has_answered = True
-            if frame.step == self._step:
-                self._arrived[worker, frame.message] = frame.vector
+            if frame.step == self._step.number:
+                self._step.arrived[worker, frame.message] = frame.vector
             elif not peer.left:
-                self._behind[worker] = self._clock() - self._asked_s[frame.step]
+                self._step.behind_s[worker] = self._clock() - self._asked_s[frame.step]
                 self._hand_out(peer)
 
     def _open(self, strangers: list[_Peer]) -> None:
