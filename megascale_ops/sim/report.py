@@ -48,6 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     refused: tuple[str, ...]
     timeline: tuple[tuple[float, str], ...]
     progress: tuple[tuple[float, int], ...]
+    coded: str = ""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -89,6 +90,11 @@ def sentences(answer: Answer) -> Iterator[str]:
     )
     for name in run.laws:
         yield f"  {name}: {LAWS[name].source}"
+    if run.coded:
+        yield (
+            f"  coded: {printable(run.coded)}: replicas do the work of others, too, and steps do without the slowest. "
+            "Ratios count steps for as long as they take: compare numbers of steps with a run without it"
+        )
     yield ""
     yield (
         f"effective training time ratio {_percent(run.effective)} by the controller's ledger, "
@@ -178,6 +184,7 @@ def make_report(
     seed: int,
     laws: tuple[str, ...],
     policy: dict[str, str],
+    coded: str,
     state: str,
     wall_s: float,
     step_walls: dict[int, float],
@@ -203,6 +210,7 @@ def make_report(
         seed=seed,
         laws=laws,
         policy=policy,
+        coded=coded,
         state=state,
         wall_s=round(wall_s, 1),
         steps=len(useful),

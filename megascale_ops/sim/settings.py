@@ -9,6 +9,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.sim.laws import LAWS, law_names
+from megascale_ops.sim.redundancy import read_code
 
 # 90 days: the longest run that has published its faults; a seed is a whole number that numpy takes.
 MOST_HOURS = 24.0 * 90
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluate_every_s: float = 0.0  # a declared evaluation in between; 0: none
     evaluate_s: float = 300.0
     first_step_s: float = 0.0  # by which the first step of a round takes longer, as a compilation does
+    coded: str = ""  # a gradient code over the replicas, as s=1,kind=cyclic; "": none
     policy: JobPolicy = JobPolicy()
     columns: bool = True  # heartbeats that tell nothing but finished steps are handed in together, of 1,024 ranks on
     every_heartbeat: bool = False  # one a second also while nothing happens
@@ -76,6 +78,7 @@ def checked(settings: Settings) -> Settings:
     pp = settings.pp or max(stages for stages in (8, 4, 2, 1) if not ranks // tp % stages)
     if ranks // tp % pp:
         raise UsageError(f"{ranks} ranks in groups of {tp} make {ranks // tp} groups, which {pp} stages don't divide")
+    read_code(settings.coded, ranks // tp // pp)
     spares = settings.spares if settings.spares >= 0 else _spares_for(settings)
     return msgspec.structs.replace(settings, tp=tp, pp=pp, spares=spares)
 

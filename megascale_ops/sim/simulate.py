@@ -127,6 +127,7 @@ def _report(world: World, controller: Embedded) -> Report:
         seed=settings.seed,
         laws=settings.faults,
         policy=_changed(settings.policy),
+        coded=settings.coded,
         state=controller.status(JOB).state,
         wall_s=world.clock.passed_s,
         step_walls=world.step_walls,

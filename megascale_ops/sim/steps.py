@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from megascale_ops.schema.progress import StepWork
 from megascale_ops.sim.mesh import Layout
+from megascale_ops.sim.redundancy import read_code
 from megascale_ops.sim.settings import Settings
 
 Fields = npt.NDArray[np.float64]
@@ -61,9 +62,13 @@ class StepModel:
         stages = np.array([mesh.pp for mesh in layout.meshes])
         self._stage = np.where((stages == layout.pp - 1) & (layout.pp > 1), LAST_STAGE, 1.0)
         self._base = self._stage.copy()
+        self._replica = np.array([mesh.dp for mesh in layout.meshes])
+        self._code = read_code(settings.coded, int(self._replica.max()) + 1)
+        self._busy_s = np.zeros(int(self._replica.max()) + 1)  # of replicas that were late
 
     def place(self, machines: list[int]) -> None:
         """Note on which machine each node of the round is."""
+        self._busy_s[:] = 0.0
         self._base = self._stage * np.repeat(self._uneven[machines], self._settings.ranks_per_node)
 
     def make(
@@ -84,11 +89,12 @@ class StepModel:
         for rank, share in slower.items():
             own_s[rank] *= 1.0 + share
         own_s += extra_s
-        wall_s = round(float(own_s.max()) + NETWORK * settings.step_s + checkpoint_s, 6)
+        end_s, own_s = self._end(own_s)
+        wall_s = round(end_s + checkpoint_s, 6)
         fields = np.zeros((settings.ranks, 12))
         fields[:, 0] = step
         fields[:, 1] = wall_s
-        fields[:, 2] = np.round(wall_s - checkpoint_s - own_s, 6)
+        fields[:, 2] = np.round(np.maximum(0.0, wall_s - checkpoint_s - own_s), 6)
         for column, part in enumerate(PARTS, 3):
             fields[:, column] = np.round(part * own_s, 6)
         fields[:, 7] = checkpoint_s
@@ -97,3 +103,15 @@ class StepModel:
         fields[:, 10] = math.nan if loss is None else loss
         fields[:, 11] = loss is not None
         return Made(step, wall_s, checkpoint_s, loss, fields)
+
+    def _end(self, own_s: Fields) -> tuple[float, Fields]:
+        """Return when a step's work and network are over, and what each rank works in it: of a coded job more."""
+        network_s = NETWORK * self._settings.step_s
+        if self._code is None:
+            return float(own_s.max()) + network_s, own_s
+        slowest_s = np.zeros(len(self._busy_s))
+        np.maximum.at(slowest_s, self._replica, own_s)
+        end_s, self._busy_s = self._code.close(slowest_s, self._busy_s)
+        # With several messages a rank works until the step ends; its first share is what it can be compared by.
+        load = 1 if self._code.kind == "multi" else self._code.load
+        return end_s + network_s / self._code.pieces, own_s * load

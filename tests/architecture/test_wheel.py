@@ -80,7 +80,7 @@ def test_wheel_holds_what_examples_copies(wheel: zipfile.ZipFile) -> None:
     deploy = ROOT / "agents" / "deploy"
     files = {f"megascale_ops/deploy/{path.relative_to(deploy)}" for path in deploy.rglob("*") if path.is_file()}
 
-    assert len(scripts) == 4
+    assert len(scripts) == 6
     assert len(files) > 10
     assert scripts | files <= set(wheel.namelist())
 

@@ -36,6 +36,12 @@ from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_opt
 )
 @click.option("--start-s", type=FiniteRange(), default=60.0, show_default=True, help="Seconds until ranks are up.")
 @click.option("--load-s", type=FiniteRange(), default=60.0, show_default=True, help="Seconds to read a checkpoint.")
+@click.option(
+    "--coded",
+    default="",
+    metavar="s=N,kind=KIND",
+    help="A gradient code over the replicas: fractional, cyclic (also pieces=M), clustered, multi (also messages=C).",
+)
 @click.option("--policy", multiple=True, metavar="NAME=VALUE", help="A setting of the job's policy; repeatable.")
 @click.option("--compare", multiple=True, metavar="NAME=VALUE", help="Run again under this setting; repeatable.")
 @click.option("--every-heartbeat", is_flag=True, help="One a second also while nothing happens: slower, same result.")

@@ -2,6 +2,8 @@
 """The explicit API: for scripts that declare more than the hooks can see, or that use no torch at all."""
 
 from collections.abc import Callable
+from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain
@@ -67,6 +69,7 @@ class Recorder:
         self._end: Callable[..., None] | None = None
         self._loss: Callable[..., None] | None = None
         self._place: Callable[..., None] | None = None
+        self._waited: Callable[..., None] | None = None
 
     def step(self, step: int | None = None) -> None:
         """Record the end of a training step; its number is ``step``, by default one more than the last.
@@ -93,6 +96,14 @@ class Recorder:
             known = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
             self._place({axis: at for axis, at in known.items() if at >= 0})  # type: ignore[misc]  # set by _open
 
+    def waited(self, seconds: float) -> None:
+        """Record that the rank has waited for other ranks for so long, until now; it is no work of its own.
+
+        Not needed where a collective of torch's was waited for: the hooks see that.
+        """
+        if self._waited is not None or self._open():
+            self._waited(get_ident(), float(seconds), monotonic())  # type: ignore[misc]  # set by _open
+
     def phase(self, name: str) -> Phase:
         """Declare what the rank does: ``with recorder.phase("eval"): ...``. Phases nest; names have up to 31 bytes.
 
@@ -108,6 +119,7 @@ class Recorder:
         self._step = guarded_about("recorder.step", recording.step)
         self._loss = guarded_about("recorder.loss", recording.take_loss)
         self._place = guarded("recorder.mesh", recording.place)
+        self._waited = guarded("recorder.waited", recording.waited)
         self._begin = guarded_about("recorder.phase", recording.phase_begin)
         self._end = guarded_plain("recorder.phase", recording.phase_end)
 

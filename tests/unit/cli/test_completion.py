@@ -86,6 +86,8 @@ def test_faults_settings_and_examples_are_offered() -> None:
     assert "frozen=warn" in offered("run --policy frozen")
     assert offered("examples copy ") == [
         "bench_moe_gpt.py",
+        "train_coded.py",
+        "train_coded_admm.py",
         "train_gpt.py",
         "train_gpt_plain.py",
         "train_moe_gpt.py",

@@ -19,12 +19,22 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+SCRIPTS = (
+    "bench_moe_gpt.py",
+    "train_coded.py",
+    "train_coded_admm.py",
+    "train_gpt.py",
+    "train_gpt_plain.py",
+    "train_moe_gpt.py",
+)
+
+
 def test_both_scripts_are_copied_where_the_readme_looks_for_them(elsewhere: Path) -> None:
     """Into ``examples``, byte for byte; once more changes nothing."""
     assert main(["examples", "copy"]) == 0
     assert main(["examples", "copy"]) == 0
 
-    for script in ("bench_moe_gpt.py", "train_gpt.py", "train_gpt_plain.py", "train_moe_gpt.py"):
+    for script in SCRIPTS:
         assert (elsewhere / "examples" / script).read_bytes() == (ROOT / "examples" / script).read_bytes()
 
 
@@ -74,7 +84,7 @@ def test_what_can_not_be_is_one_sentence(elsewhere: Path, capsys: pytest.Capture
     name, place, folder = capsys.readouterr().err.splitlines()
     assert name == "megascale-ops: unknown example 'train_gtp.py': did you mean 'train_gpt.py'?"
     assert "can't be written" in place
-    known = "bench_moe_gpt.py, train_gpt.py, train_gpt_plain.py, train_moe_gpt.py and deploy"
+    known = f"{', '.join(SCRIPTS)} and deploy"
     assert folder.endswith(f"there are {known}; a folder comes behind the name")
 
 
@@ -85,5 +95,5 @@ def test_what_there_is_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["examples", "list", "--json"]) == 0
 
     listed = json.loads(capsys.readouterr().out)
-    assert list(listed) == ["bench_moe_gpt.py", "train_gpt.py", "train_gpt_plain.py", "train_moe_gpt.py", "deploy"]
+    assert list(listed) == [*SCRIPTS, "deploy"]
     assert all(name in shown and text in shown for name, text in listed.items())
