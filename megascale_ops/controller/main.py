@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.actuating import Actuating
-from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen
+from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, recording_folder
 from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
@@ -29,6 +29,8 @@ from megascale_ops.controller.leadership.peers import asks
 from megascale_ops.controller.leadership.session import Session, application_of
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.notifying import Notifying, page_address
+from megascale_ops.controller.recording.recorded_loop import RecordedLoop
+from megascale_ops.controller.recording.ring import Ring
 from megascale_ops.controller.server import gc_pacing, standby
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
@@ -216,8 +218,12 @@ async def _serve(
         with contextlib.suppress(RuntimeError):
             events.call_soon_threadsafe(callback)
 
-    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=lambda: standing.is_suspended)
+    loop = _loop(store, config, post, lambda: standing.is_suspended)
     _restore(loop, store, config)
+    recording: tuple[Coroutine[None, None, None], ...] = ()
+    if isinstance(loop, RecordedLoop):
+        loop.begin_recording()
+        recording = (loop.ring.keep(loop.look),)
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)
@@ -250,14 +256,40 @@ async def _serve(
                 _write_port(config.port_file, port)
             async with _when_gone(config.exit_with_parent if candidate is None else 0, stop):
                 await _tick_until(
-                    loop, files, (notifying.watch(), actuating.watch(), entrance.follow()), telemetry, (stop, deposed)
+                    loop,
+                    files,
+                    (notifying.watch(), actuating.watch(), entrance.follow(), *recording),
+                    telemetry,
+                    (stop, deposed),
                 )
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
-        await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
+        ends = [files.close(), notifying.close()]
+        if telemetry is not None:
+            ends.append(telemetry.close())
+        if isinstance(loop, RecordedLoop):
+            ends.append(loop.close_recording())
+        await asyncio.gather(*ends)
         if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
+
+
+def _loop(
+    store: Store, config: ControllerConfig, post: Callable[[Callable[[], None]], None], is_paused: Callable[[], bool]
+) -> Loop:
+    """Return the loop, one that records where that is asked for."""
+    folder = recording_folder(config)
+    if folder is None:
+        return Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=is_paused)
+    ring = Ring(
+        folder,
+        most_bytes=config.record_mb * 1024 * 1024,
+        keep_s=config.record_minutes * 60.0,
+        clock=time.monotonic,
+        wall=time.time,
+    )
+    return RecordedLoop(store, ring, clock=time.monotonic, wall=time.time, post=post, is_paused=is_paused)
 
 
 def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
