@@ -42,8 +42,9 @@ _ADDRESS = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>\d{1,5}))?")  # w
 # A thing may be as long as it was, or this: shorter than any field of the schema.
 _LEAST_ROOM = 100
 _ORDER = re.compile(r"(?P<job>.{1,110}):(?P<round>\d{1,10}):(?P<rest>outdated|superseded|\d{1,12}\.[0-9a-f]{1,16})")
-_INCIDENT = re.compile(r"(?P<job>.{1,110})-(?P<number>\d{1,10})")
-_SIZES = re.compile(r"[\d\[\], ]*")
+_INCIDENT = re.compile(r"(?P<job>.{1,110})-(?P<number>\d{1,7})")
+_SIZES = re.compile(r"\[[\d\[\], ]*\]|")
+_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  a name that stays
 # 3 letters: a known name that is shorter is too common in texts to be looked for there.
 _LEAST_NAME = 3
@@ -158,7 +159,8 @@ class Anonymiser:
         bare = token.rstrip("0123456789")
         if bare in self._kept and len(token) - len(bare) <= _FEW_DIGITS:
             return True
-        return "_" in token and all(not piece or piece in self._kept for piece in token.split("_"))
+        pieces = [piece for piece in token.split("_") if piece]
+        return "_" in token and bool(pieces) and all(piece in self._kept for piece in pieces)
 
     def _path_in_text(self, path: str) -> str:
         """Return a path that names nothing, with what shows that it is a library's, and its kind of file."""
@@ -215,7 +217,7 @@ _RULES: dict[str, Rule] = {
     "BadHardware.reason": Anonymiser.word,
     **dict.fromkeys(("Restart.cause", "StateFailure.cause"), Anonymiser.text),  # a class, or with its place
     "sending_to": Anonymiser.address,
-    "Header.program": lambda one, value: value if re.fullmatch(r"[\d.]{1,20}", value) else one.text(value),
+    "Header.program": lambda one, value: value if _VERSION.fullmatch(value) else one.text(value),
     "Header.thinned": Anonymiser.word,
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cut what is about one job, or one incident of it, out of the blocks that a controller has kept.
 
-Blocks are of half a minute, of all jobs. What is cut out begins at the start of a block, with what was known then, and
+Blocks are of half a minute at most, of all jobs. What is cut out begins with what was known at a time, and
 has one job's heartbeats, requests, evidence and orders; nodes that never had a part in it are left out.
 """
 
@@ -109,14 +109,16 @@ def cut(blocks: Sequence[Block], job: str, window: Window | None = None) -> Reco
     Args:
         blocks: of one folder, the earliest first.
         job: whose.
-        window: the last block that begins before it, and what comes until its end; None: all that there is.
+        window: from the last start before it until its end; None: all that there is.
 
     Raises:
         UsageError: the blocks tell nothing of such a job.
     """
-    first = 0
+    begins = [at for at, one in enumerate(blocks) if not one.header.goes_on] or [0]
+    first = begins[0]
     if window is not None:
-        first = max((at for at, one in enumerate(blocks) if one.header.began_wall_s <= window.from_wall_s), default=0)
+        before = [at for at in begins if blocks[at].header.began_wall_s <= window.from_wall_s]
+        first = max(before, default=first)
     wanted = [one for one in blocks[first:] if window is None or one.header.began_wall_s <= window.until_wall_s]
     read = [parse(one.raw, one.name) for one in wanted]
     until_s = window.until_wall_s - read[0].header.began_wall_s if window is not None else float("inf")
@@ -130,7 +132,7 @@ def cut(blocks: Sequence[Block], job: str, window: Window | None = None) -> Reco
     left = _only(entries, job)
     if not any(not isinstance(entry, (Start, Stepped)) for entry in left):
         raise UsageError(f"the recorded blocks tell nothing of job {job}")
-    return Recording(msgspec.structs.replace(read[0].header, job=job), tuple(left))
+    return Recording(msgspec.structs.replace(read[0].header, job=job, goes_on=False), tuple(left))
 
 
 def _shifted(recording: Recording, first: Header, numbers_from: int) -> list[Entry]:

@@ -21,7 +21,7 @@ import msgspec
 from megascale_ops.replay.files import Recording
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import MOST_WORK, ProcessReading, Progress, RankReport, StepWork
-from megascale_ops.schema.recording import Beat, Entry, Known, Polled, Start, Stepped
+from megascale_ops.schema.recording import Beat, Entry, Joined, Known, Polled, Said, Start, Stepped
 
 QUIET_S = 4.0
 # 10 s before and after anything but a heartbeat each one stays: how soon it came may matter.
@@ -49,10 +49,26 @@ WAYS = (
 
 def thin(recording: Recording, way: Way) -> Recording:
     """Return a recording with less in it."""
-    moments = [entry.t for entry in recording.entries if not isinstance(entry, (Beat, Polled, Stepped))]
+    moments = _moments(recording.entries)
     entries = [_plain(entry, way) for entry in recording.entries]
     merged = _merge(entries, moments)
     return Recording(_replace(recording.header, thinned=way.name), tuple(merged))
+
+
+def _moments(entries: Sequence[Entry]) -> list[float]:
+    """Return when anything happened but heartbeats, requests that were repeated, and numbers of a warning."""
+    moments: list[float] = []
+    known: set[str] = set()
+    for entry in entries:
+        if isinstance(entry, (Beat, Polled, Stepped)):
+            continue
+        if isinstance(entry, (Joined, Said)):
+            name = entry.m.join_id if isinstance(entry, Joined) else f"{entry.m.id} {entry.m.state}"
+            if name in known:
+                continue
+            known.add(name)
+        moments.append(entry.t)
+    return moments
 
 
 def _plain(entry: Entry, way: Way) -> Entry:

@@ -46,6 +46,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     job: Word = ""  # the only one that is in it; "": a controller's own block, of all
     is_anonymous: bool = False
     thinned: Word = ""  # how it was made smaller; "": not at all
+    goes_on: bool = False  # a block without a start: it goes on where the one before ends
 
 
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):

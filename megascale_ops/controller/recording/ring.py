@@ -2,9 +2,9 @@
 """Keep what came in of late: blocks of half a minute on disk, the oldest of which go.
 
 An entry is encoded when it comes and waits in memory; twice a minute, at 4 MB, and seconds after an incident has
-changed, what has gathered becomes a block: a file of its own, which begins with all that was known by then, so that a
-replay can begin there. Compressing and writing it is a thread's work. What can't be written is dropped and told once:
-training and judgement never wait for a recording.
+changed, what has gathered becomes a block, a file of its own. Each half a minute one begins with all that is known by
+then, so that a replay can begin there. Compressing and writing is a thread's work. What can't be written is dropped and
+told once: training and judgement never wait for a recording.
 """
 
 import asyncio
@@ -40,8 +40,10 @@ log = logging.getLogger(__name__)
 
 # 30 s: what a controller that is killed may take with it, but for what led to an incident.
 BLOCK_S = 30.0
-# 4 MB: of 12,288 ranks they gather in ten seconds; compressing them takes a thread 50 ms.
+# 4 MB: of 12,288 ranks they gather in a second; compressing them takes a thread 40 ms.
 BLOCK_BYTES = 4 * 1024 * 1024
+# 1.5 min of 1,536 nodes: what is known of them has 6 MB, as much as they tell in a second or two.
+START_EACH_NODE_S = 0.06
 # 5 s: an incident goes on changing for a while, and what follows at once belongs to it.
 AFTER_CHANGE_S = 5.0
 LOOK_S = 0.5
@@ -60,12 +62,12 @@ class Block(NamedTuple):
 
     name: str
     header: Header
-    start: Start
+    start: Start | None
     lines: list[bytes]
 
 
 class Ring:
-    """What came in of late. Owned by the loop; ``write`` may run in a thread.
+    """What came in of late. Owned by the loop; ``write`` may run in a thread, one block at a time.
 
     Args:
         folder: where blocks go; made when the first is written.
@@ -93,7 +95,11 @@ class Ring:
         self._behind_s = 0.0  # of the wall clock against what has passed since
         self._changed_s: float | None = None  # when an incident first changed since the last block
         self._start_of: Callable[[], Start] = lambda: Start(0.0)
-        self._start = Start(0.0)
+        self._start: Start | None = None
+        self._started_s = 0.0  # when the newest start was
+        self._nodes = 0  # that it knew
+        self._blocks = 0
+        self._since = f"{round(self._began_wall_s * 1000):014d}-{self._process}"
         self._requests: dict[int, Polled | Joined] = {}  # that wait, by number
         self._number = 0
         self._orders: dict[str, None] = {}
@@ -110,6 +116,7 @@ class Ring:
         """Take over who says what is known, and ask for the first time."""
         self._start_of = start_of
         self._begin_block()
+        self._begin_anew()
 
     def note(self, entry: Entry) -> None:
         """Take one entry in."""
@@ -147,10 +154,12 @@ class Ring:
     def poll(self, incidents: Mapping[str, Incident]) -> None:
         """Note which incidents have changed, and a step of the wall clock."""
         for name, incident in incidents.items():
-            if self._said.get(name) is not incident:
+            before = self._said.get(name)
+            if before is not incident:
                 self._said[name] = incident
                 self.note(Said(self.now_s, _short(incident)))
-                if self._changed_s is None:
+                # A warning's numbers change all the time: that alone is no reason for a block.
+                if self._changed_s is None and (before is None or before.state != incident.state):
                     self._changed_s = self._clock()
         for name in [name for name in self._said if name not in incidents]:
             del self._said[name]
@@ -177,17 +186,24 @@ class Ring:
             began_wall_s=self._began_wall_s,
             process=self._process,
             program=megascale_ops.__version__,
+            goes_on=self._start is None,
         )
-        name = f"{round(self._began_wall_s * 1000):014d}-{self._process}{BLOCK_SUFFIX}"
-        block = Block(name, header, self._start, self._lines)
+        self._blocks += 1
+        block = Block(f"{self._since}-{self._blocks:08d}{BLOCK_SUFFIX}", header, self._start, self._lines)
         self._begin_block()
+        if self._clock() - self._started_s >= max(BLOCK_S, self._nodes * START_EACH_NODE_S):
+            self._begin_anew()
         return block
 
     def _begin_block(self) -> None:
         self._lines, self._bytes = [], 0
         self._began_s, self._began_wall_s = self._clock(), self._wall()
-        self._behind_s, self._changed_s = 0.0, None
+        self._behind_s, self._changed_s, self._start = 0.0, None, None
+
+    def _begin_anew(self) -> None:
+        """Let the block begin with all that is known."""
         start = self._start_of()
+        self._started_s, self._nodes = self._began_s, len(start.agents)
         waiting = [msgspec.structs.replace(one, t=0.0) for one in self._requests.values()]
         self._start = msgspec.structs.replace(
             start,
@@ -199,7 +215,8 @@ class Ring:
         """Write a block, and remove what is too old or too much; errors are told once."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lines = [_encode(block.header), _encode(block.start), *block.lines, b""]
+            start = [_encode(block.start)] if block.start is not None else []
+            lines = [_encode(block.header), *start, *block.lines, b""]
             write_whole(self._folder / block.name, gzip.compress(b"\n".join(lines), _LEVEL, mtime=0))
             self._remove_old()
         except OSError as error:
