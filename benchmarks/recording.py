@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from megascale_ops.controller.embedded import Embedded, Ring
+from megascale_ops.controller.recording.ring import Block
 from megascale_ops.replay.cutting import blocks_of, cut
 from megascale_ops.replay.drive import replay
 from megascale_ops.replay.files import pack, read_blocks
 from megascale_ops.replay.verdicts import compare, judged, recorded_incidents
-from megascale_ops.schema.recording import BLOCK_SUFFIX
+from megascale_ops.schema.recording.entries import BLOCK_SUFFIX, Entry
 from megascale_ops.sim.clock import Clock, VirtualTime
 from megascale_ops.sim.faults import Fault, draw, read_faults
 from megascale_ops.sim.machine import JOB
@@ -37,19 +38,19 @@ class MeasuredRing(Ring):
         self.most_held = self.blocks = 0
         self.note_s = self.write_s = self.start_s = 0.0
 
-    def note(self, entry):  # type: ignore[no-untyped-def]  # as of the ring
+    def note(self, entry: Entry) -> None:
         """Measure."""
         began_s = time.thread_time()
         super().note(entry)
         self.note_s += time.thread_time() - began_s
-        self.most_held = max(self.most_held, self._bytes)
+        self.most_held = max(self.most_held, self._now.bytes)
 
     def _begin_anew(self) -> None:
         began_s = time.thread_time()
         super()._begin_anew()
         self.start_s = max(self.start_s, time.thread_time() - began_s)
 
-    def write(self, block) -> None:  # type: ignore[no-untyped-def]  # as of the ring
+    def write(self, block: Block) -> None:
         """Measure."""
         began_s = time.thread_time()
         super().write(block)
@@ -98,7 +99,9 @@ def main() -> None:
         print(f"{asked.ranks} ranks, {settings.nodes} nodes, {asked.minutes:g} minutes, {heard} heartbeats")
         print(f"simulation with the controller: {without_s:.1f} s of CPU without, {with_s:.1f} s with a recording")
         print(f"note: {ring.note_s / ring.entries * 1e6:.1f} us an entry, {ring.bytes / ring.entries:.0f} bytes")
-        print(f"      {ring.note_s / asked.minutes / 60:.2%} of a core for the loop; a start {ring.start_s * 1e3:.1f} ms")
+        print(
+            f"      {ring.note_s / asked.minutes / 60:.2%} of a core for the loop; a start {ring.start_s * 1e3:.1f} ms"
+        )
         print(f"write: {ring.write_s / asked.minutes / 60:.2%} of a core for a thread, {ring.blocks} blocks")
         stored = sum(path.stat().st_size for path in (folder / "recording").iterdir())
         print(f"memory: at most {ring.most_held / 1e6:.1f} MB held, {ring.most_held / asked.ranks:.0f} bytes a rank")

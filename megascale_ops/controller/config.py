@@ -9,7 +9,7 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.notify.config import NotifyConfig
-from megascale_ops.schema.recording import FOLDER
+from megascale_ops.schema.recording.entries import FOLDER
 
 # 16 MB: the records of jobs with 12,500 nodes, and what happened of late.
 LEAST_JOURNAL_MB = 16

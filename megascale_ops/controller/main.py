@@ -220,10 +220,6 @@ async def _serve(
 
     loop = _loop(store, config, post, lambda: standing.is_suspended)
     _restore(loop, store, config)
-    recording: tuple[Coroutine[None, None, None], ...] = ()
-    if isinstance(loop, RecordedLoop):
-        loop.begin_recording()
-        recording = (loop.ring.keep(loop.look),)
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)
@@ -256,21 +252,13 @@ async def _serve(
                 _write_port(config.port_file, port)
             async with _when_gone(config.exit_with_parent if candidate is None else 0, stop):
                 await _tick_until(
-                    loop,
-                    files,
-                    (notifying.watch(), actuating.watch(), entrance.follow(), *recording),
-                    telemetry,
-                    (stop, deposed),
+                    loop, files, (notifying.watch(), actuating.watch(), entrance.follow()), telemetry, (stop, deposed)
                 )
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
-        ends = [files.close(), notifying.close()]
-        if telemetry is not None:
-            ends.append(telemetry.close())
-        if isinstance(loop, RecordedLoop):
-            ends.append(loop.close_recording())
-        await asyncio.gather(*ends)
+        ends = [part.close() for part in (files, notifying, telemetry) if part is not None]
+        await asyncio.gather(*ends, *([loop.close_recording()] if isinstance(loop, RecordedLoop) else []))
         if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
 
@@ -299,6 +287,8 @@ def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
     loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
     loop.hardware.restore(store.hardware())
     loop.nodes.restore(store.node_moves(), store.node_checks())
+    if isinstance(loop, RecordedLoop):
+        loop.begin_recording()
 
 
 def _engine(config: ControllerConfig) -> Nodes | None:
@@ -342,6 +332,8 @@ async def _tick_until(
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), *watches)}
     if telemetry is not None:
         works.add(asyncio.create_task(telemetry.watch()))
+    if isinstance(loop, RecordedLoop):
+        works.add(asyncio.create_task(loop.ring.keep(loop.look)))
     stopping = {asyncio.create_task(one.wait()) for one in ends}
     done, pending = await asyncio.wait({*works, *stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

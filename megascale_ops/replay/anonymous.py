@@ -22,7 +22,7 @@ from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Heartbeat
 from megascale_ops.schema.progress import StepWork, Trail
-from megascale_ops.schema.recording import Beat, Entry, Header, Start
+from megascale_ops.schema.recording.entries import Beat, Entry, Header, Start
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ _LEAST_ROOM = 100
 _ORDER = re.compile(r"(?P<job>.{1,110}):(?P<round>\d{1,10}):(?P<rest>outdated|superseded|\d{1,12}\.[0-9a-f]{1,16})")
 _INCIDENT = re.compile(r"(?P<job>.{1,110})-(?P<number>\d{1,7})")
 _SIZES = re.compile(r"\[[\d\[\], ]*\]|")
-_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}")
+_VERSION = re.compile(r"\d{1,4}\.\d{1,4}(?:\.\d{1,4})?")  # an address has four parts
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  a name that stays
 # 3 letters: a known name that is shorter is too common in texts to be looked for there.
 _LEAST_NAME = 3

@@ -16,7 +16,7 @@ from megascale_ops.foreign import UNREADABLE
 from megascale_ops.replay.files import Recording, incident_lines, parse
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.messages import Heartbeat
-from megascale_ops.schema.recording import (
+from megascale_ops.schema.recording.entries import (
     Answered,
     Beat,
     Broken,

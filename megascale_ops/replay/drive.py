@@ -28,7 +28,7 @@ from megascale_ops.schema.events import Incident
 from megascale_ops.schema.messages import Join
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.policy_settings import apply_settings
-from megascale_ops.schema.recording import (
+from megascale_ops.schema.recording.entries import (
     Answered,
     Beat,
     Broken,

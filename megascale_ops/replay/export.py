@@ -17,7 +17,7 @@ from megascale_ops.replay.drive import replay
 from megascale_ops.replay.files import Recording
 from megascale_ops.replay.thinning import WAYS, thin
 from megascale_ops.replay.verdicts import Judged, compare, judged, recorded_incidents
-from megascale_ops.schema.recording import Beat, Start
+from megascale_ops.schema.recording.entries import Beat, Start
 
 
 class Exported(NamedTuple):

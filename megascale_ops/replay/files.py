@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write recordings: compressed lines of JSON that anybody may have written.
+"""Read and write recordings: compressed lines of JSON, from whatever sender.
 
 A file is read in bounded memory whatever it claims to be, each line is decoded with the types of the schema, and the
 first thing that is wrong is told with its line. Nothing in a recording is run or unpickled.
@@ -15,7 +15,7 @@ import msgspec
 
 from megascale_ops.errors import MegascaleError, UsageError, VersionError
 from megascale_ops.foreign import UNREADABLE, NotRegularError, read
-from megascale_ops.schema.recording import (
+from megascale_ops.schema.recording.entries import (
     MOST_BYTES,
     MOST_LINE_BYTES,
     RECORDING_VERSION,

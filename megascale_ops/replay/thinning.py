@@ -21,7 +21,7 @@ import msgspec
 from megascale_ops.replay.files import Recording
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import MOST_WORK, ProcessReading, Progress, RankReport, StepWork
-from megascale_ops.schema.recording import Beat, Entry, Joined, Known, Polled, Said, Start, Stepped
+from megascale_ops.schema.recording.entries import Beat, Entry, Joined, Known, Polled, Said, Start, Stepped
 
 QUIET_S = 4.0
 # 10 s before and after anything but a heartbeat each one stays: how soon it came may matter.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from megascale_ops.replay.files import Recording
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.recording import Said, Start
+from megascale_ops.schema.recording.entries import Said, Start
 
 _WARNINGS = ("watching", "over")
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megascale_ops.runner.preflight import prepare_folder
-from megascale_ops.schema.recording import FOLDER as RECORDINGS
+from megascale_ops.schema.recording.entries import FOLDER as RECORDINGS
 
 log = logging.getLogger(__name__)
 

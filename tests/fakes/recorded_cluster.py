@@ -8,7 +8,7 @@ from pathlib import Path
 from megascale_ops.controller.embedded import Embedded, Ring
 from megascale_ops.replay.cutting import Block, Found, blocks_of
 from megascale_ops.replay.files import read_blocks
-from megascale_ops.schema.recording import BLOCK_SUFFIX
+from megascale_ops.schema.recording.entries import BLOCK_SUFFIX
 from megascale_ops.sim.clock import Clock, VirtualTime
 from megascale_ops.sim.faults import read_faults
 from megascale_ops.sim.settings import Settings, checked

@@ -74,23 +74,14 @@ def export(
     name, cut = _cut(named, job, _folder(folder, run_dir, job, named), before, after)
     place = Path(out or ".")
     if place.is_dir():
-        from megascale_ops.schema.recording import SUFFIX
+        from megascale_ops.schema.recording.entries import SUFFIX
 
         # The job's name is the user's too: an anonymous file is not called by it.
         place /= f"{name if as_it_is else 'incident'}{SUFFIX}"
+    _require_folder(place)
     made = make(cut, is_anonymous=not as_it_is, is_thinned=not whole, tell=_tell)
     size_bytes = write_recording(place, made.recording)
-    held = contents(made.recording)
-    if as_json:
-        _print_export(made, held, place, size_bytes)
-        return
-    click.echo(f"{place}: {_size(size_bytes)}")
-    _print_contents(held, texts=False)
-    for note in made.notes:
-        click.echo(f"note: {note}")
-    _print_verdicts("recorded", made.recorded)
-    _print_verdicts("replayed", made.replayed)
-    click.echo(f"look at all that it says before you send it: megascale-ops recording show --texts {place}")
+    (_print_export if as_json else _say_export)(made, contents(made.recording), place, size_bytes)
 
 
 @recording.command
@@ -127,8 +118,9 @@ def anonymize(file: str, out: str | None) -> None:
     from megascale_ops.replay.files import read_recording, write_recording
 
     _require_numpy()
-    made = make(read_recording(Path(file)), is_thinned=False, tell=_tell)
     place = Path(out or file)
+    _require_folder(place)
+    made = make(read_recording(Path(file)), is_thinned=False, tell=_tell)
     size_bytes = write_recording(place, made.recording)
     for note in made.notes:
         click.echo(f"note: {note}", err=True)
@@ -193,6 +185,18 @@ def _require_numpy() -> None:
     import_module("numpy")
 
 
+def _require_folder(place: Path) -> None:
+    """Refuse before minutes of work a file that can't be written.
+
+    Raises:
+        UsageError: there is no folder for it.
+    """
+    if not place.absolute().parent.is_dir():
+        from megascale_ops.errors import UsageError
+
+        raise UsageError(f"the recording can't be written to {place}: there is no such folder")
+
+
 def _tell(text: str) -> None:
     if sys.stderr.isatty():
         click.echo(text, err=True)
@@ -207,7 +211,7 @@ def _folder(folder: str | None, run_dir: str | None, job: str | None, named: str
     from megascale_ops.cli.sources.locate import Wanted, narrowed, run_folders
     from megascale_ops.errors import UsageError
     from megascale_ops.link.whereabouts import state_root
-    from megascale_ops.schema.recording import FOLDER
+    from megascale_ops.schema.recording.entries import FOLDER
 
     if folder is not None:
         if not Path(folder).is_dir():
@@ -236,7 +240,7 @@ def _cut(named: str | None, job: str | None, folder: Path, before_s: float, afte
     from megascale_ops.errors import UsageError
     from megascale_ops.replay.cutting import Window, blocks_of, cut, find
     from megascale_ops.replay.files import jobs_of, parse, read_blocks
-    from megascale_ops.schema.recording import BLOCK_SUFFIX
+    from megascale_ops.schema.recording.entries import BLOCK_SUFFIX
 
     blocks, found = blocks_of(read_blocks(folder, BLOCK_SUFFIX))
     if job is not None:
@@ -314,6 +318,16 @@ def _print_export(made: "Exported", held: "Contents", place: Path, size_bytes: i
             "notes": made.notes,
         }
     )
+
+
+def _say_export(made: "Exported", held: "Contents", place: Path, size_bytes: int) -> None:
+    click.echo(f"{place}: {_size(size_bytes)}")
+    _print_contents(held, texts=False)
+    for note in made.notes:
+        click.echo(f"note: {note}")
+    _print_verdicts("recorded", made.recorded)
+    _print_verdicts("replayed", made.replayed)
+    click.echo(f"look at all that it says before you send it: megascale-ops recording show --texts {place}")
 
 
 def _size(size_bytes: int) -> str:

@@ -18,7 +18,7 @@ from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, is_ours, read_whereabouts
 from megascale_ops.runner.ranks.leftovers import is_held
 from megascale_ops.schema.events import OVER
-from megascale_ops.schema.recording import FOLDER as RECORDINGS
+from megascale_ops.schema.recording.entries import FOLDER as RECORDINGS
 from megascale_ops.schema.runs import CLEANED, ELSEWHERE, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
 # What is the script's own and can't be made again; all else in a run folder is a record of the past.

@@ -29,7 +29,17 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     PolicyView,
 )
-from megascale_ops.schema.recording import Answered, Beat, Joined, Known, Left, PolicySet, Polled, Start, StopAsked
+from megascale_ops.schema.recording.entries import (
+    Answered,
+    Beat,
+    Joined,
+    Known,
+    Left,
+    PolicySet,
+    Polled,
+    Start,
+    StopAsked,
+)
 
 _encode = msgspec.json.Encoder().encode
 

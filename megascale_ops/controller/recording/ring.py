@@ -21,7 +21,7 @@ import msgspec
 import megascale_ops
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.messages import Order
-from megascale_ops.schema.recording import (
+from megascale_ops.schema.recording.entries import (
     BLOCK_SUFFIX,
     RECORDING_VERSION,
     Broken,
@@ -66,6 +66,18 @@ class Block(NamedTuple):
     lines: list[bytes]
 
 
+class _Gathering:
+    """What has come in since the last block; a block begins with a new one."""
+
+    def __init__(self, began_s: float, began_wall_s: float) -> None:
+        self.began_s, self.began_wall_s = began_s, began_wall_s
+        self.lines: list[bytes] = []
+        self.bytes = 0
+        self.start: Start | None = None
+        self.behind_s = 0.0  # of the wall clock against what has passed since
+        self.changed_s: float | None = None  # when an incident first changed
+
+
 class Ring:
     """What came in of late. Owned by the loop; ``write`` may run in a thread, one block at a time.
 
@@ -89,17 +101,12 @@ class Ring:
         self._folder, self._most_bytes, self._keep_s = folder, most_bytes, keep_s
         self._clock, self._wall = clock, wall
         self._process = secrets.token_hex(4)
-        self._lines: list[bytes] = []
-        self._bytes = 0
-        self._began_s, self._began_wall_s = clock(), wall()
-        self._behind_s = 0.0  # of the wall clock against what has passed since
-        self._changed_s: float | None = None  # when an incident first changed since the last block
+        self._now = _Gathering(clock(), wall())
         self._start_of: Callable[[], Start] = lambda: Start(0.0)
-        self._start: Start | None = None
         self._started_s = 0.0  # when the newest start was
         self._nodes = 0  # that it knew
         self._blocks = 0
-        self._since = f"{round(self._began_wall_s * 1000):014d}-{self._process}"
+        self._since = f"{round(self._now.began_wall_s * 1000):014d}-{self._process}"
         self._requests: dict[int, Polled | Joined] = {}  # that wait, by number
         self._number = 0
         self._orders: dict[str, None] = {}
@@ -110,19 +117,19 @@ class Ring:
     @property
     def now_s(self) -> float:
         """Seconds since the block's beginning, as entries have them; never less than 0."""
-        return round(max(0.0, self._clock() - self._began_s), 4)
+        return round(max(0.0, self._clock() - self._now.began_s), 4)
 
     def begin(self, start_of: Callable[[], Start]) -> None:
         """Take over who says what is known, and ask for the first time."""
         self._start_of = start_of
-        self._begin_block()
+        self._now = _Gathering(self._clock(), self._wall())
         self._begin_anew()
 
     def note(self, entry: Entry) -> None:
         """Take one entry in."""
         line = _encode(entry)
-        self._lines.append(line)
-        self._bytes += len(line)
+        self._now.lines.append(line)
+        self._now.bytes += len(line)
         self.entries += 1
         self.bytes += len(line)
 
@@ -159,53 +166,48 @@ class Ring:
                 self._said[name] = incident
                 self.note(Said(self.now_s, _short(incident)))
                 # A warning's numbers change all the time: that alone is no reason for a block.
-                if self._changed_s is None and (before is None or before.state != incident.state):
-                    self._changed_s = self._clock()
+                if self._now.changed_s is None and (before is None or before.state != incident.state):
+                    self._now.changed_s = self._clock()
         for name in [name for name in self._said if name not in incidents]:
             del self._said[name]
         wall_s = self._wall()
-        behind_s = wall_s - self._began_wall_s - (self._clock() - self._began_s)
-        if abs(behind_s - self._behind_s) > _STEP_S:
-            self._behind_s = behind_s
+        behind_s = wall_s - self._now.began_wall_s - (self._clock() - self._now.began_s)
+        if abs(behind_s - self._now.behind_s) > _STEP_S:
+            self._now.behind_s = behind_s
             self.note(Stepped(self.now_s, wall_s))
 
     @property
     def is_due(self) -> bool:
         """Return whether it is time for a block."""
-        if not self._lines:
+        gathered, now_s = self._now, self._clock()
+        if not gathered.lines:
             return False
-        now_s = self._clock()
-        changed = self._changed_s is not None and now_s - self._changed_s >= AFTER_CHANGE_S
-        return changed or self._bytes >= BLOCK_BYTES or now_s - self._began_s >= BLOCK_S
+        changed = gathered.changed_s is not None and now_s - gathered.changed_s >= AFTER_CHANGE_S
+        return changed or gathered.bytes >= BLOCK_BYTES or now_s - gathered.began_s >= BLOCK_S
 
     def cut(self) -> Block:
         """End the block and begin the next one."""
+        ended = self._now
         header = Header(
             recording=RECORDING_VERSION,
-            began_mono_s=self._began_s,
-            began_wall_s=self._began_wall_s,
+            began_mono_s=ended.began_s,
+            began_wall_s=ended.began_wall_s,
             process=self._process,
             program=megascale_ops.__version__,
-            goes_on=self._start is None,
+            goes_on=ended.start is None,
         )
         self._blocks += 1
-        block = Block(f"{self._since}-{self._blocks:08d}{BLOCK_SUFFIX}", header, self._start, self._lines)
-        self._begin_block()
-        if self._clock() - self._started_s >= max(BLOCK_S, self._nodes * START_EACH_NODE_S):
+        self._now = _Gathering(self._clock(), self._wall())
+        if self._now.began_s - self._started_s >= max(BLOCK_S, self._nodes * START_EACH_NODE_S):
             self._begin_anew()
-        return block
-
-    def _begin_block(self) -> None:
-        self._lines, self._bytes = [], 0
-        self._began_s, self._began_wall_s = self._clock(), self._wall()
-        self._behind_s, self._changed_s, self._start = 0.0, None, None
+        return Block(f"{self._since}-{self._blocks:08d}{BLOCK_SUFFIX}", header, ended.start, ended.lines)
 
     def _begin_anew(self) -> None:
         """Let the block begin with all that is known."""
         start = self._start_of()
-        self._started_s, self._nodes = self._began_s, len(start.agents)
+        self._started_s, self._nodes = self._now.began_s, len(start.agents)
         waiting = [msgspec.structs.replace(one, t=0.0) for one in self._requests.values()]
-        self._start = msgspec.structs.replace(
+        self._now.start = msgspec.structs.replace(
             start,
             polls=tuple(one for one in waiting if isinstance(one, Polled)),
             joins=tuple(one for one in waiting if isinstance(one, Joined)),

@@ -14,7 +14,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.replay.files import Recording, read_recording
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.messages import Heartbeat, Order
-from megascale_ops.schema.recording import BLOCK_SUFFIX, Beat, Broken, Given, Polled, Said, Start, Stepped
+from megascale_ops.schema.recording.entries import BLOCK_SUFFIX, Beat, Broken, Given, Polled, Said, Start, Stepped
 
 
 class Clocks:

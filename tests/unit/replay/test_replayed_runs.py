@@ -2,6 +2,7 @@
 """A recording, replayed, is judged as it was when it happened: whole, from the middle, smaller, without names."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from megascale_ops.replay.files import Recording, pack, parse, read_blocks
 from megascale_ops.replay.thinning import WAYS, thin
 from megascale_ops.replay.verdicts import Judged, compare, judged, recorded_incidents
 from megascale_ops.schema.policy_settings import read_settings
-from megascale_ops.schema.recording import BLOCK_SUFFIX, Beat, Joined, Start, Stepped
+from megascale_ops.schema.recording.entries import BLOCK_SUFFIX, Beat, Joined, Start, Stepped
 from megascale_ops.sim.machine import JOB
 from tests.fakes.recorded_cluster import record
 
@@ -93,10 +94,8 @@ def test_fewer_heartbeats_leave_no_gap_and_a_lost_one_stays_lost(killed: list[Bl
     gap = whole._replace(entries=tuple(entry for entry in whole.entries if entry is not lost))
 
     def gaps(recording: Recording) -> int:
-        seqs = [
-            entry.m.seq for entry in recording.entries if isinstance(entry, Beat) and entry.m.node == "node-00000"
-        ]
-        return sum(after != before + 1 for before, after in zip(seqs, seqs[1:], strict=False))
+        seqs = [entry.m.seq for entry in recording.entries if isinstance(entry, Beat) and entry.m.node == "node-00000"]
+        return sum(after != before + 1 for before, after in pairwise(seqs))
 
     assert gaps(whole) == 0
     assert gaps(thin(whole, WAYS[2])) == 0
@@ -202,7 +201,7 @@ def test_blocks_are_read_from_their_folder(tmp_path: Path, killed: list[Block]) 
 
 
 @pytest.mark.parametrize("has_joins", [True, False])
-def test_a_difference_is_told_where_there_is_one(killed: list[Block], has_joins: bool) -> None:  # noqa: FBT001  a case
+def test_a_difference_is_told_where_there_is_one(killed: list[Block], has_joins: bool) -> None:
     """Without the runners' joins there is no job: what is missing is named; with them nothing is."""
     whole = cut(killed, JOB)
     left = whole._replace(entries=tuple(one for one in whole.entries if has_joins or not isinstance(one, Joined)))
