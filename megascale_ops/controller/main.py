@@ -257,10 +257,21 @@ async def _serve(
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
-        ends = [part.close() for part in (files, notifying, telemetry) if part is not None]
-        await asyncio.gather(*ends, *([loop.close_recording()] if isinstance(loop, RecordedLoop) else []))
+        await asyncio.gather(*_closing(files, notifying, telemetry, loop))
         if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
+
+
+def _closing(
+    files: HistoryFiles, notifying: Notifying, telemetry: "Telemetry | None", loop: Loop
+) -> Iterator[Coroutine[None, None, None]]:
+    """Yield the end of each part that has one."""
+    yield files.close()
+    yield notifying.close()
+    if telemetry is not None:
+        yield telemetry.close()
+    if isinstance(loop, RecordedLoop):
+        yield loop.close_recording()
 
 
 def _loop(
