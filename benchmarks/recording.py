@@ -34,7 +34,7 @@ class MeasuredRing(Ring):
     """A ring that is asked how much it held, and what its parts took."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        super().__init__(folder, most_bytes=1 << 40, keep_s=1e9, clock=clock.mono_s, wall=clock.wall_s)
+        super().__init__(folder, most_bytes=1 << 30, keep_s=1e9, clock=clock.mono_s, wall=clock.wall_s)
         self.most_held = self.blocks = 0
         self.note_s = self.write_s = self.start_s = 0.0
 

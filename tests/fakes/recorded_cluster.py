@@ -26,7 +26,7 @@ def record(
         )
     )  # fmt: skip
     clock = Clock()
-    ring = Ring(folder / "recording", most_bytes=1 << 30, keep_s=1e9, clock=clock.mono_s, wall=clock.wall_s)
+    ring = Ring(folder / "recording", most_bytes=1 << 24, keep_s=1e9, clock=clock.mono_s, wall=clock.wall_s)
     controller = Embedded(f"sqlite:///{folder / 'ops.db'}", clock=clock.mono_s, wall=clock.wall_s, ring=ring)
     try:
         world = World(settings, sorted(read_faults(list(faults))), controller, clock)

@@ -4,13 +4,15 @@
 An entry is encoded when it comes and waits in memory; twice a minute, at 4 MB, and seconds after an incident has
 changed, what has gathered becomes a block, a file of its own. Each half a minute one begins with all that is known by
 then, so that a replay can begin there. Compressing and writing is a thread's work. What can't be written is dropped and
-told once: training and judgement never wait for a recording.
+told once: training and judgement never wait for a recording, and it leaves the last of a disk to the journal.
 """
 
 import asyncio
+import errno
 import gzip
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,8 +128,12 @@ class Ring:
         self._begin_anew()
 
     def note(self, entry: Entry) -> None:
-        """Take one entry in."""
-        line = _encode(entry)
+        """Take one entry in; one that can't be encoded is left out and told once."""
+        try:
+            line = _encode(entry)
+        except Exception as error:  # noqa: BLE001  a heartbeat is judged whether or not it can be recorded
+            self._fail(f"a {type(entry).__name__} can't be encoded: {error}")
+            return
         self._now.lines.append(line)
         self._now.bytes += len(line)
         self.entries += 1
@@ -217,18 +223,27 @@ class Ring:
         """Write a block, and remove what is too old or too much; errors are told once."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._require_room()
             start = [_encode(block.start)] if block.start is not None else []
             lines = [_encode(block.header), *start, *block.lines, b""]
             write_whole(self._folder / block.name, gzip.compress(b"\n".join(lines), _LEVEL, mtime=0))
             self._remove_old()
-        except OSError as error:
-            if not self._failing:
-                log.error("what comes in can't be recorded in %s: %s; all else goes on", self._folder, error)  # noqa: TRY400  the message is complete
-            self._failing = str(error)
+        except Exception as error:  # noqa: BLE001  a disk, a bug of ours: the controller goes on without a recording
+            self._fail(str(error))
             return
         if self._failing:
             log.warning("what comes in is recorded again in %s", self._folder)
         self._failing = ""
+
+    def _require_room(self) -> None:
+        free_bytes = shutil.disk_usage(self._folder).free
+        if free_bytes < self._most_bytes:
+            raise OSError(errno.ENOSPC, f"only {free_bytes >> 20} MB are free, which are left to the journal")
+
+    def _fail(self, why: str) -> None:
+        if not self._failing:
+            log.warning("what comes in is not recorded in %s: %s; all else goes on", self._folder, why)
+        self._failing = why
 
     def _remove_old(self) -> None:
         blocks = sorted(self._folder.glob(f"*{BLOCK_SUFFIX}"), reverse=True)

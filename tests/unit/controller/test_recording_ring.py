@@ -3,6 +3,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -142,8 +143,37 @@ def test_what_cannot_be_written_is_dropped_and_told_once(tmp_path: Path, caplog:
         ring.note(beat(ring, 4))
         ring.write(ring.cut())
 
-    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert len(blocks(folder)) == 1
+
+
+def test_the_last_of_a_disk_is_left_to_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Below what recordings may have nothing is written, and that is told."""
+    ring = ring_in(tmp_path, Clocks(), most_bytes=64 << 20)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(rings.shutil, "disk_usage", lambda _: usage._replace(free=5 << 20))
+
+    ring.note(beat(ring, 1))
+    ring.write(ring.cut())
+
+    assert not blocks(tmp_path)
+    assert "only 5 MB are free, which are left to the journal" in caplog.text
+
+
+def test_what_cannot_be_encoded_is_left_out_and_the_heartbeat_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Text that is no text, as a lone surrogate: recording is no reason to refuse a message."""
+    ring = ring_in(tmp_path, Clocks())
+
+    ring.note(Beat(0.0, Heartbeat("\ud800", "a", 1, 1.0, 2.0)))
+    ring.note(beat(ring, 2))
+    ring.write(ring.cut())
+
+    assert [entry.m.seq for entry in blocks(tmp_path)[0].entries if isinstance(entry, Beat)] == [2]
+    assert "a Beat can't be encoded" in caplog.text
 
 
 def test_requests_that_wait_are_in_the_next_start(tmp_path: Path) -> None:
