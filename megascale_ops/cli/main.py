@@ -83,6 +83,7 @@ VERBS = {
     "audit": Verb("megascale_ops.cli.runs.audit", "audit", "List who ordered a controller what, and from where."),
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "simulate": Verb("megascale_ops.cli.simulate.verb", "simulate", "Simulate a large cluster and its faults."),
+    "recording": Verb("megascale_ops.cli.recording.verb", "recording", "Export what led to an incident; replay it."),
     "plan": Verb("megascale_ops.cli.plan.verb", "plan", "Choose spares, checkpoint interval, patience and checks."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),

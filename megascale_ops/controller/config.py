@@ -9,6 +9,7 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.notify.config import NotifyConfig
+from megascale_ops.schema.recording.entries import FOLDER
 
 # 16 MB: the records of jobs with 12,500 nodes, and what happened of late.
 LEAST_JOURNAL_MB = 16
@@ -40,6 +41,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # 60 s: one call of sinfo a minute; what an administrator drains goes on with what it runs anyway.
     node_states_s: float = 60.0
     otlp_endpoint: str = ""  # an OpenTelemetry collector, http://HOST:4318; none: nothing is sent
+    record: Path | None = None  # folder for recordings of what comes in; default: recording, beside the journal
+    # 64 MB: hours of a small job, some five minutes of 12,288 ranks; 0: nothing is recorded.
+    record_mb: int = 64
+    # 60 minutes: a person who sees an incident within the hour can still export what led to it.
+    record_minutes: float = 60.0
     notify: NotifyConfig = NotifyConfig()  # targets for messages about incidents
 
 
@@ -78,6 +84,27 @@ def check_token(config: ControllerConfig) -> None:
             f"refusing to listen on {host} without a token: anybody who reaches it could stop jobs; "
             "give --token-file FILE (`megascale-ops token new FILE` makes one) or listen on 127.0.0.1"
         )
+
+
+def recording_folder(config: ControllerConfig) -> Path | None:
+    """Return where what comes in is recorded; None: nowhere.
+
+    Raises:
+        UsageError: bounds that can't be.
+    """
+    if config.record_mb < 0 or not config.record_minutes > 0:
+        raise UsageError(
+            f"record_mb = {config.record_mb}, record_minutes = {config.record_minutes:g} can't be: at least 0 MB "
+            "(nothing is recorded) and more than 0 minutes"
+        )
+    if not config.record_mb:
+        return None
+    if config.record is not None:
+        return config.record
+    if config.run_dir is not None:
+        return config.run_dir / FOLDER
+    file = config.store.removeprefix("sqlite:///")
+    return Path(file).expanduser().absolute().parent / FOLDER if file and file != config.store else None
 
 
 def limit_of(config: ControllerConfig) -> int:

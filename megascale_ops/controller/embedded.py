@@ -3,11 +3,12 @@
 
 The caller says what time it is, hands in the messages that agents and runners send, lets time pass, and settles: what
 was journaled by then is released, in the order in which it was submitted. So everything that happens follows from the
-messages alone, however fast the disk is. The simulator (``megascale_ops.sim``) drives this; it is the only way in.
+messages alone, however fast the disk is. The simulator (``megascale_ops.sim``) and the replay of recordings
+(``megascale_ops.replay``) drive this; it is the only way in.
 """
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from megascale_ops.account import Account
 from megascale_ops.controller import going_on
@@ -15,9 +16,13 @@ from megascale_ops.controller.cluster.steady import Sign, Steady, Taken, Told
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import TICK_S, Loop
+from megascale_ops.controller.record.job_record import JobRecord
+from megascale_ops.controller.recording.recorded_loop import RecordedLoop
+from megascale_ops.controller.recording.ring import Ring
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Event, Incident, JobStatus
+from megascale_ops.schema.health import BadHardware
 from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, Join, JoinReply, Leave, OrdersReply
 
 # 60 s: the journal's writer gives a batch up within seconds; a disk that is away for longer is no simulation's.
@@ -26,7 +31,7 @@ _SETTLE_S = 60.0
 TICK_EVERY_S = TICK_S
 """How often ``tick`` is due, seconds."""
 
-__all__ = ["TICK_EVERY_S", "Embedded", "Sign", "Steady", "Told"]
+__all__ = ["TICK_EVERY_S", "Embedded", "JobRecord", "Ring", "Sign", "Steady", "Told"]
 
 _Callback = Callable[[], None]
 
@@ -69,19 +74,34 @@ class Embedded:
         store: address of the journal, ``sqlite:///FILE``.
         clock: monotonic seconds.
         wall: wall clock seconds.
+        ring: keeps what comes in of late; its blocks are written when it is closed, and by ``record``.
 
     Raises:
         UsageError: the journal can't be opened.
     """
 
-    def __init__(self, store: str, *, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(
+        self, store: str, *, clock: Callable[[], float], wall: Callable[[], float], ring: Ring | None = None
+    ) -> None:
         self._store = open_store(store)
         self._journal = _Journal(self._store)
-        self._loop = Loop(self._journal, clock=clock, wall=wall, post=_now)
+        self._recorded: RecordedLoop | None = None
+        if ring is None:
+            self._loop = Loop(self._journal, clock=clock, wall=wall, post=_now)
+        else:
+            self._loop = self._recorded = RecordedLoop(self._journal, ring, clock=clock, wall=wall, post=_now)
+            self._recorded.begin_recording()
 
-    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def restore(
+        self, records: Mapping[str, bytes], incidents: Iterable[Incident], hardware: Iterable[BadHardware]
+    ) -> None:
+        """Go on from what another controller had known; see ``Loop.restore``. Warnings are told anew if they hold."""
+        self._loop.restore(records, [one for one in incidents if one.state == "open"])
+        self._loop.hardware.restore(hardware)
+
+    def heartbeat(self, heartbeat: Heartbeat, only_job: str = "") -> HeartbeatReply:
         """Take an agent's heartbeat in; see ``Loop.heartbeat``."""
-        return self._loop.heartbeat(heartbeat)
+        return self._loop.heartbeat(heartbeat, only_job)
 
     def go_on(self, steady: Steady) -> Taken:
         """Take heartbeats of many nodes in whose ranks only went on, or stand still; see ``going_on.take``."""
@@ -105,9 +125,21 @@ class Embedded:
         """Take note that a runner is done; see ``Loop.leave``."""
         self._loop.leave(word)
 
+    def set_policy(self, job: str, settings: Mapping[str, str]) -> None:
+        """Change a job's policy; see ``Loop.policy``."""
+        self._loop.policy(job, settings)
+
+    def stop(self, job: str, reason: str) -> None:
+        """End a job by hand; see ``ByHand.stop``."""
+        if job in self._loop.jobs:
+            self._loop.by_hand.stop(self._loop.jobs[job], reason)
+
     def tick(self) -> None:
         """Let time pass, as ``Loop.run`` does every ``TICK_S``; raise what is a fault of ours."""
         self._loop.tick()
+        if self._recorded is not None:
+            self._recorded.look()
+            self._recorded.ring.write_due()
         if self._loop.faults.total:
             raise MegascaleError(f"the controller has a fault of its own: {self._loop.faults.now()}")
 
@@ -137,10 +169,17 @@ class Embedded:
         """Return a job's incidents as the journal has them, oldest first, without events and evidence texts."""
         return self._store.incidents(job)
 
+    def incident(self, incident_id: str) -> Incident | None:
+        """Return one incident as the journal has it, with events and evidence."""
+        return self._store.incident(incident_id)
+
     def events(self, job: str) -> list[Event]:
         """Return a job's events as the journal has them, oldest first."""
         return self._store.events(job)
 
     def close(self) -> None:
         """Write what is left and close the journal."""
+        if self._recorded is not None:
+            self._recorded.look()
+            self._recorded.ring.write(self._recorded.ring.cut())
         self._store.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.actuating import Actuating
-from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen
+from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, recording_folder
 from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
@@ -29,6 +29,8 @@ from megascale_ops.controller.leadership.peers import asks
 from megascale_ops.controller.leadership.session import Session, application_of
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.notifying import Notifying, page_address
+from megascale_ops.controller.recording.recorded_loop import RecordedLoop
+from megascale_ops.controller.recording.ring import Ring
 from megascale_ops.controller.server import gc_pacing, standby
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
@@ -216,7 +218,7 @@ async def _serve(
         with contextlib.suppress(RuntimeError):
             events.call_soon_threadsafe(callback)
 
-    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=lambda: standing.is_suspended)
+    loop = _loop(store, config, post, lambda: standing.is_suspended)
     _restore(loop, store, config)
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
@@ -255,9 +257,38 @@ async def _serve(
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
-        await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
+        await asyncio.gather(*_closing(files, notifying, telemetry, loop))
         if config.port_file is not None and candidate is None:
             config.port_file.unlink(missing_ok=True)
+
+
+def _closing(
+    files: HistoryFiles, notifying: Notifying, telemetry: "Telemetry | None", loop: Loop
+) -> Iterator[Coroutine[None, None, None]]:
+    """Yield the end of each part that has one."""
+    yield files.close()
+    yield notifying.close()
+    if telemetry is not None:
+        yield telemetry.close()
+    if isinstance(loop, RecordedLoop):
+        yield loop.close_recording()
+
+
+def _loop(
+    store: Store, config: ControllerConfig, post: Callable[[Callable[[], None]], None], is_paused: Callable[[], bool]
+) -> Loop:
+    """Return the loop, one that records where that is asked for."""
+    folder = recording_folder(config)
+    if folder is None:
+        return Loop(store, clock=time.monotonic, wall=time.time, post=post, is_paused=is_paused)
+    ring = Ring(
+        folder,
+        most_bytes=config.record_mb * 1024 * 1024,
+        keep_s=config.record_minutes * 60.0,
+        clock=time.monotonic,
+        wall=time.time,
+    )
+    return RecordedLoop(store, ring, clock=time.monotonic, wall=time.time, post=post, is_paused=is_paused)
 
 
 def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
@@ -267,6 +298,8 @@ def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
     loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
     loop.hardware.restore(store.hardware())
     loop.nodes.restore(store.node_moves(), store.node_checks())
+    if isinstance(loop, RecordedLoop):
+        loop.begin_recording()
 
 
 def _engine(config: ControllerConfig) -> Nodes | None:
@@ -310,6 +343,8 @@ async def _tick_until(
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), *watches)}
     if telemetry is not None:
         works.add(asyncio.create_task(telemetry.watch()))
+    if isinstance(loop, RecordedLoop):
+        works.add(asyncio.create_task(loop.ring.keep(loop.look)))
     stopping = {asyncio.create_task(one.wait()) for one in ends}
     done, pending = await asyncio.wait({*works, *stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

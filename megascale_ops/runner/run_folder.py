@@ -14,13 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from megascale_ops.runner.preflight import prepare_folder
+from megascale_ops.schema.recording.entries import FOLDER as RECORDINGS
 
 log = logging.getLogger(__name__)
 
 PRIVATE_UMASK = 0o077
 _FOR_OTHERS = 0o077
 # What earlier runs in this folder may have left readable; the checkpoints are the script's.
-_OURS = ("journal.db*", "controller.*", "agent.log", "logs", "logs-*", "incidents", "profiles", "history", "history-*")
+_OURS = (
+    *("journal.db*", "controller.*", "agent.log", "logs", "logs-*", "incidents", "profiles", "history", "history-*"),
+    RECORDINGS,
+)
 
 
 def prepare_run_folder(path: Path, *, is_named: bool) -> Path:

@@ -18,6 +18,7 @@ from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, is_ours, read_whereabouts
 from megascale_ops.runner.ranks.leftovers import is_held
 from megascale_ops.schema.events import OVER
+from megascale_ops.schema.recording.entries import FOLDER as RECORDINGS
 from megascale_ops.schema.runs import CLEANED, ELSEWHERE, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
 # What is the script's own and can't be made again; all else in a run folder is a record of the past.
@@ -38,6 +39,7 @@ _KINDS = {
     "profiles": "incidents",
     JOURNAL_FILE: "journals",
     "history": "journals",
+    RECORDINGS: "journals",
 }
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 _OF_READERS = (f"{JOURNAL_FILE}-shm", f"{JOURNAL_FILE}-wal")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in, kept for a while, so that what happened can be replayed."""

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay a recording: hand what came in to a real controller, at the times at which it came, on a virtual clock.
+
+The controller decides by itself, so its orders have names and moments of their own. An answer of the recording belongs
+to the order of the same kind to the same node; where the controller gives that a little later, the answer waits for it.
+Where it decides otherwise than the one that was recorded, what follows in the recording is no answer to what it did:
+its verdicts up to there are what a replay can tell.
+"""
+
+import asyncio
+import gc
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from megascale_ops.controller.embedded import TICK_EVERY_S, Embedded
+from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.foreign import UNREADABLE
+from megascale_ops.replay.answers import Answers
+from megascale_ops.replay.files import Recording, job_of
+from megascale_ops.schema.events import Incident
+from megascale_ops.schema.messages import Join
+from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.policy_settings import apply_settings
+from megascale_ops.schema.recording.entries import (
+    Answered,
+    Beat,
+    Broken,
+    Entry,
+    Given,
+    Joined,
+    Left,
+    PolicySet,
+    Polled,
+    Start,
+    Stepped,
+    StopAsked,
+)
+from megascale_ops.sim.clock import Clock, VirtualTime
+
+# Turns of the event loop without anything, until everything that could run has run.
+_IDLE_TURNS = 4
+# As in the simulator: what heartbeats leave is no part of a cycle.
+_THRESHOLDS = 200_000, 50, 1000
+_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of its own is made there
+# 100: what the controller refused; the first are enough to see why.
+_MOST_REFUSED = 100
+
+
+class Replayed(NamedTuple):
+    """What a controller made of a recording."""
+
+    incidents: tuple[Incident, ...]  # oldest first, with events and evidence
+    span_s: float  # of the recording
+    took_s: float
+    refused: tuple[str, ...]  # what the controller did not take
+
+
+def replay(
+    recording: Recording,
+    settings: Mapping[str, str] | None = None,
+    *,
+    speed: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Replayed:
+    """Replay a recording of one job.
+
+    Args:
+        recording: as it was exported.
+        settings: of the policy, checked; they replace those of the recording.
+        speed: so many times as fast as it happened; 0: as fast as possible.
+        sleep: how to wait where a speed is given.
+
+    Raises:
+        UsageError: it tells of more than one job, or of none.
+        MegascaleError: the controller has a fault of its own.
+    """
+    job = job_of(recording)
+    began_s = time.perf_counter()
+    memory = str(_MEMORY) if _MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="megascale-replay-", dir=memory) as folder:
+        clock = Clock()
+        wall = _Wall(clock, recording.header.began_wall_s)
+        controller = Embedded(f"sqlite:///{Path(folder) / 'ops.db'}", clock=clock.mono_s, wall=wall.now_s)
+        try:
+            player = _Player(recording, controller, clock, wall, settings or {})
+            player.pace = _Pace(speed, sleep) if speed else None
+            with _silence(), _less_collecting(), asyncio.Runner(loop_factory=lambda: VirtualTime(clock)) as runner:
+                runner.run(player.run())
+            names = [one.id for one in controller.incidents(job)]
+            found = tuple(one for name in names if (one := controller.incident(name)) is not None)
+        finally:
+            controller.close()
+    return Replayed(found, recording.span_s, time.perf_counter() - began_s, tuple(player.refused))
+
+
+class _Wall:
+    """The wall clock as it went."""
+
+    def __init__(self, clock: Clock, began_wall_s: float) -> None:
+        self._clock = clock
+        self.began_wall_s = began_wall_s
+
+    def now_s(self) -> float:
+        """Return the wall clock's seconds now."""
+        return self.began_wall_s + self._clock.passed_s
+
+
+class _Pace:
+    """So many times as fast as it happened."""
+
+    def __init__(self, speed: float, sleep: Callable[[float], None]) -> None:
+        self._speed, self._sleep = speed, sleep
+        self._began_s = time.perf_counter()
+
+    def keep(self, passed_s: float) -> None:
+        """Wait until so much may have passed."""
+        self._sleep(max(0.0, passed_s / self._speed - (time.perf_counter() - self._began_s)))
+
+
+class _Player:
+    """One replay. Owned by ``replay``."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        controller: Embedded,
+        clock: Clock,
+        wall: _Wall,
+        settings: Mapping[str, str],
+    ) -> None:
+        self._entries = recording.entries
+        self._controller, self._clock, self._wall = controller, clock, wall
+        self._settings = settings
+        self._answers = Answers()
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._ticks = 0
+        self._stirs = 0
+        self.pace: _Pace | None = None
+        self.refused: list[str] = []
+
+    async def run(self) -> None:
+        """Replay all of it."""
+        is_first = True
+        try:
+            for entry in self._entries:
+                await self._pass(entry.t)
+                if isinstance(entry, Start):
+                    if is_first:
+                        self._begin(entry)
+                elif isinstance(entry, Beat):
+                    self._beat(entry)
+                    is_first = False
+                    continue
+                else:
+                    self._take(entry)
+                is_first = False
+                await self._settle()
+            await self._settle()
+        finally:
+            for task in self._requests.values():
+                task.cancel()
+            await asyncio.gather(*self._requests.values(), return_exceptions=True)
+
+    def _begin(self, start: Start) -> None:
+        """Go on from what was known when the recording begins."""
+        try:
+            records = {name: _under(bytes(raw), self._settings) for name, raw in start.records.items()}
+        except UNREADABLE as error:
+            raise UsageError(f"what was known of the job at the beginning can't be read: {error}") from error
+        self._controller.restore(records, start.incidents, start.hardware)
+        for order in (order for raw in records.values() for order in _orders_of(raw)):
+            self._answers.note(order.id, order.node, order.kind)
+            self._answers.give((order,))
+        for agent in start.agents:
+            self._beat(Beat(0.0, agent.m, agent.only_job))
+        for join in start.joins:
+            self._take(join)
+        for poll in start.polls:
+            self._take(poll)
+
+    def _beat(self, entry: Beat) -> None:
+        heartbeat = entry.m
+        if heartbeat.done_orders:
+            heartbeat = msgspec.structs.replace(heartbeat, done_orders=())
+        done = self._answers.done(entry.m.node, entry.m.done_orders, self._clock.passed_s)
+        if done:
+            heartbeat = msgspec.structs.replace(heartbeat, done_orders=done)
+        try:
+            reply = self._controller.heartbeat(heartbeat, entry.only_job)
+        except MegascaleError as error:
+            self._note_refused(f"a heartbeat of {heartbeat.node}", error)
+            return
+        if self._answers.give(reply.orders):
+            self._hand_on()
+
+    def _take(self, entry: Entry) -> None:
+        """Hand in what is no heartbeat."""
+        if isinstance(entry, Joined):
+            self._ask(entry.n, self._join(entry.m, entry.wait_s))
+        elif isinstance(entry, Polled):
+            self._ask(entry.n, self._poll(entry))
+        elif isinstance(entry, Broken):
+            if entry.n in self._requests:
+                self._requests[entry.n].cancel()
+        elif isinstance(entry, Given):
+            self._answers.note(entry.m.id, entry.m.node, entry.m.kind)
+        elif isinstance(entry, Answered):
+            self._answers.keep(entry.m, self._clock.passed_s)
+            self._hand_on()
+        elif isinstance(entry, Stepped):
+            self._wall.began_wall_s = entry.wall_s - self._clock.passed_s
+        else:
+            self._take_word(entry)
+
+    def _take_word(self, entry: Entry) -> None:
+        """Hand in a runner's or a person's word."""
+        try:
+            if isinstance(entry, Left):
+                self._controller.leave(entry.m)
+            elif isinstance(entry, PolicySet):
+                kept = {name: value for name, value in entry.settings.items() if name not in self._settings}
+                if kept:
+                    self._controller.set_policy(entry.job, kept)
+            elif isinstance(entry, StopAsked):
+                self._controller.stop(entry.job, entry.reason)
+        except MegascaleError as error:
+            self._note_refused(type(entry).__name__, error)
+
+    def _hand_on(self) -> None:
+        """Hand in evidence whose order has been given."""
+        for evidence in self._answers.due(self._clock.passed_s):
+            try:
+                self._controller.evidence(evidence)
+            except MegascaleError as error:
+                self._note_refused(f"evidence of {evidence.node}", error)
+
+    def _ask(self, number: int, asking: Any) -> None:  # noqa: ANN401  a coroutine without an answer
+        self._requests[number] = asyncio.create_task(asking)
+        if len(self._requests) > 1024:
+            self._requests = {n: task for n, task in self._requests.items() if not task.done()}
+
+    async def _join(self, join: Join, wait_s: float) -> None:
+        if self._settings:
+            join = msgspec.structs.replace(join, policy=apply_settings(join.policy, self._settings))
+        try:
+            await self._controller.join(join, wait_s)
+        except MegascaleError as error:
+            self._note_refused(f"the join of {join.node}", error)
+        self._stirs += 1
+
+    async def _poll(self, entry: Polled) -> None:
+        after = self._answers.name_now(entry.after)
+        try:
+            reply = await self._controller.orders(
+                entry.job, entry.node, entry.runner_id, entry.round, after, entry.incidents, entry.wait_s
+            )
+            self._answers.give(reply.orders)
+        except MegascaleError as error:
+            self._note_refused(f"a poll of {entry.node}", error)
+        self._stirs += 1
+
+    def _note_refused(self, what: str, error: MegascaleError) -> None:
+        if len(self.refused) < _MOST_REFUSED:
+            self.refused.append(f"{self._clock.passed_s:.1f} s: {what}: {error}")
+
+    async def _pass(self, until_s: float) -> None:
+        """Let time pass until then, in ticks."""
+        while (due_s := round((self._ticks + 1) * TICK_EVERY_S, 4)) <= until_s:
+            self._ticks += 1
+            self._clock.advance(due_s, with_timers=True)
+            if self.pace is not None:
+                self.pace.keep(due_s)
+            self._controller.tick()
+            await self._settle()
+        self._clock.advance(max(until_s, self._clock.passed_s), with_timers=True)
+
+    async def _settle(self) -> None:
+        """Let everything run that can, until nothing does."""
+        idle = 0
+        while idle < _IDLE_TURNS:
+            before = self._stirs
+            await asyncio.sleep(0)
+            idle = 0 if self._controller.settle() or self._stirs != before else idle + 1
+
+
+def _under(raw: bytes, settings: Mapping[str, str]) -> bytes:
+    """Return a job's record under these settings of its policy."""
+    if not settings:
+        return raw
+    record = msgspec.json.decode(raw, type=dict[str, Any])
+    policy = msgspec.convert(record.get("policy", {}), JobPolicy)
+    record["policy"] = msgspec.to_builtins(apply_settings(policy, settings))
+    return msgspec.json.encode(record)
+
+
+class _Ordered(msgspec.Struct):
+    """What is read of an order in a job's record."""
+
+    id: str
+    node: str
+    kind: str
+    incident: str = ""
+    round: int = 0
+
+
+class _Facts(msgspec.Struct):
+    """What is read of a job's record."""
+
+    orders: tuple[_Ordered, ...] = ()
+
+
+def _orders_of(raw: bytes) -> tuple[_Ordered, ...]:
+    return msgspec.json.decode(raw, type=_Facts).orders
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the controller's log quiet: its times are virtual, and every incident is in the answer."""
+    log = logging.getLogger("megascale_ops.controller")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def _less_collecting() -> Iterator[None]:
+    """Look for garbage seldom."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
