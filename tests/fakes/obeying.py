@@ -88,7 +88,7 @@ class Obeying:
     async def obey(self, *orders: Order) -> list[EvidenceItem]:
         """Have orders obeyed; what they brought."""
         self.obedience.ingest_orders(orders)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while self.obedience.is_busy:  # noqa: ASYNC110  as the speaker looks at it
                 await asyncio.sleep(0.005)
         return [item for evidence in self.speaker.evidence for item in evidence.items]
@@ -110,7 +110,7 @@ def group_lives(group: int) -> bool:
 
 async def until_text(path: Path, text: str) -> None:
     """Wait until a file has some text in it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while text not in path.read_text():  # noqa: ASYNC110, ASYNC240  a small file of another process
             await asyncio.sleep(0.01)
 

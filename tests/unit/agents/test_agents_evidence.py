@@ -101,6 +101,9 @@ async def test_a_program_that_hangs_is_ended_at_the_deadline(
     hangs.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     hangs.chmod(0o755)
     monkeypatch.setattr("megascale_agents.evidence.py_spy.program", lambda: str(hangs))
+    # What else is looked at may take a busy machine seconds; here the program's own deadline is meant.
+    monkeypatch.setattr(executor, "_RANK_SLACK_S", 60.0)
+    monkeypatch.setattr(executor, "_SLACK_S", 60.0)
     obeying.start()
 
     item = of(await obeying.obey(obeying.order("dump_stacks", deadline_s=0.3)), "stacks")
@@ -277,12 +280,12 @@ async def test_one_rank_that_breaks_costs_the_others_nothing(
 
 async def test_one_rank_that_hangs_costs_the_others_nothing(obeying: Obeying, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own answer says that it did not come in time."""
-    good = dumps.stacks_of
 
-    async def hangs_for_1(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
+    async def hangs_for_1(_order: Order, _watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
         if rank.rank == 1:
             await asyncio.sleep(60)
-        return await good(order, watch, rank)
+        # At once: real stacks may take a busy machine 2 s.
+        return [EvidenceItem(kind="process", ok=True, rank=rank.rank)]
 
     monkeypatch.setattr(dumps, "stacks_of", hangs_for_1)
     obeying.start(2)
