@@ -222,7 +222,11 @@ class Master:
         self._selector.close()
 
     def __enter__(self) -> Self:
-        self.meet()
+        try:
+            self.meet()
+        except BaseException:
+            self.close(0.0)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

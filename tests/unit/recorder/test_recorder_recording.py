@@ -12,6 +12,7 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, RestoresRecord, SavesRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.checkpoint.trust.verdicts import Alarm
+from megascale_ops.recorder.recording.api import Recorder
 from megascale_ops.recorder.recording.recording import Recording
 
 
@@ -145,6 +146,24 @@ def test_explicit_numbers_are_the_scripts(box: tuple[Recording, BoxReader]) -> N
 
     found = reader.progress()
     assert (found.step, found.steps_seen, found.step_is_absolute) == (702, 3, True)
+
+
+def test_a_script_can_say_what_it_waited_for(box: tuple[Recording, BoxReader]) -> None:
+    """It is no work of its own, and never more than has passed; without a word of it a step has none."""
+    recording, reader = box
+    recorder = Recorder()
+    recorder.attach(recording)
+
+    for number in range(3):
+        if number == 2:
+            recorder.waited(3600.0)
+        recorder.step(number)
+
+    before, waiting = reader.steps()[-2:]
+    assert (before.step, before.waiting_s) == (1, 0.0)
+    assert waiting.step == 2
+    assert 0.0 < waiting.waiting_s <= waiting.wall_s
+    Recorder().waited(1.0)  # outside of a run it does nothing
 
 
 class Model:
