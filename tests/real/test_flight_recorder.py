@@ -11,8 +11,10 @@ keys that a version did not have or called otherwise.
 ``[right]``: ``fault``, ``ranks``, and if told ``least`` (confidence), ``most``, and ``says``, words of the sentence.
 """
 
+import itertools
 import json
 import pickle
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ import pytest
 from megascale_agents.evidence import flight_recorder
 
 from megascale_ops.schema.messages import EvidenceItem
+from tests.fakes import drawn_hang
 from tests.fakes.hung_job import judge_job, rank_view, stack_of
 from tests.real.cases import Case, rows
 
@@ -127,3 +130,21 @@ def test_there_are_enough_of_them() -> None:
     assert len(all_of_them) >= 25
     assert all(len({rank for text in row.values[0].given["ranks"] for rank in _ranks(text)}) > 1 for row in all_of_them)
     assert sum(not row.values[0].right["ranks"] for row in all_of_them) >= 8
+
+
+def test_dumps_of_drawn_jobs_are_judged_right() -> None:
+    """Most of 150; a wrong rank is named for sure only where it left no dump, or a short history misleads."""
+    score: Counter[str] = Counter()
+    drawn = filter(None, map(drawn_hang.draw, range(7_000, 8_000)))
+    for hang in itertools.islice(drawn, 150):
+        absent = {int(rank) for rank in hang.given["elsewhere"]}
+        views = [rank_view(rank, waits=rank not in absent, known=False) for rank in range(hang.world)]
+        found = judge_job(views, _evidence(hang.given)).verdict
+        if found.culprits == (hang.culprit,) and found.fault in hang.classes:
+            score["right"] += 1
+        elif found.confidence >= 0.9 and found.culprits:
+            score["without a dump" if found.culprits == (hang.without_dump,) else "wrong"] += 1
+
+    assert score["right"] >= 128, score
+    assert score["wrong"] <= 2, score
+    assert score["without a dump"] <= 3, score

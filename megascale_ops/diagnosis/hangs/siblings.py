@@ -8,7 +8,7 @@ stage, other batches) tell nothing.
 Pure: stands and calls in, what alike groups did out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megascale_ops.diagnosis.hangs.call_order import Calls, calls, difference
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # 2: one call alone is alike in many groups.
 LEAST_ALIKE = 2
-# 256 ranks are compared call by call; all that do the same as those are asked in vain.
-MOST_ASKED = 256
+# 128 ranks are compared call by call; more tell no more.
+MOST_ASKED = 128
 
 
 def alike(known: Calls, group: str, seq: int, stands: Sequence["RankWait"]) -> Iterator[tuple["RankWait", str, Calls]]:
@@ -49,10 +49,17 @@ def first_is_right(one: Calls, other: Calls, group: str, seq: int, stands: Seque
     return unanimous(votes)
 
 
-def has_gone_on(known: Calls, group: str, seq: int, stands: Sequence["RankWait"]) -> bool | None:
-    """Return whether ranks that wait elsewhere have made call ``seq`` of groups alike; None: they do not tell."""
+def has_gone_on(
+    known: Calls, group: str, seq: int, stands: Sequence["RankWait"], disputed: Container[str]
+) -> bool | None:
+    """Return whether ranks that wait elsewhere have made call ``seq`` of groups alike; None: they do not tell.
+
+    Groups in ``disputed`` are not asked: some of their members have done otherwise.
+    """
     votes: dict[int, set[bool]] = {}
     for stand, own, _ in alike(known, group, seq, stands):
+        if own in disputed:
+            continue
         entered = next((at.entered for at in stand.positions if at.group == own), -1)
         if entered >= seq - 1:
             votes.setdefault(stand.rank, set()).add(entered >= seq)

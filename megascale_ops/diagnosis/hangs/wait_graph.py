@@ -17,7 +17,7 @@ Pure: views and looks in, ranks out.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.hangs import siblings
@@ -40,6 +40,8 @@ ELSEWHERE = frozenset({"in_data_loader", "in_storage", "in_rendezvous", "stopped
 MOST_COMPARED = 64
 # 3: a majority is among the three largest sides, or there is none.
 MOST_SIDES = 3
+# 8: groups that are compared with all others, and ranks of a circle that are.
+MOST_DISPUTED = 8
 
 
 class RankWait(NamedTuple):
@@ -158,9 +160,11 @@ def odd_ones(stands: Sequence[RankWait]) -> list[Odd]:
         if fact.function:
             groups.setdefault(fact.group, {}).setdefault(call_of(fact), []).extend(side)
     found: list[Odd] = []
-    for group, same in groups.items():
-        if len(same) > 1:
-            found.extend(_odd_in_group(group, same, stands))
+    disputed = {group: same for group, same in groups.items() if len(same) > 1}
+    # Where so many groups disagree, none of them is a model for another.
+    asked = stands if len(disputed) <= MOST_DISPUTED else ()
+    for group, same in disputed.items():
+        found.extend(_odd_in_group(group, same, asked))
     return found
 
 
@@ -273,17 +277,18 @@ def crossed(stands: Sequence[RankWait]) -> tuple[list[RankWait], bool]:
     voters = [stand for stand in crowd if any(position.group in others for position in stand.positions)]
     if len(voters) != len(closing):
         return min(voters, closing, key=len), True
-    late = _crowd_is_late(closing, [stand for stand in crowd if stand not in voters]) if voters else None
+    disputed = {stand.inside.group for stand in missing if stand.inside is not None}
+    late = _crowd_is_late(closing, crowd, disputed) if voters else None
     if late is not None:
         return (voters if late else closing), True
     return [*closing, *voters], False
 
 
-def _crowd_is_late(closing: Sequence[RankWait], others: Sequence[RankWait]) -> bool | None:
-    """Return whether the rest of a crowd has made the call of groups alike that one side of a circle waits in."""
+def _crowd_is_late(closing: Sequence[RankWait], crowd: Sequence[RankWait], disputed: Container[str]) -> bool | None:
+    """Return whether a crowd has made the call, in groups alike that are whole, that one side of a circle waits in."""
     told = {
-        siblings.has_gone_on(calls(stand.look.recorded, at.group), at.group, at.seq, others)
-        for stand in closing[:MOST_COMPARED]
+        siblings.has_gone_on(calls(stand.look.recorded, at.group), at.group, at.seq, crowd, disputed)
+        for stand in closing[:MOST_DISPUTED]
         if (at := stand.inside) is not None
     }
     return told.pop() if len(told) == 1 else None

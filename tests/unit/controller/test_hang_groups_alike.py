@@ -140,6 +140,15 @@ def test_pairs_alike_tell_which_side_of_a_circle_is_early() -> None:
     assert judged(early, crowd, like("b", crowd), like("c", gone_on)) == ("collective_order", (0, 1), 0.5)
 
 
+def test_pairs_of_which_each_has_one_early_rank_tell_nothing() -> None:
+    """As many wait in their pairs as in group 0."""
+    early = "0:1:all_reduce a:1:all_gather a:2:all_gather | a:3:all_gather"
+    crowd = "0:1:all_reduce a:1:all_gather a:2:all_gather | 0:2:all_reduce"
+    pairs = [like(pair, side) for pair in "abc" for side in (early, crowd)]
+
+    assert judged(*pairs) == ("collective_order", (0, 1, 2, 3, 4, 5), 0.5)
+
+
 def test_a_receive_before_a_barrier_that_all_others_call_first_is_the_receiver_s_fault() -> None:
     """Rank 3 left the barrier out: what it waits for its peer has queued behind it."""
     first = "0:1:all_reduce p:recv:1 | 0:2:barrier p:send:1"
