@@ -97,7 +97,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One a second from every agent, or one in ``every_s``; at once when a rank's process state changes.
+    """One in ``every_s`` from every agent, at once when a rank's process state changes.
 
     ``seq`` counts from 1 for each ``agent_id`` (new at every start of an agent). ``full``: all jobs and ranks
     are in it; otherwise only what changed since the heartbeat before.
