@@ -19,10 +19,12 @@ from statistics import fmean
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.sim.faults import Fault, draw
 from megascale_ops.sim.report import Report
-from megascale_ops.sim.settings import Settings
+from megascale_ops.sim.settings import Settings, checked
 from megascale_ops.sim.simulate import simulate
 
 _NO_EVICTION = JobPolicy(check_suspects=False, actions={"cuda_error": "restart", "straggler": "warn"})
@@ -56,6 +58,9 @@ def main() -> None:
     parser.add_argument("--seeds", default="7,8,9")
     parser.add_argument("--ranks", type=int, default=12_288)
     parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument(
+        "--faults-of", type=int, default=0, help="as many faults as a cluster of so many ranks has; 0: of --ranks"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=0.0, help="end all runs so many seconds from now; 0: never")
     parser.add_argument("--out", type=Path, required=True)
@@ -74,7 +79,7 @@ def main() -> None:
     context = get_context("spawn")
     with ProcessPoolExecutor(asked.workers, mp_context=context) as pool:
         runs = {
-            pool.submit(_one, name, seed, asked.ranks, asked.hours, until_s): (name, seed)
+            pool.submit(_one, name, seed, asked.ranks, asked.hours, until_s, asked.faults_of): (name, seed)
             for seed in seeds
             for name in rows
         }
@@ -87,13 +92,22 @@ def main() -> None:
     print("\n".join(table(found)))
 
 
-def _one(name: str, seed: int, ranks: int, hours: float, until_s: float) -> tuple[Report, float]:
-    """Run one row with one seed; return its report and the seconds of CPU that it took."""
+def _one(name: str, seed: int, ranks: int, hours: float, until_s: float, faults_of: int = 0) -> tuple[Report, float]:
+    """Run one row with one seed; return its report and the seconds of CPU that it took.
+
+    ``faults_of``: a smaller cluster gets the faults, and the spares, of one of so many ranks, at the same places of it.
+    What a fault costs hardly depends on the number of ranks, and how many there are a day is what a row is about.
+    """
     settings = msgspec.convert({"ranks": ranks, "hours": hours, "seed": seed}, Settings)
     settings = msgspec.structs.replace(settings, **ROWS[name][0])
     ends_early = (lambda: time.monotonic() > until_s) if until_s else None
     began_s = time.process_time()
-    return simulate(settings, ends_early=ends_early), time.process_time() - began_s
+    named: Sequence[Fault] = ()
+    if faults_of:
+        large = checked(msgspec.structs.replace(settings, ranks=faults_of))
+        named = draw(large, np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]))
+        settings = msgspec.structs.replace(settings, faults=(), spares=large.spares)
+    return simulate(settings, named, ends_early=ends_early), time.process_time() - began_s
 
 
 def table(found: Mapping[str, Sequence[Report]]) -> Iterator[str]:

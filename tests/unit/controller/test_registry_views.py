@@ -190,7 +190,7 @@ def test_ranks_that_went_on_are_as_if_they_had_been_told() -> None:
 
     view = registry.awaits(sign, "job", 1, tells=True)
     assert view is not None
-    registry.go_on(view, sign, 9.0)
+    registry.go_on(view, sign, 9.0, moves=True)
     view.shares["job"].go_on(told, sign.mono_s)
     progress = Progress(
         state="running", step=7, steps_seen=8, phase_since_mono_s=52.0, moved_mono_s=51.5, beat_mono_s=52.0
@@ -227,3 +227,55 @@ def test_an_agent_that_speaks_seldom_is_there_between_two_heartbeats() -> None:
     _send(registry, 2, now_s=122.0)
     assert registry.agent_is_fresh("job", "n", 126.0)
     assert not registry.agent_is_fresh("job", "n", 128.0)
+
+
+def test_ranks_that_stand_still_are_as_if_they_had_been_told() -> None:
+    """Nothing of them is another but when their recorders' threads beat last, and that is no news."""
+    registry, usual = Registry(), Registry()
+    for one in (registry, usual):
+        _send(one, 1, _report(0, moved_s=9.0), _report(1, moved_s=9.0), full=True)
+    sign = Sign("n", "a1", 2, 52.0, 0.0, 2)
+    before = registry.stirred("job", 1, ["n"], 0.0)
+
+    view = registry.awaits(sign, "job", 1, tells=True)
+    assert view is not None
+    registry.go_on(view, sign, 9.0, moves=False)
+    view.shares["job"].stand(51.9)
+    progress = Progress(moved_mono_s=9.0, beat_mono_s=51.9)
+    told = [msgspec.structs.replace(_report(rank, moved_s=9.0), progress=progress) for rank in (0, 1)]
+    _send(usual, 2, *told, now_s=9.0)
+
+    assert list(registry.ranks("job", 1, ["n"], 10.0)) == list(usual.ranks("job", 1, ["n"], 10.0))
+    assert registry.stirred("job", 1, ["n"], 0.0) == before
+
+
+def test_news_is_a_heartbeat_that_tells_of_more_than_time_passing() -> None:
+    """A rank that is where it was is none, told in part or in full; one that moves, that comes or that goes is."""
+    registry = Registry()
+
+    def news(seq: int, *ranks: RankReport, **more: object) -> bool:
+        before = registry.stirred("job", 1, ["n"], 0.0)
+        _send(registry, seq, *ranks, **more)
+        return registry.stirred("job", 1, ["n"], 0.0) != before
+
+    _send(registry, 1, _report(0), _report(1), full=True)
+    assert not news(2)
+    assert not news(3, _report(0))
+    assert not news(4, _report(0), _report(1), full=True)
+    assert news(5, _report(0, moved_s=54.0))
+    assert news(6, _report(0, moved_s=54.0), full=True)  # the other one is gone
+    assert news(7, _report(0, moved_s=54.0), _report(1))
+    assert news(8, agent_id="a2", full=True)
+
+
+def test_nodes_of_which_not_all_is_known_never_stand() -> None:
+    """One that was not heard, one that reports no rank of the round, and one with two agents."""
+    registry = Registry()
+    _send(registry, 1, _report(0), full=True, now_s=100.0)
+
+    assert registry.stirred("job", 1, ["n"], 99.0) is not None
+    assert registry.stirred("job", 1, ["n"], 101.0) is None
+    assert registry.stirred("job", 1, ["n", "m"], 99.0) is None
+    assert registry.stirred("job", 2, ["n"], 99.0) is None
+    _send(registry, 1, full=True, now_s=100.0, agent_id="b1", serves="user")
+    assert registry.stirred("job", 1, ["n"], 99.0) is None
