@@ -17,6 +17,7 @@ import numpy as np
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
+from megascale_ops.diagnosis.statistics.levels import Levels
 from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
 from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.diagnosis.stragglers.own_work import (
@@ -103,8 +104,10 @@ class Group:
         self._numbers = array("q")  # by place: the rank
         self._nodes: list[str] = []
         self._costs = AccumulatedCost(tests=2)
+        self.levels = Levels()
         self._blocks_s: dict[int, deque[float]] = {}  # by place, of ranks that give the noise
         self._jumps = 0  # of all ranks
+        self._jumped: dict[int, int] = {}  # by place: the count at the last step that was as slow as a jump
         self._passed: deque[Passed] = deque(maxlen=16)
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
         self._pending: dict[int, Works] = {}  # by step
@@ -184,6 +187,7 @@ class Group:
         self.walls_s.append(walls_s[len(walls_s) // 2])
         self._equal = None
         self._costs.grow(len(self), began=self.count - 1)
+        self.levels.grow(len(self))
         ready = self.noise_s > 0
         heights = self.heights(policy) if ready else (0.0, 0.0)
         tests = (Threshold(_ALLOWANCE, heights[0]), Threshold(self._small_allowance(policy), heights[1]))
@@ -195,8 +199,13 @@ class Group:
                 yield
             some = slice(first, first + MOST_SORTED)
             striking += self._strike(np.array(places[some], np.intp), own_s[some], measure, row)
+        # Not before noise is known: one large garbage collection among eight steps is no level.
+        is_block = ready and self.levels.add(row.excess_s - self.center_s, false_alarms.CUT * self.noise_s)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
+        if is_block:
+            more_s = self.levels.settle(self._costs.are_calm(heights), list(self.held))
+            self._costs.shift(more_s, self.noise_s, self.count)
         if ready:
             self._take_names_back(policy)
             self._name(striking, policy)
@@ -207,7 +216,9 @@ class Group:
         row.excess_s[places] = excess_s
         if not self.noise_s:
             return
-        above = self._costs.add((excess_s - self.center_s) / self.noise_s, measure.tests, self.count, places)
+        excess_s -= self.levels.usual[places]  # not the row's, which is as it was measured
+        noises = (excess_s - self.center_s) / self.noise_s
+        above = self._costs.add(noises, measure.tests, self.count, places, self.noise_s)
         for at in np.flatnonzero(above | (excess_s > measure.jump_s)).tolist():
             place = int(places[at])
             jumped = excess_s[at] > measure.jump_s and self._note_jump(place, float(excess_s[at]), row.works)
@@ -217,7 +228,8 @@ class Group:
     def _note_jump(self, place: int, excess_s: float, works: Works) -> bool:
         """Note a single slow step of a rank, unless it is one with the step before."""
         jumps = self.jumps.setdefault(place, deque(maxlen=MOST_JUMPS))
-        if jumps and self.count - jumps[-1].at <= 3:
+        before, self._jumped[place] = self._jumped.get(place, 0), self.count
+        if jumps and (self.count - jumps[-1].at <= 3 or before == self.count - 1):
             return False
         # Once a step, not once a rank: when a thousand jump together, sorting takes seconds.
         self._equal = self._equal or _typical(works)
@@ -312,7 +324,7 @@ class Group:
         A sum comes down slowly, and a rank that was slow may be well again. And this comes first: of machines that are
         not quite alike, some hundreds in ten thousand are above the thresholds all the time.
         """
-        newest_s = self.rows.excesses_of(np.array(places, np.intp), PERSISTENT)
+        newest_s = self._unusual_s(np.array(places, np.intp), PERSISTENT)
         if newest_s.shape[1] < PERSISTENT:
             return set(places)
         middle = np.partition(newest_s, PERSISTENT // 2, axis=1)[:, PERSISTENT // 2]
@@ -338,11 +350,15 @@ class Group:
         if window < self._persistent():
             return
         # Now, too (``_are_slow_now``), also where some steps are missing.
+        worth_s += self.levels.usual[place]
         if statistics.median_high(self.rows.newest_s(place, min(PERSISTENT, window))) < worth_s:
             return
         if statistics.median_high(self.rows.excesses_s(place)[-window:]) < worth_s:
             return
+        worth_s -= self.levels.usual[place]
         if not self._stands(place, window, heights, policy):
+            return
+        if not self._strays(place, heights, policy):
             return
         if self.waited_s(place, window) >= worth_s / 2:
             self._hold(place, policy.straggler_share, intermittent=False, window=window)
@@ -363,6 +379,38 @@ class Group:
         self._know(noise_s, policy)
         return bool((self._costs.totals[:, suspect] > self.heights(policy)).any())
 
+    def _strays(self, suspect: int, heights: Sequence[float], policy: JobPolicy) -> bool:
+        """Return whether a suspect is further out, on the mean of its alarm, than innocent ranks stray."""
+        between = false_alarms.steps_between_alarms(len(self), self.step_s, policy.straggler_false_alarms_per_day / 3)
+        most_s = false_alarms.CUT * self.noise_s
+        free = np.ones(len(self), bool)
+        free[[suspect, *self.held]] = False
+        others = self._costs.calm_of(np.flatnonzero(free), heights)
+        others = others[np.array(some_of(len(others), SAMPLED), np.intp)]
+        now_s = self._unusual_s(others) - self.center_s
+        now_s = now_s[~np.isnan(now_s).any(axis=1)]
+        own_s = self._unusual_s(np.array([suspect]))[0] - self.center_s
+        own_s = own_s[~np.isnan(own_s)]
+        windows = [
+            (window, self._costs.since[test, suspect] / window)
+            for test in np.flatnonzero(self._costs.totals[:, suspect] > heights)
+            if (window := self.count - int(self._costs.began[test, suspect]))
+        ]
+        longest = max((window for window, _ in windows), default=0)
+        # A sum may have begun by chance before the rank became slow.
+        cut_s = np.clip(own_s, -most_s, most_s)
+        for window in (PERSISTENT, 2 * PERSISTENT, 4 * PERSISTENT, 8 * PERSISTENT):
+            if window <= min(longest, len(own_s)):
+                windows.append((window, float(cut_s[-window:].mean())))
+        return any(
+            self.levels.strays(suspect, window, window / between, excess_s, own_s, now_s)
+            for window, excess_s in windows
+        )
+
+    def _unusual_s(self, places: Places, most: int | None = None) -> Floats:
+        """Return by how much ranks exceeded their usual levels in the newest steps (places, steps)."""
+        return self.rows.excesses_of(places, most) - self.levels.usual[places][:, None]
+
     def _know(self, noise_s: float, policy: JobPolicy) -> None:
         """Take over a new noise; the sums are in its units, so a larger one makes them less."""
         before_s, self.noise_s = self.noise_s, noise_s
@@ -372,8 +420,8 @@ class Group:
             self._costs.scale(before_s / noise_s)
         for test, (places, one) in enumerate(zip(high, tests, strict=True)):
             remembered = places[self.count - self._costs.began[test, places] <= len(self.rows)]
-            noises = (self.rows.excesses_of(remembered) - self.center_s) / self.noise_s
-            self._costs.add_again(test, remembered, noises, one, self.count)
+            noises = (self._unusual_s(remembered) - self.center_s) / self.noise_s
+            self._costs.add_again(test, remembered, noises, one, self.count, self.noise_s)
 
     def _noise_of_late_s(self, suspect: int, steps: int, heights: Sequence[float]) -> float:
         """Return the noise of the ranks without an alarm in the last steps.
@@ -415,14 +463,17 @@ class Group:
             return False
         if held.intermittent:
             return self.count - self.jumps[place][-1].at > window
-        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
+        return self._typical_s(place, window) < worth_s / 2
 
     def _is_worth(self, place: int, held: Held, worth_s: float) -> bool:
         """Return whether what a rank is named for is worth so much."""
         if held.intermittent:
             return self._lost_in_jumps_s(place) >= worth_s
-        window = self.count - held.named_at + held.window
-        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) >= worth_s
+        return self._typical_s(place, self.count - held.named_at + held.window) >= worth_s
+
+    def _typical_s(self, place: int, window: int) -> float:
+        """Return by how much a rank typically exceeded its usual level in the newest steps."""
+        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) - float(self.levels.usual[place])
 
     def _lost_in_jumps_s(self, place: int) -> float:
         """Return what a rank's single slow steps cost each step."""
