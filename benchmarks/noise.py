@@ -6,14 +6,14 @@
 
 *alarms*: for each kind of noise (``tests/fakes/noisy_ranks.py``) and each number of ranks so many jobs without a slow
 rank, each with figures of its own. Printed: names per rank and day, with the exact Poisson interval of 95 %; none in T
-days is at most 3.7/T at the upper end of that (3/T at 95 % of one side). ``jobs`` says how many jobs named anybody: one
+days is at most 3.7/T at the upper end of that (3/T at 95 % of one side). It says how many jobs named anybody, too: one
 that names a rank again and again is one.
 
 *power*: jobs that were well for 600 steps; then one rank becomes 2, 5, 10, 20 or 100 % slower: at once, within 500
-steps, or in one step of ten (by ten times as much). Printed: in how many it was named within 2,000 steps, after how many
-at the median, and who else was.
+steps, or in one step of ten (by ten times as much). Printed: in how many it was named within 2,000 steps, after how
+many at the median (and on the mean, 2,000 where it was not), and how many others were.
 
-*traces*: the recorded runs of ``tests/real/step_times``, in which nobody was slow.
+*traces*: the recorded runs of ``tests/real/step_times``: nobody was made slow, but a busy machine starves ranks.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class SkewSums:
             window = sums.window(unit, worth, between)
             if unit in sums.held or window < PERSISTENT:
                 continue
-            if max(sums.median(unit, window), sums.recurring(unit, window)) < worth:
+            if max(sums.median(unit, window), sums.recurring(unit, window)) < worth + sums.usual(unit):
                 continue
             if sums.stands(unit, window, worth, between):
                 sums.hold(unit, window, worth)
@@ -126,8 +126,11 @@ def measure_alarms(kind: str, options: argparse.Namespace) -> int:
         each.append(f"{of_ranks}")
     low, high = interval(names, rank_days)
     begun = f", first at the median after {statistics.median(first):.0f} steps" if first else ""
-    print(f"{kind:<16} {names:>5} names ({' + '.join(each)}) in {rank_days:,.0f} rank-days, {jobs_with} of {jobs} jobs: "
-          f"{names / rank_days:.3g} [{low:.2g}, {high:.2g}] a rank and day{begun}", flush=True)  # fmt: skip
+    print(
+        f"{kind:<16} {names:>5} names ({' + '.join(each)}) in {rank_days:,.0f} rank-days, "
+        f"{jobs_with} of {jobs} jobs: {names / rank_days:.3g} [{low:.2g}, {high:.2g}] a rank and day{begun}",
+        flush=True,
+    )
     return names
 
 
@@ -146,6 +149,12 @@ def faults(share: float) -> dict[str, Fault]:
 def measure_power(kind: str, options: argparse.Namespace) -> None:
     """Print how soon a slow rank is named in one kind of noise."""
     took: dict[tuple[str, float], list[int]] = {}
+    wanted = {
+        (how, share): fault
+        for share in SHARES
+        for how, fault in faults(share).items()
+        if not options.faults or how in options.faults
+    }
     others = 0
     for ranks in options.ranks:
         for number in range(options.repeats):
@@ -155,22 +164,27 @@ def measure_power(kind: str, options: argparse.Namespace) -> None:
             well = job(options, ranks)
             for row in shares[:WELL]:
                 well.one(row)
-            for share in SHARES:
-                for how, fault in faults(share).items():
-                    if options.faults and how not in options.faults:
-                        continue
-                    made = copy.deepcopy(well)
-                    found = -1
-                    for since, row in enumerate(shares[WELL:]):
-                        row = row.copy()
-                        row[slow] += fault(since)
-                        made.one(row)
-                        if slow in made.named():
-                            found = since + 1
-                            break
-                    others += len(made.named() - {slow})
-                    took.setdefault((how, share), []).append(found)
-    runs = len(options.ranks) * options.repeats
+            for (how, share), fault in wanted.items():
+                found, also = until_named(copy.deepcopy(well), shares[WELL:], slow, fault)
+                others += also
+                took.setdefault((how, share), []).append(found)
+    cells = cells_of(took, len(options.ranks) * options.repeats)
+    print(f"{kind:<16} {'; '.join(cells)}; others named {others}", flush=True)
+
+
+def until_named(made: NoisyRanks | SkewSums, shares: Shares, slow: int, fault: Fault) -> tuple[int, int]:
+    """Return after how many steps a rank was named, -1: never, and how many others are then."""
+    for since, row in enumerate(shares):
+        more = np.zeros(len(row))
+        more[slow] = fault(since)
+        made.one(row + more)
+        if slow in made.named():
+            return since + 1, len(made.named()) - 1
+    return -1, len(made.named())
+
+
+def cells_of(took: dict[tuple[str, float], list[int]], runs: int) -> list[str]:
+    """Return, for each way to be slow: in how many runs it was named, after how many steps at the median, and mean."""
     parts = []
     for how in ("sudden", "gradual", "now and then"):
         cells = []
@@ -183,12 +197,12 @@ def measure_power(kind: str, options: argparse.Namespace) -> None:
                 cells.append(f"{share:.0%} {found}/{runs} {middle if middle < 10**9 else '-'} ({mean:.0f})")
         if cells:
             parts.append(f"{how}: {', '.join(cells)}")
-    print(f"{kind:<16} {'; '.join(parts)}; others named {others}", flush=True)
+    return parts
 
 
 def measure_traces(folder: Path) -> int:
     """Print what is said of recorded runs in which nobody was slow; return how many names."""
-    from tests.real.step_times import read
+    from tests.real.recorded_steps import read
 
     names = 0
     for path in sorted(folder.glob("*.steps")):
@@ -198,7 +212,8 @@ def measure_traces(folder: Path) -> int:
             made.tell(own_s, float(wall_s))
         rank_days = recorded.wall_s.sum() * recorded.own_s.shape[1] / DAY_S
         low, high = interval(made.names, rank_days)
-        print(f"{path.stem:<16} {made.names} names in {len(recorded.wall_s):,} steps of {recorded.own_s.shape[1]} ranks, "
+        steps, ranks = recorded.own_s.shape
+        print(f"{path.stem:<16} {made.names} names in {steps:,} steps of {ranks} ranks, "
               f"{rank_days:.3f} rank-days: [{low:.2g}, {high:.2g}] a rank and day", flush=True)  # fmt: skip
         names += made.names
     return names

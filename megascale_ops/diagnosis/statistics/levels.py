@@ -28,6 +28,7 @@ A unit is a rank, or a line, known by its place; a look is a step, or a block of
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -46,11 +47,13 @@ _REMEMBERED = np.array([256, 64, 32, 32, 32], np.float32)
 _LONGEST_SUSPICION = 512
 # A suspect's mean square counts for the others at most six times as much as a typical one's.
 _MOST_OF_TYPICAL = 6.0
+# Of two or three a slow one moves what the others are compared with.
+_COMPARABLE = 4
 # Of fewer units a median is chance; from six on one or two slow ones must not hide each other.
 _ROBUST = 6
 # A median's degrees of freedom, as a share of the mean square's.
 _MEDIANS_SHARE = 0.4
-_MAD_TO_SPREAD, _TENTH_TO_SPREAD = 1.4826, 1 / 1.2816
+_MAD_TO_SPREAD, _FIFTH_TO_SPREAD = 1.4826, 1 / 0.8416
 # One job in a hundred may have a machine further out than this.
 _ODD_LEVEL = 0.01
 # One in a hundred, of one side.
@@ -65,8 +68,9 @@ _ENOUGH_FOR_SKEW = 100.0
 _OF_TWO = 8.0
 # Above it, all units' figures stand for those of all but the suspect.
 _MANY = 128
-# Blocks: 64 looks, in which a unit's level is learnt whatever it is.
-_NEW = 8
+# Blocks: 16 looks, in which a unit's level is learnt whatever it is.
+_NEW = 2
+# Blocks of each unit that show what comes rarely and lasts so long.
 _ENOUGH_BLOCKS = 4
 _COUNT, _SQUARE, _UPPER, _CUBE, _PRODUCT, _LASTING, _FOURTH = range(7)
 # By a half above what innocent units' stretches away from the usual typically are.
@@ -79,6 +83,13 @@ class Straying(NamedTuple):
     variance: float
     freedom: float
     skew: float
+
+
+class Alarm(NamedTuple):
+    """A sum that is high."""
+
+    window: int  # looks since it began
+    excess: float  # what was added since
 
 
 class _Pooled(NamedTuple):
@@ -96,12 +107,13 @@ class Levels:
     """The levels of all units that are equals. Owned by its detector.
 
     Attributes:
-        usual: (units) by how much each is usually slower than its equals, 0 or more.
+        own: (units) by how much each is usually slower than its equals, or faster.
+        usual: (units) the same, 0 where it is faster.
     """
 
     def __init__(self, units: int = 0) -> None:
         scales = len(LENGTHS)
-        self._own = np.zeros(units)
+        self.own = np.zeros(units)
         self.usual = np.zeros(units)
         self._halves = np.zeros((2, units))  # means of even and of odd blocks
         self._halves_count = np.zeros((2, units), np.float32)
@@ -119,11 +131,11 @@ class Levels:
 
     def grow(self, units: int) -> None:
         """Make room for so many units; those that are there keep their places."""
-        more = units - len(self._own)
+        more = units - len(self.own)
         if more <= 0:
             return
         for name in (
-            *("_own", "usual", "_halves", "_halves_count", "_open", "_open_count", "_open_typical"),
+            *("own", "usual", "_halves", "_halves_count", "_open", "_open_count", "_open_typical"),
             *("_newest", "_before", "_known", "_pending", "_suspected", "_held"),
         ):
             array = getattr(self, name)
@@ -138,7 +150,7 @@ class Levels:
             excess: (units) the excess of each, NaN where nothing is known.
             most: what is further from the usual level is cut, as it is in the sums.
         """
-        about = excess - self._own[: len(excess)]
+        about = excess - self.own[: len(excess)]
         self._newest[self._looks % BLOCK, : len(about)] = about
         about = np.clip(about, -most, most)
         there = ~np.isnan(about)
@@ -181,7 +193,8 @@ class Levels:
                 break
             count = self._open_count[scale]
             # Half of them at least: a mean of a few steps strays further.
-            mean = np.where(2 * count >= (BLOCK if scale == 0 else TOGETHER), self._open[scale] / np.maximum(count, 1), np.nan)
+            least = BLOCK if scale == 0 else TOGETHER
+            mean = np.where(2 * count >= least, self._open[scale] / np.maximum(count, 1), np.nan)
             typical = self._open_typical[scale] / np.maximum(count, 1)
             self._open[scale] = self._open_typical[scale] = 0.0
             self._open_count[scale] = 0.0
@@ -199,7 +212,8 @@ class Levels:
             noted[_SQUARE] += known**2
             noted[_UPPER] += np.maximum(known, 0.0) ** 2
             # Of medians: one garbage collection is no stretch of time.
-            lasting = np.where(there, np.maximum(typical, 0.0), 0.0)
+            # And in the first blocks levels are not known yet: what is slow from the first step has not passed.
+            lasting = np.where(there & (self._blocks > _NEW), np.maximum(typical, 0.0), 0.0)
             noted[_LASTING] += lasting**2
             noted[_FOURTH] += lasting**4
             noted[_CUBE] += known**3
@@ -216,7 +230,7 @@ class Levels:
         half = self._blocks % 2
         count = self._halves_count[half]
         count[counted] = np.minimum(count[counted] + 1, _REMEMBERED[0])
-        level = self._own + newest
+        level = self.own + newest
         mean = self._halves[half]
         mean[counted] += (level[counted] - mean[counted]) / count[counted]
         known = (self._halves_count > 0).all(axis=0)
@@ -228,10 +242,15 @@ class Levels:
         usual = (self._halves[0] + self._halves[1])[places] / 2
         chance = (self._halves[0] - self._halves[1])[places] / 2
         uneven, noise, freedom = _unevenness(usual, chance)
-        limit = quantile_of_t(freedom, _ODD_LEVEL / len(self._own)) * uneven
+        limit = quantile_of_t(freedom, _ODD_LEVEL / len(self.own)) * uneven
         share = uneven**2 / np.maximum(uneven**2 + noise**2, 1e-30)
-        self._own[places] = np.clip(share * usual, -limit, limit)
-        self.usual = np.maximum(self._own, 0.0)
+        were_equal = not self.own.any()
+        self.own[places] = np.clip(share * usual, -limit, limit)
+        if were_equal and self.own.any():  # what was noted so far was levels
+            for noted in (self._known, self._pending, self._open, self._open_typical, self._open_count):
+                noted[:] = 0.0
+            self._before[:] = np.nan
+        self.usual = np.maximum(self.own, 0.0)
 
     def straying(self, unit: int, window: int) -> Straying | None:
         """Return how far means over so many looks stray, of units that are well; None: nothing is known yet."""
@@ -261,24 +280,45 @@ class Levels:
                 found = pooled.rare
         return _ABOVE_TYPICAL * found
 
-    def strays(self, unit: int, window: int, chance: float, excess: float, newest: Floats, now: Floats | None) -> bool:
+    def strays(
+        self, unit: int, alarms: Iterable[Alarm], between: float, newest: Floats, now: Floats, most: float
+    ) -> bool:
         """Return whether a suspect is further out than units that are well stray.
 
         Args:
             unit: the suspect.
-            window: over how many looks.
-            chance: how probable it may be that innocence is as far out.
-            excess: its mean excess in the window over its usual level, single looks cut.
-            newest: (looks) the same of the newest looks, nothing cut.
-            now: (units, looks) the same of others; None: not known.
+            alarms: its sums that are high.
+            between: how many looks of one unit shall lie between two false alarms.
+            newest: (looks) by how much it exceeded its usual level in the newest looks, NaN where nothing is known.
+            now: (units, looks) the same of others that are not suspected.
+            most: where single looks are cut.
         """
+        newest = newest[~np.isnan(newest)]
+        now = now[~np.isnan(now).any(axis=1)]
+        if not len(newest):
+            return False
+        if len(self.own) < _COMPARABLE and self._freedom(unit) < _ENOUGH:
+            return True  # two or three say nothing about each other so soon: the sums alone decide
+        means = [(alarm.window, alarm.excess / alarm.window) for alarm in alarms]
+        longest = max((window for window, _ in means), default=0)
+        # A sum may have begun by chance before the unit became slow.
+        cut = np.clip(newest, -most, most)
+        windows = (BLOCK * 2**doubled for doubled in range(4))
+        means += [(one, float(cut[-one:].mean())) for one in windows if one <= min(longest, len(newest))]
+        return any(self._is_out(unit, window, window / between, mean, newest, now) for window, mean in means)
+
+    def _freedom(self, unit: int) -> float:
+        pooled = self._pool(0, unit)
+        return pooled.freedom if pooled is not None else 0.0
+
+    def _is_out(self, unit: int, window: int, chance: float, excess: float, newest: Floats, now: Floats) -> bool:
         last = newest[-window:]
         middle = float(np.median(last))
         # Cut, a unit that is far out is as if it were at the cut: where most of the looks are further, so is the mean.
         excess = max(excess, min(middle, float(last.mean())))
         return excess > self._bar(unit, window, chance, now) and middle > self._rare(unit, window)
 
-    def _bar(self, unit: int, window: int, chance: float, now: Floats | None = None) -> float:
+    def _bar(self, unit: int, window: int, chance: float, now: Floats) -> float:
         """Return what the mean excess over its usual level of a unit must be more than.
 
         Args:
@@ -291,9 +331,10 @@ class Levels:
         if found is None:
             return math.inf
         variance, freedom, skew = found
-        if now is not None and len(now) >= 3:
-            means = np.abs(now[:, -window:].mean(axis=1))
-            spread = _MAD_TO_SPREAD * float(np.median(means))
+        if len(now) >= 3:
+            means = now[:, -window:].mean(axis=1)
+            middle = float(np.median(means)) if len(means) >= _ROBUST else 0.0
+            spread = _MAD_TO_SPREAD * float(np.median(np.abs(means - middle)))
             before = self.straying(unit, min(window, now.shape[1]))
             few = max(1.0, _MEDIANS_SHARE * len(means))
             ratio = spread**2 / before.variance if before is not None and before.variance > 0 else 0.0
@@ -305,7 +346,7 @@ class Levels:
 
     def _pool(self, scale: int, suspect: int) -> _Pooled | None:
         """Return what blocks of one length show of all units, of few without the suspect."""
-        units = len(self._own)
+        units = len(self.own)
         key = scale, suspect if units <= _MANY else -1
         if key not in self._pools:
             there = (self._known[_COUNT, scale] + self._pending[_COUNT, scale] >= 1) & ~self._held
@@ -330,12 +371,12 @@ def _pooled(known: Floats, pending: Floats, units: int) -> _Pooled | None:
     alike = min(alike + 0.5 / math.sqrt(max(float(np.maximum(count - 1, 0).sum()), 1.0)), _MOST_ALIKE)
     above *= 2 / float(count.sum())
     spread = math.sqrt(max(float(known[_SQUARE].sum()), 1e-30) / max(float(known[_COUNT].sum()), 1.0))
-    skew = float(known[_CUBE].sum()) / max(float(known[_COUNT].sum()), 1.0) / spread**3 - 2 * math.sqrt(6 / (freedom + 6))
-    skew = skew if freedom > _ENOUGH_FOR_SKEW else 0.0
+    cube = float(known[_CUBE].sum()) / max(float(known[_COUNT].sum()), 1.0)
+    # What is sure of it, and not while it is hardly more than chance.
+    skew = cube / spread**3 - 2 * math.sqrt(6 / (freedom + 6)) if freedom > _ENOUGH_FOR_SKEW else 0.0
     lasting = float(known[_LASTING].sum())
     rare = math.sqrt(float(known[_FOURTH].sum()) / lasting) if lasting > 0 else 0.0
-    if units <= 3:
-        # A slow one of two or three moves the others' median: below, not above.
+    if units < _COMPARABLE:  # below, not above
         return _Pooled(above, alike, max(1.0, freedom / 2), rare, seen, max(skew, 0.0))
     return _Pooled(variance, alike, freedom, rare, seen, max(skew, 0.0))
 
@@ -363,10 +404,10 @@ def _unevenness(usual: Floats, chance: Floats) -> tuple[Floats, Floats, float]:
 
 
 def _spread(values: Floats) -> float:
-    """Return a standard deviation of which a tenth of the units is no part, if it lies above the others."""
+    """Return a standard deviation of which a fifth of the units is no part, if it lies above the others."""
     middle = float(np.median(values))
     around = _MAD_TO_SPREAD * float(np.median(np.abs(values - middle)))
-    return max(around, _TENTH_TO_SPREAD * (float(np.quantile(values, 0.9)) - middle))
+    return max(around, _FIFTH_TO_SPREAD * (float(np.quantile(values, 0.8)) - middle))
 
 
 def _chance_ratio(first: float, second: float, normal: float = _SIGNIFICANT) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
-from megascale_ops.diagnosis.statistics.levels import Levels
+from megascale_ops.diagnosis.statistics.levels import Alarm, Levels
 from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
 from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.diagnosis.stragglers.own_work import (
@@ -31,6 +31,8 @@ from megascale_ops.diagnosis.stragglers.own_work import (
     Rows,
     Works,
     intermittent_steps,
+    typical_of,
+    well_after,
 )
 from megascale_ops.diagnosis.stragglers.step_table import STEP, Table
 from megascale_ops.schema.policy import JobPolicy
@@ -109,6 +111,7 @@ class Group:
         self._jumps = 0  # of all ranks
         self._jumped: dict[int, int] = {}  # by place: the count at the last step that was as slow as a jump
         self._passed: deque[Passed] = deque(maxlen=16)
+        self._now: tuple[int, Floats] = (-1, np.empty((0, 0)))  # as of which count, what others exceed
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
         self._pending: dict[int, Works] = {}  # by step
         self._done = -1
@@ -232,7 +235,7 @@ class Group:
         if jumps and (self.count - jumps[-1].at <= 3 or before == self.count - 1):
             return False
         # Once a step, not once a rank: when a thousand jump together, sorting takes seconds.
-        self._equal = self._equal or _typical(works)
+        self._equal = self._equal or typical_of(works, MOST_SORTED)
         jumps.append(Jump(self.count, excess_s, works[place], self._equal))
         self._jumps += 1
         return True
@@ -382,30 +385,25 @@ class Group:
     def _strays(self, suspect: int, heights: Sequence[float], policy: JobPolicy) -> bool:
         """Return whether a suspect is further out, on the mean of its alarm, than innocent ranks stray."""
         between = false_alarms.steps_between_alarms(len(self), self.step_s, policy.straggler_false_alarms_per_day / 3)
-        most_s = false_alarms.CUT * self.noise_s
+        alarms = [
+            Alarm(self.count - int(self._costs.began[test, suspect]), float(self._costs.since[test, suspect]))
+            for test in np.flatnonzero(self._costs.totals[:, suspect] > heights)
+        ]
+        own_s = self._unusual_s(np.array([suspect], np.intp))[0] - self.center_s
+        others_s = self._others_now_s(suspect, heights)
+        return self.levels.strays(suspect, alarms, between, own_s, others_s, false_alarms.CUT * self.noise_s)
+
+    def _others_now_s(self, suspect: int, heights: Sequence[float]) -> Floats:
+        """Return what ranks without suspicion exceed their usual levels by; of many one sample does for a step."""
+        if self._now[0] == self.count and len(self) > 2 * SAMPLED:
+            return self._now[1]
         free = np.ones(len(self), bool)
         free[[suspect, *self.held]] = False
-        others = self._costs.calm_of(np.flatnonzero(free), heights)
-        others = others[np.array(some_of(len(others), SAMPLED), np.intp)]
-        now_s = self._unusual_s(others) - self.center_s
-        now_s = now_s[~np.isnan(now_s).any(axis=1)]
-        own_s = self._unusual_s(np.array([suspect]))[0] - self.center_s
-        own_s = own_s[~np.isnan(own_s)]
-        windows = [
-            (window, self._costs.since[test, suspect] / window)
-            for test in np.flatnonzero(self._costs.totals[:, suspect] > heights)
-            if (window := self.count - int(self._costs.began[test, suspect]))
-        ]
-        longest = max((window for window, _ in windows), default=0)
-        # A sum may have begun by chance before the rank became slow.
-        cut_s = np.clip(own_s, -most_s, most_s)
-        for window in (PERSISTENT, 2 * PERSISTENT, 4 * PERSISTENT, 8 * PERSISTENT):
-            if window <= min(longest, len(own_s)):
-                windows.append((window, float(cut_s[-window:].mean())))
-        return any(
-            self.levels.strays(suspect, window, window / between, excess_s, own_s, now_s)
-            for window, excess_s in windows
-        )
+        calm = self._costs.calm_of(np.flatnonzero(free), heights)
+        calm = calm[np.array(some_of(len(calm), SAMPLED), np.intp)]
+        excesses_s = self.rows.excesses_of(calm) - self.levels.own[calm][:, None]
+        self._now = self.count, excesses_s - self.center_s
+        return self._now[1]
 
     def _unusual_s(self, places: Places, most: int | None = None) -> Floats:
         """Return by how much ranks exceeded their usual levels in the newest steps (places, steps)."""
@@ -452,13 +450,13 @@ class Group:
 
     def _learn(self, held: Held) -> None:
         """A slowness that passed soon after it was named was a neighbour's, and another one as short will pass, too."""
-        well = _well_after(held)
+        well = well_after(held)
         if not held.intermittent and self.count - held.named_at <= 2 * well:
             # A fifth of the steps that count as well may still have been slow: the trimmed mean is blind to them.
             self._passed.append(Passed(self.count, self.count - well + well // 5 - held.named_at + held.window))
 
     def _is_well_again(self, place: int, held: Held, worth_s: float) -> bool:
-        window = _well_after(held)
+        window = well_after(held)
         if self.count - held.named_at < window:
             return False
         if held.intermittent:
@@ -497,22 +495,5 @@ class Group:
     def waited_s(self, place: int, window: int) -> float:
         """Return what a typical other rank waits in a step."""
         others = (self.rows.works(other, window) for other in self.sampled() if other != place)
-        waits = sorted(_mean([work.waiting_s for work in works]) for works in others if works)
+        waits = sorted(sum(work.waiting_s for work in works) / len(works) for works in others if works)
         return waits[len(waits) // 2] if waits else 0.0
-
-
-def _well_after(held: Held) -> int:
-    """Return for how many steps a named rank must be as fast as its equals."""
-    return max(20, held.window)
-
-
-def _typical(works: Works) -> StepWork:
-    """Return what the rank in the middle did."""
-    places = works.places()
-    some = [places[one] for one in some_of(len(places), MOST_SORTED)]
-    order = np.argsort(works.own_s(some), kind="stable")
-    return works[some[int(order[(len(order) - 1) // 2])]]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
