@@ -131,8 +131,7 @@ class AccumulatedCost:
 
     def are_calm(self, heights: Sequence[float]) -> npt.NDArray[np.bool_]:
         """Return which of all units are not half as suspicious as one that is named."""
-        found: npt.NDArray[np.bool_] = (2 * self.totals <= np.array(heights)[:, None]).all(axis=0)
-        return found
+        return np.asarray((2 * self.totals <= np.array(heights)[:, None]).all(axis=0))
 
     def calm_of(self, units: Places, heights: Sequence[float]) -> Places:
         """Return the units that are not half as suspicious as one that is named, all where those are too few."""

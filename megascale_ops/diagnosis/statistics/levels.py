@@ -422,4 +422,5 @@ def _medians(looks: Floats) -> Floats:
         return found
     ordered = np.sort(looks, axis=0)  # NaN last
     known = np.count_nonzero(~np.isnan(looks), axis=0)
-    return ordered[np.maximum(known - 1, 0) // 2, np.arange(looks.shape[1])]
+    middle: Floats = ordered[np.maximum(known - 1, 0) // 2, np.arange(looks.shape[1])]
+    return middle
