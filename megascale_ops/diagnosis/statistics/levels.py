@@ -70,6 +70,8 @@ _OF_TWO = 8.0
 _MANY = 128
 # Blocks: 16 looks, in which a unit's level is learnt whatever it is.
 _NEW = 2
+# Of what chance makes of a level.
+_CLEARLY = 4.0
 # Blocks of each unit that show what comes rarely and lasts so long.
 _ENOUGH_BLOCKS = 4
 _COUNT, _SQUARE, _UPPER, _CUBE, _PRODUCT, _LASTING, _FOURTH = range(7)
@@ -246,7 +248,8 @@ class Levels:
         share = uneven**2 / np.maximum(uneven**2 + noise**2, 1e-30)
         were_equal = not self.own.any()
         self.own[places] = np.clip(share * usual, -limit, limit)
-        if were_equal and self.own.any():  # what was noted so far was levels
+        uneven_ones = np.count_nonzero(np.abs(self.own[places]) > _CLEARLY * noise)
+        if were_equal and uneven_ones >= 2:  # what was noted so far was levels
             for noted in (self._known, self._pending, self._open, self._open_typical, self._open_count):
                 noted[:] = 0.0
             self._before[:] = np.nan
