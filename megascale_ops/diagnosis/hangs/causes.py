@@ -17,8 +17,8 @@ import re
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.hangs.patience import BUSY, wanders
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.hangs.work import computes, waits_for_child, works
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.

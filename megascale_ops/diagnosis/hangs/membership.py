@@ -11,7 +11,7 @@ Pure: where ranks wait in, the same with what membership adds out.
 from collections.abc import Iterable, Sequence
 
 from megascale_ops.diagnosis.hangs.evidence import Look, Position
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 
 # 12: so many unfinished calls an agent names before the last finished call of each group; 16 in all.
 _MOST_UNFINISHED, _MOST_FACTS = 12, 16

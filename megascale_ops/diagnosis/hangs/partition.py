@@ -24,7 +24,7 @@ import msgspec
 
 from megascale_ops.diagnosis.hangs.causes import Patience
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import StuckConnection

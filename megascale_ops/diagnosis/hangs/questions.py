@@ -16,8 +16,8 @@ from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, describe
 from megascale_ops.diagnosis.hangs.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.evidence import NOTHING
 from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.unmatched import unmatched
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import named

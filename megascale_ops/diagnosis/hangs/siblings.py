@@ -9,12 +9,9 @@ Pure: stands and calls in, what alike groups did out.
 """
 
 from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from megascale_ops.diagnosis.hangs.call_order import Calls, calls, difference
-
-if TYPE_CHECKING:
-    from megascale_ops.diagnosis.hangs.wait_graph import RankWait
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 
 # 2: one call alone is alike in many groups.
 LEAST_ALIKE = 2
@@ -22,7 +19,7 @@ LEAST_ALIKE = 2
 MOST_ASKED = 128
 
 
-def alike(known: Calls, group: str, seq: int, stands: Sequence["RankWait"]) -> Iterator[tuple["RankWait", str, Calls]]:
+def alike(known: Calls, group: str, seq: int, stands: Sequence[RankWait]) -> Iterator[tuple[RankWait, str, Calls]]:
     """Return ranks outside a group, each with a group of its own that made the same calls below number ``seq``."""
     before = {number: fact for number, fact in known.items() if number < seq}
     if len(before) < LEAST_ALIKE:
@@ -36,7 +33,7 @@ def alike(known: Calls, group: str, seq: int, stands: Sequence["RankWait"]) -> I
                 yield stand, own, theirs
 
 
-def first_is_right(one: Calls, other: Calls, group: str, seq: int, stands: Sequence["RankWait"]) -> bool | None:
+def first_is_right(one: Calls, other: Calls, group: str, seq: int, stands: Sequence[RankWait]) -> bool | None:
     """Return whether the first of two did what alike groups did as number ``seq``; None: they do not tell."""
     known = {**other, **one}  # below the first difference both are the same
     votes: dict[int, set[bool]] = {}  # by rank
@@ -50,7 +47,7 @@ def first_is_right(one: Calls, other: Calls, group: str, seq: int, stands: Seque
 
 
 def has_gone_on(
-    known: Calls, group: str, seq: int, stands: Sequence["RankWait"], disputed: Container[str]
+    known: Calls, group: str, seq: int, stands: Sequence[RankWait], disputed: Container[str]
 ) -> bool | None:
     """Return whether ranks that wait elsewhere have made call ``seq`` of groups alike; None: they do not tell.
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from megascale_ops.diagnosis.hangs.call_order import describe
 from megascale_ops.diagnosis.hangs.causes import Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.tile_graph import Edge, edges_of, follow, standing
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 

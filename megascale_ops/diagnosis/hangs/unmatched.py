@@ -14,8 +14,8 @@ Pure: where ranks wait in, the pair out.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.siblings import LEAST_ALIKE
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.messages import CollectiveFact
 
 _OTHER_HALF = {"send": "recv", "recv": "send"}

@@ -38,8 +38,8 @@ from megascale_ops.diagnosis.hangs.habits import place_of
 from megascale_ops.diagnosis.hangs.membership import with_members
 from megascale_ops.diagnosis.hangs.patience import CONTRADICTED, busy_patience_s, is_leaving
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
-from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict

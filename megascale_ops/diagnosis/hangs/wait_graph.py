@@ -31,6 +31,7 @@ from megascale_ops.diagnosis.hangs.call_order import (
     fits,
 )
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look, Position
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact
 
@@ -42,24 +43,6 @@ MOST_COMPARED = 64
 MOST_SIDES = 3
 # 8: groups that are compared with all others, and ranks of a circle that are.
 MOST_DISPUTED = 8
-
-
-class RankWait(NamedTuple):
-    """One rank: its report, its evidence, and where it waits."""
-
-    rank: int
-    view: RankView
-    look: Look
-    positions: tuple[Position, ...]
-    inside: CollectiveFact | None  # the collective that it waits in
-    waits: bool  # also where it is not known in which
-    tile_wait: bool = False  # for a tile of another rank
-
-    @property
-    def step(self) -> int:
-        """The last step that it has finished."""
-        progress = self.view.report.progress
-        return progress.step if progress is not None else -1
 
 
 class Chain(NamedTuple):

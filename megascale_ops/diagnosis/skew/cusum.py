@@ -16,6 +16,7 @@ import numpy as np
 from megascale_ops.diagnosis.skew.tables import Floats, Longs, some_of
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
+from megascale_ops.diagnosis.statistics.levels import Alarm, Levels
 from megascale_ops.diagnosis.statistics.noise import means_of, noise_of, noise_of_late
 
 KEPT = 64
@@ -59,6 +60,7 @@ class Sums:
         self.held: dict[int, Held] = {}
         self._kept = np.full((units, KEPT), np.nan, np.float32)
         self._costs = AccumulatedCost(tests=3, units=units)
+        self._levels = Levels(units)
         self._means: list[Floats] = []
         self._seen = 0
         self.trend = np.full((units, _TREND), np.nan, np.float32)
@@ -77,6 +79,7 @@ class Sums:
         empty = np.full((more, KEPT), np.nan, np.float32)
         self._kept = np.concatenate([self._kept, empty])
         self._costs.grow(units, began=self.count)
+        self._levels.grow(units)
         fill = np.full(more, np.nan, np.float32)
         self._means = [np.concatenate([mean, fill]) for mean in self._means]
         self.trend = np.concatenate([self.trend, np.full((more, _TREND), np.nan, np.float32)])
@@ -108,8 +111,13 @@ class Sums:
         self._note_trend(column)
         striking: set[int] = set()
         if ready:
-            strikes = self._costs.add((column - self.center) / self.noise, self._tests(worth, between), self.count)
+            tests = self._tests(worth, between)
+            noises = (column - self.center - self._levels.usual) / self.noise
+            strikes = self._costs.add(noises, tests, self.count, noise=self.noise)
             striking.update(np.flatnonzero(strikes).tolist())
+            if self._levels.add(column - self.center, false_alarms.CUT * self.noise):
+                calm = self._costs.are_calm([one.height for one in tests])
+                self._costs.shift(self._levels.settle(calm, list(self.held)), self.noise, self.count)
         if self.count >= LEAST and (not ready or self.count % false_alarms.BLOCK == 0):
             self._calibrate(worth, between)
         return striking
@@ -149,6 +157,14 @@ class Sums:
         above = [test for test, (_, height) in enumerate(tests) if self._costs.totals[test, unit] > height]
         return max((self.count - int(self._costs.began[test, unit]) for test in above), default=0)
 
+    def usual(self, unit: int) -> float:
+        """Return by how much a unit is usually slower than its equals, where their levels differ."""
+        return float(self._levels.usual[unit])
+
+    def over_usual(self, unit: int, blocks: int) -> float:
+        """Return by how much a unit's typical excess in the newest blocks is above its usual level."""
+        return self.excess(unit, blocks) - self.usual(unit)
+
     def excess(self, unit: int, blocks: int) -> float:
         """Return a unit's typical excess in the newest blocks, 0 where nothing is known."""
         row = self.last(blocks)[unit]
@@ -184,12 +200,23 @@ class Sums:
         return float(np.nanmax(means_of(rows), initial=0.0)) if rows.size else 0.0
 
     def stands(self, unit: int, window: int, worth: float, between: float) -> bool:
-        """Hold an alarm against the noise of late; where that is larger than what was known, it may be none."""
+        """Hold an alarm against the noise of late, and against how far innocent units stray; it may be none."""
         noise = self._noise_of_late(unit, max(LATELY, -(-window // LATELY) * LATELY) if self.units > 2 else window + 1)
-        if noise <= self.noise:
-            return True
-        self._know(noise, worth, between)
-        return self.window(unit, worth, between) >= PERSISTENT
+        if noise > self.noise:
+            self._know(noise, worth, between)
+            if self.window(unit, worth, between) < PERSISTENT:
+                return False
+        tests = self._tests(worth, between)
+        others = self._calm_of(np.delete(np.arange(self.units), [unit, *self.held]))
+        others = others[some_of(len(others), _SAMPLED)]
+        now = self.last(KEPT)[others] - self._levels.own[others][:, None] - self.center
+        own = self.last(KEPT)[unit] - self._levels.usual[unit] - self.center
+        alarms = [
+            Alarm(self.count - int(self._costs.began[test, unit]), float(self._costs.since[test, unit]))
+            for test, one in enumerate(tests)
+            if self._costs.totals[test, unit] > one.height
+        ]
+        return self._levels.strays(unit, alarms, between, own, now, false_alarms.CUT * self.noise)
 
     def _know(self, noise: float, worth: float, between: float) -> None:
         """Take over a new noise; the sums are in its units, so a larger one makes them less."""
@@ -200,8 +227,8 @@ class Sums:
         self._costs.scale(before / noise)
         for test, (units, one) in enumerate(zip(high, tests, strict=True)):
             remembered = units[self.count - self._costs.began[test, units] <= kept]
-            noises = (self.last(kept)[remembered] - self.center) / self.noise
-            self._costs.add_again(test, remembered, noises, one, self.count)
+            noises = self.last(kept)[remembered] - self._levels.usual[remembered][:, None] - self.center
+            self._costs.add_again(test, remembered, noises / self.noise, one, self.count, self.noise)
 
     def _noise_of_late(self, suspect: int, blocks: int) -> float:
         """Return how noisy the others were in the newest blocks: of few all but the suspect, of many the calm ones."""
@@ -236,9 +263,9 @@ class Sums:
         well = []
         for unit, held in list(self.held.items()):
             window = max(20, held.window)
-            is_well = self.count - held.named_at >= window and self.excess(unit, window) < worth / 2
+            is_well = self.count - held.named_at >= window and self.over_usual(unit, window) < worth / 2
             is_well = is_well and self._is_known(unit, window)
-            if is_well or (worth > held.worth and self.excess(unit, held.window) < worth):
+            if is_well or (worth > held.worth and self.over_usual(unit, held.window) < worth):
                 del self.held[unit]
                 self._costs.clear(unit, began=self.count)
                 well.append(unit)

@@ -154,7 +154,7 @@ class Skew:
             window = sums.window(unit, worth, between)
             if unit in sums.held or window < PERSISTENT:
                 continue
-            if max(sums.median(unit, window), sums.recurring(unit, window)) < worth:
+            if max(sums.median(unit, window), sums.recurring(unit, window)) < worth + sums.usual(unit):
                 continue
             if not sums.stands(unit, window, worth, between):
                 continue

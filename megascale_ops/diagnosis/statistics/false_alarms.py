@@ -31,6 +31,9 @@ RISE = 1.25
 # A window of 64 steps can't measure an autocorrelation above 0.95.
 _MOST_MEMORY = 0.95
 _DAY_S = 86_400.0
+# Student's t of so many degrees of freedom is the normal one.
+_NORMAL = 1e4
+_NORMAL_DISTRIBUTION = statistics.NormalDist()
 
 
 def block_mean(row: Sequence[float]) -> float:
@@ -109,6 +112,33 @@ def threshold(allowance: float, steps_between: float) -> float:
     for _ in range(20):
         b = math.log(2 * allowance**2 * steps_between + 1 + 2 * allowance * b) / (2 * allowance)
     return max(2 * CUT, b - 1.166)
+
+
+@lru_cache(maxsize=1024)
+def quantile_of_t(freedom: float, chance: float) -> float:
+    """Return what Student's t of so many degrees of freedom exceeds with a small chance (Hill, CACM 13, 1970)."""
+    n, p = max(freedom, 1.0), min(2 * max(chance, 1e-15), 1.0)
+    if n > _NORMAL:
+        return -_NORMAL_DISTRIBUTION.inv_cdf(p / 2)
+    if n < 2:  # between the two that have a closed form
+        one, two = math.cos(p * math.pi / 2) / math.sin(p * math.pi / 2), math.sqrt(2 / (p * (2 - p)) - 2)
+        return math.exp((2 - n) * math.log(max(one, 1e-9)) + (n - 1) * math.log(max(two, 1e-9)))
+    a = 1 / (n - 0.5)
+    b = 48 / a**2
+    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * n
+    y = (d * p) ** (2 / n)
+    if y > 0.05 + a:
+        x = _NORMAL_DISTRIBUTION.inv_cdf(p / 2)
+        y = x * x
+        c += 0.3 * (n - 4.5) * (x + 0.6) if n < 5 else 0.0
+        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+        y = math.expm1(a * y * y)
+    else:
+        small = 1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)
+        y = (small * y - 1) * (n + 1) / (n + 2) + 1 / y
+    return math.sqrt(n * y)
 
 
 def chance_of_at_least(count: int, expected: float) -> float:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.schema.progress import StepWork
 
@@ -232,6 +233,19 @@ def intermittent_steps(jumps: Sequence[Jump], count: int) -> float:
     """Return over how many steps a rank's single slow steps spread, one gap more than lies between them."""
     number = len(jumps)
     return max(1.0, (count - jumps[0].at) * number / max(1, number - 1))
+
+
+def well_after(held: Held) -> int:
+    """Return for how many steps a named rank must be as fast as its equals."""
+    return max(20, held.window)
+
+
+def typical_of(works: Works, most: int) -> StepWork:
+    """Return what the rank in the middle did, of at most so many."""
+    places = works.places()
+    some = [places[one] for one in some_of(len(places), most)]
+    order = np.argsort(works.own_s(some), kind="stable")
+    return works[some[int(order[(len(order) - 1) // 2])]]
 
 
 class MediansOfOthers:

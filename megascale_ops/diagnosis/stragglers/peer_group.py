@@ -17,6 +17,7 @@ import numpy as np
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
+from megascale_ops.diagnosis.statistics.levels import Alarm, Levels
 from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
 from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.diagnosis.stragglers.own_work import (
@@ -30,6 +31,8 @@ from megascale_ops.diagnosis.stragglers.own_work import (
     Rows,
     Works,
     intermittent_steps,
+    typical_of,
+    well_after,
 )
 from megascale_ops.diagnosis.stragglers.step_table import STEP, Table
 from megascale_ops.schema.policy import JobPolicy
@@ -103,9 +106,12 @@ class Group:
         self._numbers = array("q")  # by place: the rank
         self._nodes: list[str] = []
         self._costs = AccumulatedCost(tests=2)
+        self.levels = Levels()
         self._blocks_s: dict[int, deque[float]] = {}  # by place, of ranks that give the noise
         self._jumps = 0  # of all ranks
+        self._jumped: dict[int, int] = {}  # by place: the count at the last step that was as slow as a jump
         self._passed: deque[Passed] = deque(maxlen=16)
+        self._now: tuple[int, Floats] = (-1, np.empty((0, 0)))  # as of which count, what others exceed
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
         self._pending: dict[int, Works] = {}  # by step
         self._done = -1
@@ -185,6 +191,7 @@ class Group:
         self.walls_s.append(walls_s[len(walls_s) // 2])
         self._equal = None
         self._costs.grow(len(self), began=self.count - 1)
+        self.levels.grow(len(self))
         ready = self.noise_s > 0
         heights = self.heights(policy) if ready else (0.0, 0.0)
         tests = (Threshold(_ALLOWANCE, heights[0]), Threshold(self._small_allowance(policy), heights[1]))
@@ -196,8 +203,13 @@ class Group:
                 yield
             some = slice(first, first + MOST_SORTED)
             striking += self._strike(np.array(places[some], np.intp), own_s[some], measure, row)
+        # Not before noise is known: one large garbage collection among eight steps is no level.
+        is_block = ready and self.levels.add(row.excess_s - self.center_s, false_alarms.CUT * self.noise_s)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
+        if is_block:
+            more_s = self.levels.settle(self._costs.are_calm(heights), list(self.held))
+            self._costs.shift(more_s, self.noise_s, self.count)
         if ready:
             self._take_names_back(policy)
             self._name(striking, policy)
@@ -208,7 +220,9 @@ class Group:
         row.excess_s[places] = excess_s
         if not self.noise_s:
             return
-        above = self._costs.add((excess_s - self.center_s) / self.noise_s, measure.tests, self.count, places)
+        excess_s -= self.levels.usual[places]  # not the row's, which is as it was measured
+        noises = (excess_s - self.center_s) / self.noise_s
+        above = self._costs.add(noises, measure.tests, self.count, places, self.noise_s)
         for at in np.flatnonzero(above | (excess_s > measure.jump_s)).tolist():
             place = int(places[at])
             jumped = excess_s[at] > measure.jump_s and self._note_jump(place, float(excess_s[at]), row.works)
@@ -218,10 +232,11 @@ class Group:
     def _note_jump(self, place: int, excess_s: float, works: Works) -> bool:
         """Note a single slow step of a rank, unless it is one with the step before."""
         jumps = self.jumps.setdefault(place, deque(maxlen=MOST_JUMPS))
-        if jumps and self.count - jumps[-1].at <= 3:
+        before, self._jumped[place] = self._jumped.get(place, 0), self.count
+        if jumps and (self.count - jumps[-1].at <= 3 or before == self.count - 1):
             return False
         # Once a step, not once a rank: when a thousand jump together, sorting takes seconds.
-        self._equal = self._equal or _typical(works)
+        self._equal = self._equal or typical_of(works, MOST_SORTED)
         jumps.append(Jump(self.count, excess_s, works[place], self._equal))
         self._jumps += 1
         return True
@@ -313,7 +328,7 @@ class Group:
         A sum comes down slowly, and a rank that was slow may be well again. And this comes first: of machines that are
         not quite alike, some hundreds in ten thousand are above the thresholds all the time.
         """
-        newest_s = self.rows.excesses_of(np.array(places, np.intp), PERSISTENT)
+        newest_s = self._unusual_s(np.array(places, np.intp), PERSISTENT)
         if newest_s.shape[1] < PERSISTENT:
             return set(places)
         middle = np.partition(newest_s, PERSISTENT // 2, axis=1)[:, PERSISTENT // 2]
@@ -339,14 +354,18 @@ class Group:
         if window < self._persistent():
             return
         # Now, too (``_are_slow_now``), also where some steps are missing.
+        worth_s += self.levels.usual[place]
         if statistics.median_high(self.rows.newest_s(place, min(PERSISTENT, window))) < worth_s:
             return
         if statistics.median_high(self.rows.excesses_s(place)[-window:]) < worth_s:
             return
+        worth_s -= self.levels.usual[place]
         if not self._stands(place, window, heights, policy):
             return
         # Of many equals one is slow by chance in every step: who is no slower than that holds no rank up.
         if len(self) > 2 * SAMPLED and self.gained_s(place, window, policy.straggler_share) < worth_s / 2:
+            return
+        if not self._strays(place, heights, policy):
             return
         if self.waited_s(place, window) >= worth_s / 2:
             self._hold(place, policy.straggler_share, intermittent=False, window=window)
@@ -367,6 +386,33 @@ class Group:
         self._know(noise_s, policy)
         return bool((self._costs.totals[:, suspect] > self.heights(policy)).any())
 
+    def _strays(self, suspect: int, heights: Sequence[float], policy: JobPolicy) -> bool:
+        """Return whether a suspect is further out, on the mean of its alarm, than innocent ranks stray."""
+        between = false_alarms.steps_between_alarms(len(self), self.step_s, policy.straggler_false_alarms_per_day / 3)
+        alarms = [
+            Alarm(self.count - int(self._costs.began[test, suspect]), float(self._costs.since[test, suspect]))
+            for test in np.flatnonzero(self._costs.totals[:, suspect] > heights)
+        ]
+        own_s = self._unusual_s(np.array([suspect], np.intp))[0] - self.center_s
+        others_s = self._others_now_s(suspect, heights)
+        return self.levels.strays(suspect, alarms, between, own_s, others_s, false_alarms.CUT * self.noise_s)
+
+    def _others_now_s(self, suspect: int, heights: Sequence[float]) -> Floats:
+        """Return what ranks without suspicion exceed their usual levels by; of many one sample does for a step."""
+        if self._now[0] == self.count and len(self) > 2 * SAMPLED:
+            return self._now[1]
+        free = np.ones(len(self), bool)
+        free[[suspect, *self.held]] = False
+        calm = self._costs.calm_of(np.flatnonzero(free), heights)
+        calm = calm[np.array(some_of(len(calm), SAMPLED), np.intp)]
+        excesses_s = self.rows.excesses_of(calm) - self.levels.own[calm][:, None]
+        self._now = self.count, excesses_s - self.center_s
+        return self._now[1]
+
+    def _unusual_s(self, places: Places, most: int | None = None) -> Floats:
+        """Return by how much ranks exceeded their usual levels in the newest steps (places, steps)."""
+        return self.rows.excesses_of(places, most) - self.levels.usual[places][:, None]
+
     def _know(self, noise_s: float, policy: JobPolicy) -> None:
         """Take over a new noise; the sums are in its units, so a larger one makes them less."""
         before_s, self.noise_s = self.noise_s, noise_s
@@ -376,8 +422,8 @@ class Group:
             self._costs.scale(before_s / noise_s)
         for test, (places, one) in enumerate(zip(high, tests, strict=True)):
             remembered = places[self.count - self._costs.began[test, places] <= len(self.rows)]
-            noises = (self.rows.excesses_of(remembered) - self.center_s) / self.noise_s
-            self._costs.add_again(test, remembered, noises, one, self.count)
+            noises = (self._unusual_s(remembered) - self.center_s) / self.noise_s
+            self._costs.add_again(test, remembered, noises, one, self.count, self.noise_s)
 
     def _noise_of_late_s(self, suspect: int, steps: int, heights: Sequence[float]) -> float:
         """Return the noise of the ranks without an alarm in the last steps.
@@ -408,25 +454,28 @@ class Group:
 
     def _learn(self, held: Held) -> None:
         """A slowness that passed soon after it was named was a neighbour's, and another one as short will pass, too."""
-        well = _well_after(held)
+        well = well_after(held)
         if not held.intermittent and self.count - held.named_at <= 2 * well:
             # A fifth of the steps that count as well may still have been slow: the trimmed mean is blind to them.
             self._passed.append(Passed(self.count, self.count - well + well // 5 - held.named_at + held.window))
 
     def _is_well_again(self, place: int, held: Held, worth_s: float) -> bool:
-        window = _well_after(held)
+        window = well_after(held)
         if self.count - held.named_at < window:
             return False
         if held.intermittent:
             return self.count - self.jumps[place][-1].at > window
-        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
+        return self._typical_s(place, window) < worth_s / 2
 
     def _is_worth(self, place: int, held: Held, worth_s: float) -> bool:
         """Return whether what a rank is named for is worth so much."""
         if held.intermittent:
             return self._lost_in_jumps_s(place) >= worth_s
-        window = self.count - held.named_at + held.window
-        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) >= worth_s
+        return self._typical_s(place, self.count - held.named_at + held.window) >= worth_s
+
+    def _typical_s(self, place: int, window: int) -> float:
+        """Return by how much a rank typically exceeded its usual level in the newest steps."""
+        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) - float(self.levels.usual[place])
 
     def _lost_in_jumps_s(self, place: int) -> float:
         """Return what a rank's single slow steps cost each step."""
@@ -472,22 +521,5 @@ class Group:
     def waited_s(self, place: int, window: int) -> float:
         """Return what a typical other rank waits in a step."""
         others = (self.rows.works(other, window) for other in self.sampled() if other != place)
-        waits = sorted(_mean([work.waiting_s for work in works]) for works in others if works)
+        waits = sorted(sum(work.waiting_s for work in works) / len(works) for works in others if works)
         return waits[len(waits) // 2] if waits else 0.0
-
-
-def _well_after(held: Held) -> int:
-    """Return for how many steps a named rank must be as fast as its equals."""
-    return max(20, held.window)
-
-
-def _typical(works: Works) -> StepWork:
-    """Return what the rank in the middle did."""
-    places = works.places()
-    some = [places[one] for one in some_of(len(places), MOST_SORTED)]
-    order = np.argsort(works.own_s(some), kind="stable")
-    return works[some[int(order[(len(order) - 1) // 2])]]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

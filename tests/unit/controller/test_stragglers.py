@@ -117,7 +117,7 @@ def test_5_percent_are_named_within_100_steps() -> None:
         assert (steps > 0, named) == (True, {2}), (seed, steps)
 
 
-def test_5_percent_are_named_within_20_steps_after_the_garbage_of_start_up() -> None:
+def test_5_percent_are_named_within_25_steps_after_the_garbage_of_start_up() -> None:
     """Each rank's first large garbage collection, 100 ms in one of its first steps, is not what noise is."""
     for seed in SEEDS:
         collected = random.Random(seed).choices(range(10, 40), k=4)  # noqa: S311  no secret
@@ -127,7 +127,7 @@ def test_5_percent_are_named_within_20_steps_after_the_garbage_of_start_up() -> 
             return {"gc_s": 0.1, "forward_s": 0.1} if step == at[rank] else {}
 
         assert job.run(100, collect) == set()
-        assert job.run(20, slower(0.05)) == {2}, seed
+        assert job.run(25, slower(0.05)) == {2}, seed
 
 
 def test_a_rank_that_is_slow_from_the_first_step_is_named() -> None:
