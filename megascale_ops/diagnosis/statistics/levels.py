@@ -9,17 +9,18 @@ means over as many steps that *innocent* units had, before and now.
 **Usual level.** Each unit's mean of all that is remembered, as far as the units' levels differ by more than noise would
 make them differ: means of even and of odd blocks are two independent looks at a level, so their half sum spreads by
 levels and noise, their half difference by noise alone. A level above what is to be expected among so many (Student's t,
-one in a hundred jobs) is no unevenness but a slow unit: what is beyond is not usual. In a fleet of equals the usual
-level is 0, and in an uneven one a unit is held against its own past. It is never below 0: as slow as its equals is
-well.
+one in a hundred jobs), or above the most that machines in service differ by, is no unevenness but a slow unit: what is
+beyond is not usual. In a fleet of equals the usual level is 0, and in an uneven one a unit is held against its own
+past. It is never below 0: as slow as its equals is well.
 
 **Straying.** Means of blocks of 8, 32, 128, 512 and 2,048 steps about the usual level: their mean square over units and
 blocks, and how alike a unit's successive ones are (r). Of n blocks that remember n(1-r²)/(1+r²) count (Bartlett, 1935);
 so many degrees of freedom has the mean square, and Student's t of them gives the bar: with unequal machines or with
-noise that remembers longer than anything was watched, one for each unit. What comes rarely and is large then (a job of
-cron, two ways to run) has a small mean square; the mean fourth power over it is the square of how large it typically
-is, and the bar is a half above that. A unit is held against the others: one that strays alone has no excuse. What is
-under suspicion counts for the others little until it has passed by itself, named or not.
+noise that remembers longer than anything was watched, one for each unit. Of few units t is no bar at all (thirty times
+what was seen): who is further out than machines in service differ by is slow, whatever t says. What comes rarely and is
+large then (a job of cron, two ways to run) has a small mean square; the mean fourth power over it is the square of how
+large it typically is, and the bar is a half above that. A unit is held against the others: one that strays alone has no
+excuse. What is under suspicion counts for the others little until it has passed by itself, named or not.
 
 **Now.** Noise that has just changed is in no record: where the other units stray more than the record says by more than
 chance, what they do now counts.
@@ -111,12 +112,14 @@ class Levels:
     Attributes:
         own: (units) by how much each is usually slower than its equals, or faster.
         usual: (units) the same, 0 where it is faster.
+        most_innocent: Who is slower than its equals by more is slow, however they stray and differ.
     """
 
     def __init__(self, units: int = 0) -> None:
         scales = len(LENGTHS)
         self.own = np.zeros(units)
         self.usual = np.zeros(units)
+        self.most_innocent = math.inf
         self._halves = np.zeros((2, units))  # means of even and of odd blocks
         self._halves_count = np.zeros((2, units), np.float32)
         self._open = np.zeros((scales, units))
@@ -244,7 +247,7 @@ class Levels:
         usual = (self._halves[0] + self._halves[1])[places] / 2
         chance = (self._halves[0] - self._halves[1])[places] / 2
         uneven, noise, freedom = _unevenness(usual, chance)
-        limit = quantile_of_t(freedom, _ODD_LEVEL / len(self.own)) * uneven
+        limit = np.minimum(quantile_of_t(freedom, _ODD_LEVEL / len(self.own)) * uneven, self.most_innocent)
         share = uneven**2 / np.maximum(uneven**2 + noise**2, 1e-30)
         were_equal = not self.own.any()
         self.own[places] = np.clip(share * usual, -limit, limit)
@@ -332,7 +335,7 @@ class Levels:
         """
         found = self.straying(unit, window)
         if found is None:
-            return math.inf
+            return self.most_innocent
         variance, freedom, skew = found
         if len(now) >= 3:
             means = now[:, -window:].mean(axis=1)
@@ -345,7 +348,7 @@ class Levels:
                 variance, freedom = variance * ratio, few
         bar = quantile_of_t(freedom, min(_OF_TWO * chance, _ODD_LEVEL))
         # What is skewed goes further up (Cornish and Fisher's first term).
-        return (bar + skew * (bar * bar - 1) / 6) * math.sqrt(variance)
+        return min((bar + skew * (bar * bar - 1) / 6) * math.sqrt(variance), self.most_innocent)
 
     def _pool(self, scale: int, suspect: int) -> _Pooled | None:
         """Return what blocks of one length show of all units, of few without the suspect."""

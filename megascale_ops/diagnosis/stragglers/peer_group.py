@@ -53,6 +53,8 @@ REMEMBERED = 4_096
 MOST_PENDING = 64
 # The noise is that of at most 64 ranks, looked at again every 8 steps: 0.1 ms a step.
 SAMPLED = 64
+# A quarter of the work: machines in service differ, and stray, by less; what is slower from the first step is slow.
+MOST_INNOCENT = 0.25
 RECALIBRATED = false_alarms.BLOCK
 # What a rank did is kept of fewer steps: enough to find what it needs longer for.
 WORKS_KEPT = 16
@@ -98,6 +100,7 @@ class Group:
         self.held: dict[int, Held] = {}  # by place
         self.jumps: dict[int, deque[Jump]] = {}  # by place
         self.walls_s: deque[float] = deque(maxlen=KEPT)
+        self._owns_s: deque[float] = deque(maxlen=KEPT)  # the typical rank's own work
         self.count = 0  # steps judged
         self.noise_s = 0.0
         self.center_s = 0.0
@@ -189,6 +192,7 @@ class Group:
         # All have the same step time but for the clocks: a thousand of them give it.
         walls_s = sorted(told.walls_s([places[one] for one in some_of(len(places), PIECE)]))
         self.walls_s.append(walls_s[len(walls_s) // 2])
+        self._owns_s.append(others_s.below)
         self._equal = None
         self._costs.grow(len(self), began=self.count - 1)
         self.levels.grow(len(self))
@@ -207,6 +211,7 @@ class Group:
         is_block = ready and self.levels.add(row.excess_s - self.center_s, false_alarms.CUT * self.noise_s)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
+            self.levels.most_innocent = MOST_INNOCENT * statistics.median(self._owns_s)
         if is_block:
             more_s = self.levels.settle(self._costs.are_calm(heights), list(self.held))
             self._costs.shift(more_s, self.noise_s, self.count)
