@@ -20,6 +20,11 @@ from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.schema.progress import StepWork
 
+# 4,096 steps: three minutes of 50 ms steps, a day of 20 s ones.
+REMEMBERED = 4_096
+# 8 slow steps show that a rank is slow now.
+SLOW_STEPS = 8
+
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
@@ -238,6 +243,53 @@ def intermittent_steps(jumps: Sequence[Jump], count: int) -> float:
 def well_after(held: Held) -> int:
     """Return for how many steps a named rank must be as fast as its equals."""
     return max(20, held.window)
+
+
+class Passings:
+    """How long slownesses lasted that passed by themselves in this job: a neighbour's, and there will be more."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[int, int]] = deque(maxlen=16)  # the group's count of steps then, and how many steps
+
+    def learn(self, held: Held, count: int) -> None:
+        """Note the end of a slowness; one that went on for long after it was named did not pass by itself."""
+        well = well_after(held)
+        if not held.intermittent and count - held.named_at <= 2 * well:
+            # A fifth of the steps that count as well may still have been slow: the trimmed mean is blind to them.
+            self._ended.append((count, count - well + well // 5 - held.named_at + held.window))
+
+    def longest(self, count: int) -> int:
+        """Return how many steps the longest lasted that is not too long ago, 0 where there was none."""
+        while self._ended and self._ended[0][0] <= count - REMEMBERED:
+            self._ended.popleft()
+        return max((steps for _, steps in self._ended), default=0)
+
+
+class Slowest:
+    """The most excess in each step of a rank that is not slow all the time; once a step for all who ask."""
+
+    def __init__(self) -> None:
+        self._found: tuple[tuple[int, float, int], Floats] | None = None
+
+    def of(self, rows: Rows, size: int, worth_s: float, count: int, held: list[int]) -> Floats:
+        """Return it for the steps that are kept, oldest first.
+
+        Args:
+            rows: Those steps.
+            size: How many ranks there are.
+            worth_s: A rank whose excess is typically as much is slow all the time.
+            count: The group's count of steps now.
+            held: Ranks that are named, by place.
+        """
+        key = count, worth_s, len(held)
+        if self._found is None or self._found[0] != key:
+            excesses_s = rows.excesses_of(np.arange(size))
+            newest_s = excesses_s[:, -SLOW_STEPS:]
+            is_slow = np.partition(newest_s, newest_s.shape[1] // 2, axis=1)[:, newest_s.shape[1] // 2] >= worth_s
+            is_slow[held] = True
+            others_s = np.where(np.isnan(excesses_s[~is_slow]), 0.0, excesses_s[~is_slow])
+            self._found = key, others_s.max(axis=0, initial=0.0)
+        return self._found[1]
 
 
 def typical_of(works: Works, most: int) -> StepWork:

@@ -25,10 +25,12 @@ from megascale_ops.diagnosis.stragglers.own_work import (
     Held,
     Jump,
     MediansOfOthers,
+    Passings,
     Places,
     Rank,
     Row,
     Rows,
+    Slowest,
     Works,
     intermittent_steps,
     typical_of,
@@ -47,8 +49,6 @@ PERSISTENT = 8
 # 16 steps show noise that began of late; the alarm's own steps where they are more.
 LATELY = 16
 KEPT = 64
-# 4,096 steps: three minutes of 50 ms steps, a day of 20 s ones.
-REMEMBERED = 4_096
 # A step that not all ranks have reported is waited for until the newest is so much further.
 MOST_PENDING = 64
 # The noise is that of at most 64 ranks, looked at again every 8 steps: 0.1 ms a step.
@@ -74,13 +74,6 @@ _LEAST_ALLOWANCE = 0.2
 _UNSURE = 16
 # 0.2 % of a step: clocks and schedulers are no better than that, however quiet a run looks.
 _LEAST_NOISE = 0.002
-
-
-class Passed(NamedTuple):
-    """A slowness that passed by itself: when it was over, and how many steps it lasted."""
-
-    at: int
-    steps: int
 
 
 class _Measure(NamedTuple):
@@ -113,13 +106,13 @@ class Group:
         self._blocks_s: dict[int, deque[float]] = {}  # by place, of ranks that give the noise
         self._jumps = 0  # of all ranks
         self._jumped: dict[int, int] = {}  # by place: the count at the last step that was as slow as a jump
-        self._passed: deque[Passed] = deque(maxlen=16)
+        self._passed = Passings()
         self._now: tuple[int, Floats] = (-1, np.empty((0, 0)))  # as of which count, what others exceed
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
         self._pending: dict[int, Works] = {}  # by step
         self._done = -1
         self._seen = 0
-        self._slowest: tuple[tuple[int, float, int], Floats] | None = None  # as of which step, share and names
+        self._slowest = Slowest()
         self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once computed
 
     def __len__(self) -> int:
@@ -345,7 +338,7 @@ class Group:
         share = policy.straggler_share
         for place, held in list(self.held.items()):
             if self._is_well_again(place, held, share * self.step_s):
-                self._learn(held)
+                self._passed.learn(held, self.count)
                 del self.held[place]
                 self._costs.clear(place)
                 self.jumps.pop(place, None)
@@ -356,7 +349,8 @@ class Group:
         worth_s = policy.straggler_share * self.step_s
         is_above = self._costs.totals[:, place] > heights
         window = self.count - int(self._costs.began[is_above, place].min())
-        if window < self._persistent():
+        # Twice as long as slownesses that have passed by themselves in this job.
+        if window < min(max(PERSISTENT, 2 * self._passed.longest(self.count)), KEPT):
             return
         # Now, too (``_are_slow_now``), also where some steps are missing.
         worth_s += self.levels.usual[place]
@@ -374,12 +368,6 @@ class Group:
             return
         if self.waited_s(place, window) >= worth_s / 2:
             self._hold(place, policy.straggler_share, intermittent=False, window=window)
-
-    def _persistent(self) -> int:
-        """Return for how many steps a rank must be slow: twice as many as have passed by themselves in this job."""
-        while self._passed and self._passed[0].at <= self.count - REMEMBERED:
-            self._passed.popleft()
-        return min(max([PERSISTENT, *(2 * one.steps for one in self._passed)]), KEPT)
 
     def _stands(self, suspect: int, window: int, heights: Sequence[float], policy: JobPolicy) -> bool:
         """Hold an alarm against the noise of late; where that is larger than what was known, it may be none."""
@@ -457,13 +445,6 @@ class Group:
         self.held[place] = Held(intermittent, since_step, self.count, kept, share)
         self.names += 1
 
-    def _learn(self, held: Held) -> None:
-        """A slowness that passed soon after it was named was a neighbour's, and another one as short will pass, too."""
-        well = well_after(held)
-        if not held.intermittent and self.count - held.named_at <= 2 * well:
-            # A fifth of the steps that count as well may still have been slow: the trimmed mean is blind to them.
-            self._passed.append(Passed(self.count, self.count - well + well // 5 - held.named_at + held.window))
-
     def _is_well_again(self, place: int, held: Held, worth_s: float) -> bool:
         window = well_after(held)
         if self.count - held.named_at < window:
@@ -507,21 +488,10 @@ class Group:
         Equals that are slow all the time, by ``share`` of a step, do not count: each of them would hide the others.
         """
         mine_s = self.rows.excesses_of(np.array([place], np.intp))[0]
-        gains_s = np.maximum(mine_s - self._slowest_s(share * self.step_s), 0.0)[-window:]
+        slowest_s = self._slowest.of(self.rows, len(self), share * self.step_s, self.count, list(self.held))
+        gains_s = np.maximum(mine_s - slowest_s, 0.0)[-window:]
         told = gains_s[~np.isnan(gains_s)]
         return float(told.mean()) if len(told) else 0.0
-
-    def _slowest_s(self, worth_s: float) -> Floats:
-        """Return the most excess of a rank that is not slow all the time, by step; once a step for all who ask."""
-        key = self.count, worth_s, len(self.held)
-        if self._slowest is None or self._slowest[0] != key:
-            excesses_s = self.rows.excesses_of(np.arange(len(self)))
-            newest_s = excesses_s[:, -PERSISTENT:]
-            is_slow = np.partition(newest_s, newest_s.shape[1] // 2, axis=1)[:, newest_s.shape[1] // 2] >= worth_s
-            is_slow[list(self.held)] = True
-            others_s = np.where(np.isnan(excesses_s[~is_slow]), 0.0, excesses_s[~is_slow])
-            self._slowest = key, others_s.max(axis=0, initial=0.0)
-        return self._slowest[1]
 
     def waited_s(self, place: int, window: int) -> float:
         """Return what a typical other rank waits in a step."""
