@@ -98,6 +98,9 @@ def opened(browser: Browser) -> Open:
         context.set_default_timeout(PATIENCE_S * MS)  # Playwright's own 30 s are not enough beside other work
         try:
             seen = Seen(await context.new_page())
+            # Hidden, or given no frames, a page of ours draws nothing: once two tests waited in vain for one.
+            await seen.page.bring_to_front()
+            await seen.page.wait_for_function("() => new Promise((go) => requestAnimationFrame(() => go(true)))")
             await seen.page.goto(url)
             yield seen
         finally:

@@ -108,13 +108,16 @@ class Receiver:
         self.address: tuple[str, int] = (host, self._listening.getsockname()[1])
         self._connections: set[socket.socket] = set()
         self._serving: list[threading.Thread] = []
+        self._beginning = threading.Lock()  # a thread that is listed has started
         self._stopped = False
         threading.Thread(target=self._accept, name="checkpoint-copies", daemon=True).start()
 
     def close(self, most_s: float) -> None:
         """Stop listening; what is being received has so long to come to its end."""
         until_s = time.monotonic() + most_s
-        for serve in tuple(self._serving):
+        with self._beginning:
+            serving = tuple(self._serving)
+        for serve in serving:
             serve.join(max(until_s - time.monotonic(), 0.0))
         self._stopped = True
         for each in (self._listening, *self._connections):
@@ -132,8 +135,9 @@ class Receiver:
             connection.settimeout(_STALLED_S)
             self._connections.add(connection)
             serve = threading.Thread(target=self._serve, args=(connection,), name="checkpoint-copy-in", daemon=True)
-            self._serving = [each for each in self._serving if each.is_alive()] + [serve]
-            serve.start()
+            with self._beginning:
+                self._serving = [each for each in self._serving if each.is_alive()] + [serve]
+                serve.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

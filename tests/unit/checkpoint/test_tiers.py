@@ -4,7 +4,9 @@
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -241,6 +243,29 @@ def pair(tmp_path: Path) -> Iterator[tuple[Path, Path, Receiver]]:
     receiver = Receiver(tmp_path / "to", "127.0.0.1", TOKEN)
     yield folder, there, receiver
     receiver.close(0.0)
+
+
+def test_a_receiver_that_closes_while_a_connection_comes_waits_for_its_thread(
+    pair: tuple[Path, Path, Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is known before it runs: to close meanwhile failed the job's end."""
+    _, _, receiver = pair
+    starting, go_on, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def begin(thread: threading.Thread) -> None:
+        if thread.name == "checkpoint-copy-in":
+            starting.set()
+            assert go_on.wait(WAIT_S)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    with socket.create_connection(receiver.address, WAIT_S), ThreadPoolExecutor(1) as closing:
+        assert starting.wait(WAIT_S)
+        closed = closing.submit(receiver.close, 0.0)
+        with pytest.raises(TimeoutError):
+            closed.result(0.05)
+        go_on.set()
+        closed.result(WAIT_S)
 
 
 def manifest_of(folder: Path) -> Manifest:
