@@ -187,6 +187,7 @@ def test_what_outlives_its_grace_is_named_and_ended(run_id: str, caplog: pytest.
     mark = {**os.environ, environment.RUN_ID: run_id}
     for_ever = subprocess.Popen(["sleep", "1000"], env=mark, start_new_session=True)
     soon = subprocess.Popen(["sh", "-c", "sleep 0.7; exit 5"], env=mark, start_new_session=True)
+    until(lambda: for_ever.pid in marked_processes(run_id), "its mark to be seen: while it begins it has none")
 
     end_children(lambda: marked_processes(run_id), 1.5, lambda: False)
 
@@ -202,6 +203,7 @@ def test_a_signal_ends_the_wait_for_what_the_ranks_have_left(run_id: str) -> Non
     """Who asks for the end does not wait for an upload that may take for ever."""
     mark = {**os.environ, environment.RUN_ID: run_id}
     for_ever = subprocess.Popen(["sleep", "1000"], env=mark, start_new_session=True)
+    until(lambda: marked_processes(run_id) == [for_ever.pid], "its mark to be seen: while it begins it has none")
 
     end_children(lambda: marked_processes(run_id), float("inf"), lambda: True)
 

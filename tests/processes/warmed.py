@@ -59,7 +59,7 @@ class WarmParent:
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
-        self._early = warm_parent.early_variables(env_of_programs())
+        self._early = warm_parent.early_variables(_BEGAN_WITH)
         self._codes: dict[int, int] = {}
         self._ended = threading.Condition()
         self._pids: queue.Queue[int] = queue.Queue()  # of what was ordered; 0: the parent is gone
@@ -170,7 +170,7 @@ def _start_parent(path: Path) -> "subprocess.Popen[bytes]":
         door.listen(64)
         return subprocess.Popen(
             [sys.executable, "-m", "tests.fixtures.warm_parent", str(door.fileno()), room],
-            env={**env_of_programs(), "ROOM": room}, pass_fds=(door.fileno(),), stdin=subprocess.DEVNULL,
+            env={**_BEGAN_WITH, "ROOM": room}, pass_fds=(door.fileno(),), stdin=subprocess.DEVNULL,
             cwd=Path(__file__).parents[2], start_new_session=True,
         )  # fmt: skip
 
@@ -179,6 +179,10 @@ def env_of_programs() -> dict[str, str]:
     """Return what programs of ours are started with in tests, where nothing else is said."""
     named = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE_")}
     return {**named, "OMP_NUM_THREADS": "1"}
+
+
+# As it is before any test: the one that comes first may have set a variable for itself.
+_BEGAN_WITH = env_of_programs()
 
 
 def folders_of(env: Mapping[str, str]) -> list[str]:
