@@ -8,12 +8,9 @@ its verdicts up to there are what a replay can tell.
 """
 
 import asyncio
-import gc
-import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +39,10 @@ from megascale_ops.schema.recording.entries import (
     Stepped,
     StopAsked,
 )
-from megascale_ops.sim.clock import Clock, VirtualTime
+from megascale_ops.sim.clock import Clock, on_virtual_time
 
 # Turns of the event loop without anything, until everything that could run has run.
 _IDLE_TURNS = 4
-# As in the simulator: what heartbeats leave is no part of a cycle.
-_THRESHOLDS = 200_000, 50, 1000
 _MEMORY = Path("/dev/shm")  # noqa: S108  a folder of its own is made there
 # 100: what the controller refused; the first are enough to see why.
 _MOST_REFUSED = 100
@@ -91,7 +86,7 @@ def replay(
         try:
             player = _Player(recording, controller, clock, wall, settings or {})
             player.pace = _Pace(speed, sleep) if speed else None
-            with _silence(), _less_collecting(), asyncio.Runner(loop_factory=lambda: VirtualTime(clock)) as runner:
+            with on_virtual_time(clock) as runner:
                 runner.run(player.run())
             names = [one.id for one in controller.incidents(job)]
             found = tuple(one for name in names if (one := controller.incident(name)) is not None)
@@ -318,26 +313,3 @@ class _Facts(msgspec.Struct):
 
 def _orders_of(raw: bytes) -> tuple[_Ordered, ...]:
     return msgspec.json.decode(raw, type=_Facts).orders
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the controller's log quiet: its times are virtual, and every incident is in the answer."""
-    log = logging.getLogger("megascale_ops.controller")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-@contextmanager
-def _less_collecting() -> Iterator[None]:
-    """Look for garbage seldom."""
-    before = gc.get_threshold()
-    gc.set_threshold(*_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

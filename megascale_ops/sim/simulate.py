@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate a cluster around the real controller, from settings to what came of it."""
 
-import asyncio
-import gc
-import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +13,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.policy import SETTINGS, JobPolicy, text_of
 from megascale_ops.schema.policy_settings import read_settings, values_of
-from megascale_ops.sim.clock import START_WALL_S, Clock, VirtualTime
+from megascale_ops.sim.clock import START_WALL_S, Clock, on_virtual_time
 from megascale_ops.sim.faults import Fault, draw
 from megascale_ops.sim.machine import JOB
 from megascale_ops.sim.report import Answer, Report, choice_of, make_report
@@ -28,8 +24,6 @@ from megascale_ops.sim.world import World
 # 2,000 points: more than a picture has columns.
 MOST_POINTS = 2000
 # A journal in memory where there is such a file system: what it holds is gone with the simulation anyway.
-# 200,000 new objects, a hundred times as many as usually; 10,000,000 until the oldest are looked at.
-_THRESHOLDS = 200_000, 50, 1000
 _MEMORY = Path("/dev/shm")  # noqa: S108  a folder of its own is made there
 
 
@@ -61,34 +55,11 @@ def simulate(
         controller = Embedded(f"sqlite:///{Path(folder) / 'ops.db'}", clock=clock.mono_s, wall=clock.wall_s)
         try:
             world = World(settings, faults, controller, clock, ends_early)
-            with _silence(), _less_collecting(), asyncio.Runner(loop_factory=lambda: VirtualTime(clock)) as runner:
+            with on_virtual_time(clock) as runner:
                 runner.run(world.run())
             return _report(world, controller)
         finally:
             controller.close()
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the controller's log quiet: its times are virtual, and every incident is in the report."""
-    log = logging.getLogger("megascale_ops.controller")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-@contextmanager
-def _less_collecting() -> Iterator[None]:
-    """Look for garbage seldom, as the controller's own process does: what heartbeats leave is no part of a cycle."""
-    before = gc.get_threshold()
-    gc.set_threshold(*_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def compare(settings: Settings, named: Sequence[Fault], policies: Sequence[str]) -> Answer:
