@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.slurm import SOON, OneNode
-from tests.processes.launch import Launch, until
+from tests.processes.launch import PATIENCE_S, Launch, until
 from tests.processes.test_slurm import PROGRAM
 from tests.processes.warmed import stand_in
 
@@ -57,8 +57,8 @@ def _submit(
     return slurm.submit(f"#!/bin/bash\n#SBATCH --nodes={nodes}\n{head}\nexec {run}\n", env, name)
 
 
-def _until_printed(slurm: OneNode, name: str, text: str, times: int = 1) -> None:
-    until(lambda: slurm.output(name).count(text) >= times, f"{text!r}; so far:\n{slurm.output(name)}")
+def _until_printed(slurm: OneNode, name: str, text: str, times: int = 1, deadline_s: float = PATIENCE_S) -> None:
+    until(lambda: slurm.output(name).count(text) >= times, f"{text!r}; so far:\n{slurm.output(name)}", deadline_s)
 
 
 def _until_trains(slurm: OneNode, name: str, times: int) -> None:
@@ -116,7 +116,8 @@ def test_a_job_at_its_time_limit_comes_back(slurm: OneNode, launch: Launch, head
     job = _submit(slurm, launch, name, "--requeues=1", head=head)
     _until_trains(slurm, name, 2)
 
-    _until_printed(slurm, name, "is requeued")
+    # A minute, and Slurm looks at limits each half a minute.
+    _until_printed(slurm, name, "is requeued", deadline_s=60.0 + 30.0 + PATIENCE_S)
     until(lambda: slurm.job(job)["Restarts"] == "1", "the requeue")
     _until_trains(slurm, name, 4)
     slurm.ask("scancel", job)
