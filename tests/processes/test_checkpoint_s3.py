@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in S3 as s3fs speaks it, against a server of moto's: real requests, real conditional writes."""
 
-import io
 import json
 import logging
 import os
@@ -127,25 +126,37 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
         manager.save(1, states(1))
 
 
+class Waiting(logging.Handler):
+    """Keeps what is said; lets a stopped writer process go on when somebody says that it waits for it, and not before."""
+
+    def __init__(self, writer: int) -> None:
+        super().__init__()
+        self._writer, self.said = writer, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said += f"{record.getMessage()}\n"
+        if record.getMessage().startswith("waiting for the checkpoint"):
+            os.kill(self._writer, signal.SIGCONT)
+
+
 def restored_while_written(url: str, step_in_flight: int, writer: int) -> dict[str, Any]:
-    """What a restart finds whose predecessor's writer process, stopped till now, goes on."""
+    """What a restart finds whose predecessor's writer process, stopped till it is waited for, goes on."""
     s3fs.S3FileSystem.clear_instance_cache()
     sealed = s3fs.S3FileSystem(use_listings_cache=False).glob(f"{url}/step-{step_in_flight:08d}/*/manifest.json")
     state = {"large": torch.zeros(3_000_000), "small": torch.zeros(3), "step": 0}
-    manager, said = CheckpointManager(url), io.StringIO()
-    handler, log = logging.StreamHandler(said), logging.getLogger("megascale_ops.checkpoint")
-    log.addHandler(handler)
-    os.kill(writer, signal.SIGCONT)
+    manager, waiting = CheckpointManager(url), Waiting(writer)
+    log = logging.getLogger("megascale_ops.checkpoint")
+    log.addHandler(waiting)
     try:
         step = manager.restore(state)
     finally:
-        log.removeHandler(handler)
+        log.removeHandler(waiting)
     return {
         "in flight": step_in_flight,
         "sealed before": sealed,
         "restored": step,
         "whole": bool((state["large"] == step).all()),
-        "said": said.getvalue(),
+        "said": waiting.said,
     }
 
 
