@@ -127,13 +127,14 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
 
 
 class Waiting(logging.Handler):
-    """Keeps what is said; lets a stopped writer process go on when somebody says that it waits for it, and not before."""
+    """Keeps what is said; a stopped writer process goes on when somebody says that it is waited for, and not before."""
 
     def __init__(self, writer: int) -> None:
         super().__init__()
         self._writer, self.said = writer, ""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Called with each line that is logged."""
         self.said += f"{record.getMessage()}\n"
         if record.getMessage().startswith("waiting for the checkpoint"):
             os.kill(self._writer, signal.SIGCONT)
