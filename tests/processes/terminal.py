@@ -70,7 +70,7 @@ class Painted:
             self._row, self._column = int(row or 1) - 1, int(column or 1) - 1
         elif what == "K":
             self._cells = {at: sign for at, sign in self._cells.items() if at[0] != self._row or at[1] < self._column}
-        elif (numbers, what) in (("?1049", "h"), ("2", "J")):
+        elif (numbers, what) in (("?1049", "h"), ("?1049", "l"), ("2", "J")):
             self._cells = {}
 
 
