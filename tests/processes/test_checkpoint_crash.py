@@ -36,7 +36,7 @@ def test_twenty_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path) 
         [sys.executable, str(KILLER_SCRIPT), str(tmp_path / "checkpoints"), str(TRIALS), str(seed)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
         env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
     )

@@ -447,7 +447,7 @@ def test_the_commands_of_the_guide(server: ApiServer, nodes: list[str], role: li
 
     def shell(command: str, said: str | None = None) -> str:
         done = subprocess.run(
-            ["bash", "-c", command], env=env, input=said, capture_output=True, text=True, timeout=90, check=False
+            ["bash", "-c", command], env=env, input=said, capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout

@@ -32,7 +32,7 @@ def trained(folder: Path, ranks: int, *options: str) -> str:
         env=os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), **soon},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
