@@ -176,7 +176,9 @@ def main(arguments: list[str] | None = None) -> int:
             outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=_names)
         if sys.stdout is not None:  # None: the parent process closed it (`>&-`)
             sys.stdout.flush()
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # click takes each for Ctrl-D: at a question it leaves no cause
+            raise error.__cause__ from None
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _speak_to_nobody()  # the reader of the output has ended (`| head`)

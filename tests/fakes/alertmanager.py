@@ -105,6 +105,6 @@ class RealAlertmanager(RealServer):
         request = urllib.request.Request(
             f"http://{self.address}{path}", data=body, headers={"Content-Type": "application/json"}
         )
-        with opener.open(request, timeout=10.0) as answer:
+        with opener.open(request, timeout=60.0) as answer:
             text = answer.read()
         return json.loads(text) if text else None

@@ -45,7 +45,7 @@ class Relay:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
-        assert self._ready.wait(10.0), "the relay did not start"
+        assert self._ready.wait(60.0), "the relay did not start"
 
     @property
     def url(self) -> str:

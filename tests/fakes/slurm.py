@@ -236,7 +236,7 @@ class OneNode:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
         )
         return asked.stdout.strip().rstrip("*")
@@ -261,7 +261,7 @@ class OneNode:
 
     def _ask(self, *command: str, env: Mapping[str, str] | None = None, said: str | None = None) -> str:
         done = subprocess.run(
-            command, env=env or self.env, input=said, capture_output=True, text=True, timeout=30, check=False
+            command, env=env or self.env, input=said, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == 0, f"{command[0]}: {done.stderr}\n{self.logs()}"
         return done.stdout.strip()

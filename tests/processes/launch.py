@@ -9,6 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,6 @@ from megascale_ops.cli.sources.locate import Wanted
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.link.whereabouts import link_of
-from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
 from tests.fakes.servers import free_ports
@@ -143,9 +143,10 @@ class Launch:
     def round_file(self, job: str = "toy") -> RoundFile | None:
         """Return what the runner has started, once all ranks of a round run."""
         for path in (self.box_root / job).glob("*.round.json"):
-            found = msgspec.json.decode(path.read_bytes(), type=RoundFile)
-            if found.ranks:
-                return found
+            with suppress(FileNotFoundError):  # the run has ended since
+                found = msgspec.json.decode(path.read_bytes(), type=RoundFile)
+                if found.ranks:
+                    return found
         return None
 
     def pid(self, rank: int, job: str = "toy") -> int:
@@ -219,7 +220,7 @@ class Launch:
                 os.killpg(proc.pid, signal.SIGKILL)
                 proc.wait(5)
         for pid in self.living():
-            if start_ticks(pid):
+            with suppress(ProcessLookupError):  # it has ended since
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.box_root, ignore_errors=True)
 

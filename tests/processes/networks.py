@@ -101,7 +101,7 @@ class Networks:
 
 
 def _ip(*arguments: str, check: bool = True) -> None:
-    subprocess.run(["ip", *arguments], check=check, capture_output=True, timeout=10)
+    subprocess.run(["ip", *arguments], check=check, capture_output=True, timeout=60)
 
 
 @contextmanager

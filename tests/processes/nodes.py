@@ -20,7 +20,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
-from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, Launch, all_have_made, until
 from tests.processes.warmed import start
 
 MARK = "TEST_NODE_MARK"
@@ -142,7 +142,15 @@ class Node(Program):
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-        until(lambda: not self.pids(), f"node {self.name} to be dead")
+
+        def is_dead() -> bool:
+            # Again and again: a child that was just being started had no mark yet, and was missed.
+            for pid in (left := self.pids()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
+        until(is_dead, f"node {self.name} to be dead")
         if self.proc is not None:
             self.proc.wait(PATIENCE_S)
 
@@ -221,13 +229,13 @@ class Cluster:
             return None
 
     def until_status(self, state: str = "", *, step: int = -1, round_: int = 0, deadline_s: float = 120.0) -> JobStatus:
-        """Wait until the job is in ``state``, has finished ``step`` and is in ``round_`` or later."""
+        """Wait until the job is in ``state``, all ranks have finished ``step``, and it is in ``round_`` or later."""
 
         def reached() -> JobStatus | None:
             status = self.status()
-            if status is None or status.step < step or status.round < round_ or state not in ("", status.state):
+            if status is None or status.round < round_ or state not in ("", status.state):
                 return None
-            return status
+            return status if step < 0 or all_have_made(step, status) else None
 
         return until(reached, f"{state or 'step'} {step} in round {round_}; so far:\n{self.outputs()}", deadline_s)
 

@@ -48,7 +48,7 @@ def as_user(uid: int) -> tuple[str, ...]:
     plain = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     # As a run does: the interpreter starts another one of its own.
     starts = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', '']))"
-    tried = subprocess.run([*plain, sys.executable, "-c", starts], capture_output=True, timeout=30, check=False)
+    tried = subprocess.run([*plain, sys.executable, "-c", starts], capture_output=True, timeout=120, check=False)
     if tried.returncode == 0:
         return plain
     return (*plain, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")

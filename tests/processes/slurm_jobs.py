@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.fakes import servers
-from tests.fakes.slurm import OneNode
+from tests.fakes.slurm import PATIENCE_S, OneNode
 from tests.processes.launch import Launch, until
 
 PROGRAM = Path(sys.executable).parent / "megascale-ops"
@@ -69,7 +69,8 @@ class Job:
 
     def log(self) -> str:
         """What its controller has logged."""
-        return (self.launch.run_dir(f"trains-{self.id}") / "controller.log").read_text()
+        path = self.launch.run_dir(f"trains-{self.id}") / "controller.log"
+        return path.read_text() if path.exists() else ""
 
     def until_logged(self, pattern: str) -> None:
         """Wait until its controller has logged this."""
@@ -87,5 +88,6 @@ class Job:
         servers.until(
             lambda: self.slurm.job(self.id)["JobState"] in ended,
             f"the job is {ended}",
+            PATIENCE_S,
             why=lambda: f"{self.printed}\n{self.log()}",
         )

@@ -13,7 +13,7 @@ DEPLOY = Path(__file__).parents[2] / "agents" / "deploy"
 def tool(*command: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run a program to its end."""
     full = {**os.environ, **env}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=full)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=full)
 
 
 class Slurm:
@@ -54,7 +54,10 @@ class Slurm:
 
     def log(self) -> str:
         """Return what the agent said."""
-        return (self.folder / "agent.log").read_text()
+        path = self.folder / "agent.log"
+        return (
+            path.read_text() if path.exists() else ""
+        )  # made by the agent's shell, which the prolog does not wait for
 
 
 def is_gone(pid: int) -> bool:

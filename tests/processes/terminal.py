@@ -17,6 +17,7 @@ from typing import Any
 
 _TOKEN = re.compile(r"\x1b\[([0-9;?<=>]*)[ -/]*([@-~])|[\r\n]|[^\x1b\r\n]+|\x1b[^\[]")
 SCREEN_TAKEN, SCREEN_GIVEN_BACK, CURSOR_SHOWN = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
+_END = b"\0the program has ended\0"
 # The terminal that Ctrl-C comes from is the one that a session has taken.
 _IN_A_SESSION = """
 import fcntl, sys, termios
@@ -70,7 +71,7 @@ class Painted:
             self._row, self._column = int(row or 1) - 1, int(column or 1) - 1
         elif what == "K":
             self._cells = {at: sign for at, sign in self._cells.items() if at[0] != self._row or at[1] < self._column}
-        elif (numbers, what) in (("?1049", "h"), ("2", "J")):
+        elif (numbers, what) in (("?1049", "h"), ("?1049", "l"), ("2", "J")):
             self._cells = {}
 
 
@@ -133,7 +134,13 @@ class Terminal:
     def wait(self, deadline_s: float = 60.0) -> int:
         """Return the exit code."""
         code = self.program.wait(deadline_s)
-        self._read(0.1)
+        # What was written comes through the kernel's own queues, in its order: so it is all there before this.
+        os.write(self._theirs, _END)
+        end_s = time.monotonic() + deadline_s
+        while _END not in self.raw:
+            assert time.monotonic() < end_s, self.raw[-1000:]
+            self._read(0.05)
+        self.raw = self.raw.replace(_END, b"")
         return code
 
     def close(self) -> None:

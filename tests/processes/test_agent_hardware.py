@@ -85,11 +85,11 @@ def watched(tmp_path: Path, controller: FakeController) -> Iterator[Watched]:
 
 
 async def test_an_xid_is_told_at_once_and_not_again_by_the_next_agent(watched: Watched) -> None:
-    """Though the next heartbeat is ten seconds away; an agent that is started again counts from there."""
-    first = watched.start("--heartbeat-interval", "10")
+    """Though the next heartbeat is twenty seconds away; an agent that is started again counts from there."""
+    first = watched.start("--heartbeat-interval", "20")
     await watched.controller.until(lambda: any(beat.gpus for beat in watched.controller.heartbeats) or None, "GPUs")
     watched.machine.xid(3, 79, "GPU has fallen off the bus.")
-    told = await watched.until("xid_79", 8.0)
+    told = await watched.until("xid_79", 18.0)
     first.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(first.wait, PATIENCE_S) == 0
     watched.controller.heartbeats.clear()

@@ -56,7 +56,12 @@ def test_what_ranks_of_two_nodes_print_is_read_searched_and_followed(clusters: C
     os.kill(cluster["b"].rank_pids()[1], signal.SIGKILL)
     cluster.until_status("running", round_=2)
     until(lambda: "in round 2" in cluster.launch.output("follow.log"), "a line of the next round")
-    found = logs(cluster, "--rank=3", "--grep=rank 3 .*in round")
+
+    def of_both_rounds() -> CompletedProcess[str] | None:
+        told = logs(cluster, "--rank=3", "--grep=rank 3 .*in round")
+        return told if len(told.stdout.splitlines()) >= 2 else None
+
+    found = until(of_both_rounds, "rank 3, which does not wait for the others, to have printed as well")
     nowhere = logs(cluster, "--rank=4")
     allowed = [status_of(cluster, given) for given in ("", new_token(), token)]
     cluster.finish()

@@ -3,9 +3,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -152,19 +154,36 @@ async def test_last_words_are_told(agents: Agents, controller: FakeController, n
     assert (words[0].pattern, words[0].fault) == ("cuda_error", "cuda_error")
 
 
+async def looked(agent: "subprocess.Popen[bytes]") -> None:
+    """Wait until an agent that nobody hears has looked at its ranks, which it does five times a second or more.
+
+    What is seen of that is that it sleeps, and wakes up: a dozen times also beside what else it does.
+    """
+    path = Path(f"/proc/{agent.pid}/status")
+
+    def slept() -> int:
+        return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", path.read_text(), re.MULTILINE)[0])
+
+    before, end_s = slept(), time.monotonic() + PATIENCE_S
+    await asyncio.sleep(0.6)
+    while slept() < before + 12:
+        assert time.monotonic() < end_s, "the agent does not look"
+        await asyncio.sleep(0.1)
+
+
 async def test_nothing_is_lost_while_the_controller_is_away(
     agents: Agents, controller: FakeController, node: FakeNode
 ) -> None:
     """A freeze that came and went, and a death, are both told afterwards; the numbers have no gap."""
-    agents.start()
+    agent = agents.start()
     await agents.heard()
 
     await controller.stop()
     os.kill(node.children[0].pid, signal.SIGSTOP)
-    await asyncio.sleep(0.6)
+    await looked(agent)
     os.kill(node.children[0].pid, signal.SIGCONT)
     os.killpg(node.children[1].pid, signal.SIGKILL)
-    await asyncio.sleep(0.6)
+    await looked(agent)
     await controller.start()
 
     await agents.state_of(1, "")

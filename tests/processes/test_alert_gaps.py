@@ -50,7 +50,7 @@ def said(folder: Path, groups: list[dict[str, Any]], tests: list[dict[str, Any]]
     # A third of its CPU time goes into garbage, unless that is collected when there is five times as much as lives.
     env = {**os.environ, "GOGC": "400"}
     command = ["promtool", "test", "rules", *map(str, files)]
-    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=300.0)
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=500.0)
     return done.stdout + done.stderr if done.returncode else ""
 
 

@@ -40,7 +40,7 @@ def tool(*command: str) -> str:
         pytest.skip(f"no {command[0]} on this machine: apt-get install prometheus prometheus-alertmanager")
     # A third of its CPU time goes into garbage, unless that is collected when there is five times as much as lives.
     env = {**os.environ, "GOGC": "400"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120.0, env=env)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300.0, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

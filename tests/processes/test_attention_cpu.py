@@ -29,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> "functools.partial[dic
     def tried(world_size: int, *promises: str) -> dict[str, dict[int, str]]:
         folder = tmp_path_factory.mktemp(f"ranks{world_size}")
         return run_ranks(
-            "tests.fixtures.attention_cpu_promises", [*promises], world_size, folder, backend="gloo", deadline_s=120
+            "tests.fixtures.attention_cpu_promises", [*promises], world_size, folder, backend="gloo", deadline_s=300
         )
 
     return functools.partial(tried)

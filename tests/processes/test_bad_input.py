@@ -132,6 +132,6 @@ def test_a_folder_without_rights_is_said(launch: Launch, option: str) -> None:
     plain = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--") if os.geteuid() == 0 else ()
     command = (*plain, sys.executable, "-m", "megascale_ops.cli.main", "run", f"{option}={closed}", *SCRIPT)
 
-    done = subprocess.run(command, env=launch.env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=launch.env, capture_output=True, text=True, timeout=180, check=False)
 
     assert_refused(done, str(closed), "can't be written to")

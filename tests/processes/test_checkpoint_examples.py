@@ -39,7 +39,7 @@ def run(script: str, folder: Path, steps: int, *, rendezvous_port: int = 0) -> d
     if rendezvous_port:
         done = on_two_ranks(folder.with_name("soon.py"), rendezvous_port, [str(EXAMPLES / script), *options], env)
     else:
-        done = play_script(EXAMPLES / script, options, env, 180)
+        done = play_script(EXAMPLES / script, options, env, 400)
     assert done.returncode == 0, done.stderr
     words = [line.split() for line in done.stdout.splitlines()]
     return {int(line[1]): float(line[3]) for line in words if line[:1] == ["step"] and line[2] == "loss"}
@@ -50,7 +50,7 @@ def on_two_ranks(soon: Path, port: int, line: list[str], env: dict[str, str]) ->
     soon.write_text(SOON)
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     command = [sys.executable, *launcher, str(soon), *line]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
 
 
 class Trained(NamedTuple):

@@ -16,7 +16,7 @@ from megascale_ops.checkpoint import CheckpointManager, storage
 pytestmark = pytest.mark.processes
 
 READER_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_slow_reader.py"
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def save(manager: CheckpointManager, step: int) -> None:

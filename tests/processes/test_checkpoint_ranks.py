@@ -46,7 +46,7 @@ def play(
     rendezvous = scratch / f"rendezvous-{len(list(scratch.glob('rendezvous-*')))}"
     told = [f"{name}={folder}" for name, folder in scenarios]
     env = {**env_of_programs(), "MEGASCALE_RECORDER": "0", **environment}
-    job = play_module(f"tests.fixtures.{script.stem}", [str(rendezvous), str(world_size), *told], env, deadline_s=180)
+    job = play_module(f"tests.fixtures.{script.stem}", [str(rendezvous), str(world_size), *told], env, deadline_s=400)
     assert job.returncode == 0, job.stderr
     stderr = [outputs(rendezvous, rank)[1].read_text() for rank in range(world_size)]
     for rank, status in enumerate(json.loads(job.stdout)):

@@ -27,7 +27,7 @@ def test_of_two_writers_one_is_refused_and_its_successor_goes_on_at_once(tmp_pat
         [sys.executable, str(PAIR_SCRIPT), str(tmp_path), str(PAIRS), str(seed)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
         env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
     )

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.processes.launch import ENDLESS, LOCKSTEP, SCRIPTS, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, SCRIPTS, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,7 @@ class Controller:
         try:
             with urllib.request.urlopen(f"{self.url}/healthz", timeout=30) as answer:  # noqa: S310  our own controller
                 return bool(json.loads(answer.read())["journal"] == "ok")
-        except ConnectionError:
+        except OSError:
             return False
 
 
@@ -65,7 +65,7 @@ def test_idle_connections_and_a_scribbling_job_leave_a_controller_to_the_others(
 
     with ExitStack() as stack:
         for number in range(_IDLE):
-            stack.enter_context(socket.create_connection(("127.0.0.1", controller.port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", controller.port), timeout=PATIENCE_S))
             if number % 100 == 99:
                 until(controller.is_well, f"an answer beside {number + 1} idle connections")
         until(lambda: "scribbled" in launch.output(), "the other script to have begun")

@@ -24,12 +24,12 @@ def dashboards(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run the verb as a user would."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE_")} | {"NO_PROXY": "*"}
     command = [sys.executable, "-m", "megascale_ops.cli.main", "dashboards", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
 
 
 def tool(*command: str) -> "subprocess.CompletedProcess[str]":
     """Run another program."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def write(folder: Path, queries: dict[str, str]) -> Path:

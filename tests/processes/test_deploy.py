@@ -17,7 +17,7 @@ from megascale_ops.runner.services.attendance import find_agents
 from megascale_ops.schema.tokens import new_token
 from tests.fakes.prometheus import RealPrometheus
 from tests.fakes.typed_commands import parse
-from tests.processes.launch import Launch, until
+from tests.processes.launch import PATIENCE_S, Launch, until
 from tests.processes.nodes import Clusters, Controller
 from tests.processes.slurm_scripts import DEPLOY, Slurm, is_gone, tool
 
@@ -300,7 +300,7 @@ def test_the_epilog_ends_only_what_the_prolog_has_started(controller: Controller
         assert slurm.box_root.exists()
     finally:
         bystander.kill()
-        bystander.wait(5.0)
+        bystander.wait(PATIENCE_S)
         slurm.box_root.rmdir()
 
 

@@ -8,11 +8,13 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from megascale_ops.schema.messages import MARKS, CollectiveFact, EvidenceItem, Order
@@ -123,12 +125,50 @@ async def trouble(node: FakeNode, rank_1: str, rank_0: str = "dist.all_reduce") 
     try:
         logs = [node.stderr(rank) for rank in (0, 1)]
         await controller.until(lambda: all("have met" in log.read_text() for log in logs), "the ranks to meet")
-        await asyncio.sleep(2.0)  # rank 0 enters, rank 1 falls into its fault; a worker process starts within 0.2 s
+        # Rank 0 enters, rank 1 falls into its fault.
+        await controller.until(settled(*(child.pid for child in node.children.values())), "the ranks to stay there")
         yield Told(node, controller)
     finally:
         agent.terminate()
         await asyncio.to_thread(agent.wait)
         await controller.stop()
+
+
+def settled(*ranks: int) -> Callable[[], bool]:
+    """Return what says whether main threads of ranks, and of what they have started, are where they will stay.
+
+    That is: asleep for a second with next to no CPU time, or computing for as long. Who waits for a core does neither.
+    """
+    first: dict[int, int] = {}
+    calm: dict[int, tuple[int, float]] = {}
+
+    def stays(pid: int) -> bool:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, ticks, now_s = fields[0], int(fields[11]) + int(fields[12]), time.monotonic()
+        if state == "R":
+            return ticks - first.setdefault(pid, ticks) >= os.sysconf("SC_CLK_TCK")
+        before, since_s = calm.setdefault(pid, (ticks, now_s))
+        if ticks > before + 2:  # a store that is a file is looked at again and again
+            calm[pid] = ticks, now_s
+            return False
+        return now_s - since_s >= 1.0
+
+    def are_settled() -> bool:
+        with suppress(OSError, psutil.Error):
+            below = [one.pid for rank in ranks for one in psutil.Process(rank).children(recursive=True)]
+            found = [stays(pid) for pid in (*ranks, *below)]  # each is looked at, whatever the others do
+            return all(found)
+        return False
+
+    return are_settled
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process; "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
 
 
 async def test_a_skipped_collective_is_told_by_number_and_name(node: FakeNode) -> None:
@@ -252,7 +292,8 @@ async def test_the_black_box_speaks_for_a_rank_that_cannot(node: FakeNode, numbe
     """Stopped or killed: its own dumps are missing, and how far it came is still known."""
     async with trouble(node, "sleeps") as told:
         os.kill(node.children[1].pid, number)
-        await asyncio.sleep(0.3)
+        state = "T" if number == signal.SIGSTOP else "Z"
+        await told.controller.until(lambda: state_of(node.children[1].pid) in (state, ""), "the signal")
         stacks = await told.ask("dump_stacks")
         recorders = await told.ask("dump_flight_recorder")
 

@@ -63,11 +63,13 @@ class Node:
         with self.log.open("ab") as out:
             self.agent = subprocess.Popen(command, stdout=out, stderr=out, env=env)
 
-    async def obey(self, job: str, *kinds: str) -> dict[tuple[str, int], EvidenceItem]:
+    async def obey(self, job: str, *kinds: str, deadline_s: float = 5.0) -> dict[tuple[str, int], EvidenceItem]:
         """Give orders for a job; what they brought, by kind and rank."""
         ids = {f"{job}-{kind}" for kind in kinds}
         for kind in kinds:
-            order = Order(id=f"{job}-{kind}", job=job, node=NODE, kind=kind, round=1, incident="i-1", deadline_s=5.0)
+            order = Order(
+                id=f"{job}-{kind}", job=job, node=NODE, kind=kind, round=1, incident="i-1", deadline_s=deadline_s
+            )
             self.controller.orders.append(order)
         await self.controller.until(lambda: ids <= {one.order for one in self.controller.evidence}, f"{ids} obeyed")
         items = [item for one in self.controller.evidence if one.order in ids for item in one.items]
@@ -103,7 +105,7 @@ async def test_an_honest_user_is_served_by_an_agent_of_root(node: Node) -> None:
     await node.controller.until(lambda: job.stderr.stat().st_size, "the rank to be ready for its signal")
     await node.start_agent()
 
-    found = await node.obey("honest", "dump_stacks", "dump_flight_recorder", "preserve")
+    found = await node.obey("honest", "dump_stacks", "dump_flight_recorder", "preserve", deadline_s=30.0)
     killed = (await node.obey("honest", "kill"))["signal", 0]
 
     # Asleep, just woken to write its stacks, or in the fork of its child.

@@ -69,7 +69,7 @@ class Installed(NamedTuple):
 
 def environment(folder: Path, wheel: Path) -> Path:
     """Make a virtual environment with a wheel in it and the tests' libraries in sight; return its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=180)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True, timeout=120)
@@ -123,7 +123,7 @@ def test_several_programs_work_without_a_checkout(installed: Installed, tmp_path
     where = "import megascale_ops, megascale_agents, megascale_kernels as k; print(megascale_ops.__file__, k.__file__)"
     seen = subprocess.run(
         [str(installed.python), "-c", where],
-        cwd=installed.home, env=installed.launch.env, capture_output=True, text=True, timeout=60, check=True,
+        cwd=installed.home, env=installed.launch.env, capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     address = f"127.0.0.1:{free_port()}"
     installed.launch.env["MEGASCALE_AGENT_METRICS_LISTEN"] = "127.0.0.1:0"
@@ -141,8 +141,8 @@ def test_several_programs_work_without_a_checkout(installed: Installed, tmp_path
     )
     page = subprocess.run(
         [str(installed.python), "-c",
-         f"import urllib.request as r; print(r.urlopen('http://{address}/runbooks/AgentDown', timeout=20).read())"],
-        env=installed.launch.env, capture_output=True, text=True, timeout=60, check=False,
+         f"import urllib.request as r; print(r.urlopen('http://{address}/runbooks/AgentDown', timeout=60).read())"],
+        env=installed.launch.env, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
     assert all(str(installed.python.parents[1]) in path for path in seen.stdout.split())
@@ -164,7 +164,7 @@ def test_an_exported_image_needs_neither_checkout_nor_index(installed: Installed
     python = environment(tmp_path / "again", wheel)
     version = subprocess.run(
         [str(python.with_name("megascale-ops")), "--version"],
-        cwd=tmp_path, env=installed.launch.env, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, env=installed.launch.env, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     compose = yaml.safe_load((installed.home / "watch" / "compose.yml").read_text())
     rules = (installed.home / "watch" / "rules" / "alerts.yml").read_text()

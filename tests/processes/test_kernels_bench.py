@@ -30,7 +30,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, st
     """What came of all promises on two ranks."""
     return run_ranks(
         "tests.fixtures.kernel_bench_promises", PROMISES, 2, tmp_path_factory.mktemp("bench"), backend="gloo",
-        deadline_s=120,
+        deadline_s=300,
     )  # fmt: skip
 
 

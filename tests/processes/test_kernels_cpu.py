@@ -45,7 +45,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> "functools.partial[dic
         folder = tmp_path_factory.mktemp(f"ranks{world_size}")
         promises = OPERATORS + (MODELS if world_size == 2 else [])
         return run_ranks(
-            "tests.fixtures.kernel_cpu_promises", promises, world_size, folder, backend="gloo", deadline_s=120
+            "tests.fixtures.kernel_cpu_promises", promises, world_size, folder, backend="gloo", deadline_s=300
         )
 
     return functools.partial(tried)

@@ -13,6 +13,7 @@ import pytest
 from megascale_ops.engines.actuator import EngineError, RightsError
 from megascale_ops.engines.kubernetes.client import ClusterApi, ConflictError
 from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
+from tests.processes.launch import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -124,11 +125,8 @@ def test_a_server_that_stalls_is_left_at_the_deadline(served: Callable[[Answer],
 
 def test_a_server_that_is_away_is_told_of() -> None:
     """At once: one try, no retries."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
     with pytest.raises(EngineError, match=r"no answer within 30 s \(.*Connection refused\)"):
-        api(f"http://127.0.0.1:{port}").list()
+        api(f"http://127.0.0.1:{free_port()}").list()
 
 
 def test_refusals_are_told_apart(served: Callable[[Answer], Served]) -> None:

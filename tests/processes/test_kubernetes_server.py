@@ -286,7 +286,7 @@ async def test_a_server_that_is_away_costs_the_job_one_sentence(
     assert role
     world = World(min_nodes=1, max_nodes=2)
     await world.up(*nodes)
-    actuating = Actuating(world.loop, ours(5.0), 60.0)
+    actuating = Actuating(world.loop, ours(), 60.0)
     server.ask("PATCH", "/api/v1/nodes/n2", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
     await actuating.poll()
     assert [*world.loop.registry.withheld] == ["n2"]
@@ -309,8 +309,8 @@ async def test_a_server_that_is_away_costs_the_job_one_sentence(
 
     def has_read_its_roles() -> bool:  # a while after it calls itself ready; till then it refuses what they grant
         try:
-            return bool(ours(5.0).states())
-        except RightsError:
+            return bool(ours().states())
+        except EngineError:
             return False
 
     until(has_read_its_roles, "the server knows the roles again")
@@ -447,7 +447,7 @@ def test_the_commands_of_the_guide(server: ApiServer, nodes: list[str], role: li
 
     def shell(command: str, said: str | None = None) -> str:
         done = subprocess.run(
-            ["bash", "-c", command], env=env, input=said, capture_output=True, text=True, timeout=90, check=False
+            ["bash", "-c", command], env=env, input=said, capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import LOCKSTEP, PATIENCE_S, TOY, Launch, until
+from tests.processes.launch import LOCKSTEP, PATIENCE_S, TOY, Launch, acted_upon, until
 from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
@@ -33,10 +33,9 @@ def serve(launch: Launch) -> str:
 
 
 def faults(launch: Launch, address: str) -> list[str]:
-    """Return the classes of all incidents, in order."""
-    done = launch.command("incidents", "--json", f"--controller=http://{address}")
-    assert done.returncode == 0, done.stderr
-    return [line.split('"')[3] for line in done.stdout.splitlines() if '"fault"' in line]
+    """Return the classes of all incidents that were acted upon, in order."""
+    found = acted_upon(launch.incidents(where=f"http://{address}"))
+    return [one.verdict.fault for one in found if one.verdict is not None]
 
 
 def test_plain_torchrun_with_our_rendezvous_recovers(launch: Launch) -> None:
@@ -129,12 +128,13 @@ def test_a_module_is_run_by_its_name(launch: Launch) -> None:
 # A shell script leads through all that a script in Python does, and has no recorder besides.
 @pytest.mark.parametrize("language", [pytest.param("python", marks=pytest.mark.matrix), "shell"])
 def test_what_is_no_torch_script_is_supervised_too(launch: Launch, language: str) -> None:
-    """Its death is named and it is started again; its process is seen in the status."""
+    """Its death is named and it is started again; its process, which lives until then, is seen in the status."""
     script = launch.tmp_path / ("loop.py" if language == "python" else "loop.sh")
     script.write_text(
-        "import os, time\nfor i in range(60): time.sleep(0.1)\nprint('round', os.environ['MEGASCALE_ROUND'])\n"
+        "import os, time\nround_ = os.environ['MEGASCALE_ROUND']\nwhile round_ == '1': time.sleep(0.1)\n"
+        "print('round', round_)\n"
         if language == "python"
-        else "#!/bin/sh\nsleep 6\necho round $MEGASCALE_ROUND\n"
+        else "#!/bin/sh\n[ $MEGASCALE_ROUND != 1 ] || exec sleep 600\necho round $MEGASCALE_ROUND\n"
     )
     script.chmod(0o755)
     run = launch.spawn("run", "--job=toy", "--", str(script))
@@ -180,15 +180,18 @@ def test_a_node_that_is_done_does_not_hold_up_the_restart_of_another(launch: Lau
     address = serve(launch)
     script = launch.tmp_path / "apart.py"
     script.write_text(
-        "import os, sys, time\n"
-        "first = os.environ['MEGASCALE_NODE'] == 'a'\n"
+        "import os, pathlib, sys, time\n"
+        "first, over = os.environ['MEGASCALE_NODE'] == 'a', pathlib.Path(sys.argv[1])\n"
         "print('node', os.environ['MEGASCALE_NODE'], 'round', os.environ['MEGASCALE_ROUND'], flush=True)\n"
-        "time.sleep(1 if first else 4)\n"
+        "over.touch() if first else None\n"
+        "while not over.exists(): time.sleep(0.1)\n"
+        "time.sleep(0 if first else 3)\n"
         "sys.exit(0 if first or os.environ['MEGASCALE_ROUND'] > '1' else 3)\n"
     )
     common = ("run", "--job=toy", "--nnodes=1:2", f"--controller=http://{address}", *LAST_CALL)
-    first = launch.spawn(*common, "--node=a", f"--run-dir={launch.state}/a", "--", str(script))
-    second = launch.spawn(*common, "--node=b", f"--run-dir={launch.state}/b", "--", str(script))
+    apart = ("--", str(script), str(launch.tmp_path / "over"))
+    first = launch.spawn(*common, "--node=a", f"--run-dir={launch.state}/a", *apart)
+    second = launch.spawn(*common, "--node=b", f"--run-dir={launch.state}/b", *apart)
 
     assert launch.finish(first) == 0, launch.output() + launch.output("controller.log")
     assert launch.finish(second) == 0, launch.output() + launch.output("controller.log")

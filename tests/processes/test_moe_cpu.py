@@ -22,7 +22,7 @@ PROMISES = [
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
     """What came of all promises; one of three ranks has no token, which two ranks would show less of."""
     folder = tmp_path_factory.mktemp("moe")
-    return run_ranks("tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=120)
+    return run_ranks("tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=300)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -37,6 +37,6 @@ def test_a_compiled_layer_is_the_eager_one(tmp_path_factory: pytest.TempPathFact
     promises = ["a_compiled_layer_is_one_node_each_way", "compiled_experts_may_be_cut_among_ranks"]
     folder = tmp_path_factory.mktemp("compiled")
 
-    tried = run_ranks("tests.fixtures.moe_compile_promises", promises, 2, folder, backend="gloo", deadline_s=120)
+    tried = run_ranks("tests.fixtures.moe_compile_promises", promises, 2, folder, backend="gloo", deadline_s=300)
 
     assert {outcome for promise in promises for outcome in tried[promise].values()} == {"kept"}, tried

@@ -25,7 +25,7 @@ PROMISES = [
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
     """What came of all promises on four ranks: two by two is the least that has both kinds of Parm's groups."""
     folder = tmp_path_factory.mktemp("family")
-    return run_ranks("tests.fixtures.moe_family_promises", PROMISES, 4, folder, backend="gloo", deadline_s=150)
+    return run_ranks("tests.fixtures.moe_family_promises", PROMISES, 4, folder, backend="gloo", deadline_s=300)
 
 
 @pytest.mark.parametrize("promise", PROMISES)

@@ -51,7 +51,7 @@ def test_both_train_alike_on_two_ranks(tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, *command, "--rounds=1", "--steps=1", "--loss-steps=4", f"--out={out}"],
-        env=os.environ | quiet, capture_output=True, text=True, timeout=150, check=False,
+        env=os.environ | quiet, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -74,8 +74,8 @@ def test_gpu_times_are_exact_to_each_other_and_near_the_hosts(built: Binaries, t
         assert one.is_timed
         assert one.gpu_ended_mono_ns - one.gpu_started_mono_ns == 5000 + 10 * (channels - 1)
         assert one.started_channels == one.ended_channels == 2**channels - 1
-        # 1 s: the host may be held up on a busy machine; clocks that are not put together are years apart.
-        assert -1000 <= one.gpu_started_mono_ns - one.enqueued_mono_ns < 1_000_000_000
+        # A minute: the host may be held up on a busy machine; clocks that are not put together are years apart.
+        assert -1000 <= one.gpu_started_mono_ns - one.enqueued_mono_ns < 60_000_000_000
 
 
 def test_without_the_gpus_clock_the_hosts_stands_for_it_and_is_marked(built: Binaries, tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_a_gpu_clock_that_jumps_is_put_in_its_place_again(built: Binaries, tmp_p
     assert [one.seq for one in records] == list(range(5))
     assert all(one.is_timed for one in records)
     assert {one.gpu_ended_mono_ns - one.gpu_started_mono_ns for one in records} == {5030}
-    # 1 s: the host may be held up on a busy machine.
-    assert all(abs(one.gpu_started_mono_ns - one.enqueued_mono_ns) < 1_000_000_000 for one in records)
+    # A minute: the host may be held up on a busy machine.
+    assert all(abs(one.gpu_started_mono_ns - one.enqueued_mono_ns) < 60_000_000_000 for one in records)
 
 
 def test_threads_do_not_disturb_each_other(built: Binaries, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_steps_down_at_once_and_up_after_calm(plain: Binaries, tmp_path: Path) -
                                  (100, 500, 20), (300, 500, 1), (100, 500, 31), (100, 500, 1), (900, 500, 50),
                                  (100, 500, 512), (0, 500, 512 * 12)]:  # fmt: skip
         played.say(f"{share} {budget} {times}")
-    out, _ = played._proc.communicate(timeout=30)
+    out, _ = played._proc.communicate(timeout=180)
 
     steps = [tuple(map(int, line.split())) for line in out.splitlines()]
     assert [level for level, _ in steps] == [0, 1, 1, 0, 1, 1, 1, 1, 0, 12, 11, 0]

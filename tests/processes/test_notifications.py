@@ -42,6 +42,7 @@ to = ["a@h.example"]
         os.kill(launch.pid(1), signal.SIGKILL)
         # The kill, and its end: a run that is back within a second sends both at once.
         until(lambda: "solved" in web.got[-1]["text"] and len(web.got) > 1, f"the end to be told: {web.got}")
+        until(lambda: len(mail.got) > 1, f"the mail of it: {mail.got}")
         launch.enough()
         code = launch.finish(run)
 

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 import pytest
 
 from tests.fakes.relay import Relay
-from tests.processes.launch import PLAIN, until
+from tests.processes.launch import PATIENCE_S, PLAIN, until
 from tests.processes.nodes import Cluster, Clusters, Node
 
 pytestmark = pytest.mark.processes
@@ -27,13 +27,19 @@ PARTS = ("controller", "agent a", "agent b", "runner a", "runner b", "rank a", "
 
 
 def _ask(cluster: Cluster, path: str) -> str:
-    with urllib.request.urlopen(cluster.controller.url + path, timeout=10) as answer:  # noqa: S310  our own controller
+    with urllib.request.urlopen(cluster.controller.url + path, timeout=PATIENCE_S) as answer:  # noqa: S310  our own controller
         return str(answer.read().decode())
 
 
 def _health(cluster: Cluster) -> dict[str, object]:
     found: dict[str, object] = json.loads(_ask(cluster, "/healthz"))
     return found
+
+
+def _runner_age_s(cluster: Cluster, node: str) -> float:
+    """Return since when a node's runner was not heard, which the controller does not wait for."""
+    status = cluster.status()
+    return next((one.runner_age_s for one in status.nodes if one.node == node), -1.0) if status is not None else -1.0
 
 
 def _kill(cluster: Cluster, part: str, dice: random.Random) -> None:
@@ -145,7 +151,8 @@ def test_a_journal_on_a_full_disk_stops_nothing(clusters: Clusters) -> None:
 
         os.kill(cluster["a"].rank_pids()[1], signal.SIGKILL)
         cluster.until_status("running", round_=2)
-        health, metrics = _health(cluster), _ask(cluster, "/metrics")
+        health = until(lambda: found if (found := _health(cluster))["status"] != "ok" else None, "the full disk")
+        metrics = _ask(cluster, "/metrics")
         (disk / "filler").unlink()
         until(lambda: _health(cluster)["status"] == "ok", "the journal to be written again")
         kinds = [event.kind for event in cluster.events()]
@@ -211,7 +218,8 @@ def test_a_machine_whose_place_was_taken_while_it_was_cut_off_stops_its_ranks(cl
         cluster.until_known(cluster["a"])
         cluster.until_more_steps()
         relay.cut()
-        time.sleep(1.5)  # a broken connection is given one second to come back
+        # A broken connection is given one second to come back.
+        until(lambda: _runner_age_s(cluster, "a") > 1.5, "the controller to take the first runner for dead")
         cluster.nodes["double"] = double
         double.start()
         cluster.until_status(round_=2)

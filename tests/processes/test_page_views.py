@@ -92,7 +92,7 @@ async def test_a_node_that_is_not_healthy_is_shown_with_what_may_be_typed(tmp_pa
             await seen.says("#nodes", "a is draining")
             said = await seen.text("#nodes")
             served.loop.nodes.release("a", "ada", "")
-            await seen.page.locator("#nodes-part").wait_for(state="hidden", timeout=20 * MS)
+            await seen.page.locator("#nodes-part").wait_for(state="hidden", timeout=PATIENCE_S * MS)
 
             assert not before
             assert "by ada" in said

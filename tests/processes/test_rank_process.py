@@ -2,10 +2,10 @@
 """One rank as a process: its death is seen, its stop is certain, its stray children are found."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,10 +105,16 @@ def test_a_frozen_rank_is_stopped_at_once(run_id: str) -> None:
     assert worker.stopped_by_us
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Say whether a process ignores a signal."""
+    (mask,) = re.findall(r"^SigIgn:\s+(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> None:
     """No rank can refuse to stop."""
     proc = start(run_id, "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)")
-    time.sleep(0.3)
+    until(lambda: ignores(proc.pid, signal.SIGTERM), "the signal to be ignored")
     worker = Worker(proc, 0, 0, ("", ""), grace_s=0.5)
 
     worker.close(signal.SIGTERM)
@@ -186,16 +192,27 @@ def test_what_outlives_its_grace_is_named_and_ended(run_id: str, caplog: pytest.
     """A child that the ranks have left is told of, given its time, and ended; one that ends in time is left alone."""
     mark = {**os.environ, environment.RUN_ID: run_id}
     for_ever = subprocess.Popen(["sleep", "1000"], env=mark, start_new_session=True)
-    soon = subprocess.Popen(["sh", "-c", "sleep 0.7; exit 5"], env=mark, start_new_session=True)
-    until(lambda: for_ever.pid in marked_processes(run_id), "its mark to be seen: while it begins it has none")
+    soon = subprocess.Popen(["sh", "-c", "read line; exit 5"], env=mark, stdin=subprocess.PIPE, start_new_session=True)
+    until(
+        lambda: {for_ever.pid, soon.pid} <= {*marked_processes(run_id)}, "their marks: while they begin they have none"
+    )
+    assert soon.stdin is not None
+    tell = soon.stdin
 
-    end_children(lambda: marked_processes(run_id), 1.5, lambda: False)
+    def is_hurried() -> bool:
+        """Nobody is; but once they have been told of, one of them has its line."""
+        if caplog.records and not tell.closed:
+            tell.write(b"line\n")
+            tell.close()
+        return False
+
+    end_children(lambda: marked_processes(run_id), 4.5, is_hurried)
 
     assert soon.wait(PATIENCE_S) == 5
     assert for_ever.wait(PATIENCE_S) == -15
     given, ended = (record.getMessage() for record in caplog.records)
-    assert "is given 1.5 s" in given
-    assert f"{soon.pid} (sh -c sleep 0.7; exit 5)" in given
+    assert "is given 4.5 s" in given
+    assert f"{soon.pid} (sh -c read line; exit 5)" in given
     assert f"was ended: {for_ever.pid} (sleep 1000)" in ended
 
 
@@ -210,12 +227,18 @@ def test_a_signal_ends_the_wait_for_what_the_ranks_have_left(run_id: str) -> Non
     assert for_ever.wait(PATIENCE_S) < 0
 
 
+def commands(run_id: str) -> list[bytes]:
+    """Return the command lines of all that carries a mark."""
+    return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in marked_processes(run_id)]
+
+
 def test_marks_find_children_that_left_their_session_and_spare_younger_rounds(run_id: str) -> None:
     """A sweep before round 2 takes what round 1 left, and nothing of round 2."""
     code = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '100']); time.sleep(100)"
     old = start(run_id, code, **{environment.ROUND: "1"})
     new = start(run_id, "import time; time.sleep(100)", **{environment.ROUND: "2"})
-    until(lambda: len(marked_processes(run_id)) == 3, "the three processes to run")
+    until(lambda: commands(run_id).count(b"sleep\x00100\x00") == 1, "the child to run: in an exec it has no mark")
+    assert len(commands(run_id)) == 3
 
     killed = kill_for_certain(lambda: marked_processes(run_id, before_round=2))
 

@@ -86,20 +86,22 @@ def test_a_plain_python_script_has_no_box(start: Ranks) -> None:
     assert [file.name for file in rank.box_dir.iterdir()] == ["0.stacks"]
 
 
-def test_the_explicit_api_needs_no_torch(start: Ranks) -> None:
+def test_the_explicit_api_needs_no_torch(start: Ranks, tmp_path: Path) -> None:
     """The first call makes the box; numbers and phases are the script's own."""
     rank = start("""
-        import sys, time
+        import os, sys, time
         from megascale_ops.recorder import recorder
         for number in range(100, 103):
             recorder.step(number)
         with recorder.phase("eval"):
             print("torch" in sys.modules, flush=True)
-            time.sleep(0.5)
+            while not os.path.exists("seen"):
+                time.sleep(0.01)
     """)
-    inside = rank.wait_until(lambda box: box.progress().phase == "eval")
+    inside = rank.wait_until(lambda box: box.progress().phase == "eval").progress()
+    (tmp_path / "seen").touch()
 
-    assert inside.progress().step == 102
+    assert inside.step == 102
     assert rank.end() == (0, "False\n", "")
 
     found = rank.box().progress()

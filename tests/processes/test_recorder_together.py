@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.schema.identity import Mesh
 from tests.processes.launch import free_port
 from tests.processes.ranks import BOOTSTRAP, DEADLINE_S, SOON, TRAIN_SOON, Ranks
+from tests.processes.slurm_scripts import is_gone
 
 pytestmark = pytest.mark.processes
 
@@ -89,15 +90,17 @@ def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> No
     assert "script0.py:15" in error.where
 
 
-def test_a_rank_that_is_asked_while_it_ends_ends_well(start: Ranks) -> None:
+def test_a_rank_that_is_asked_while_it_ends_ends_well(start: Ranks, tmp_path: Path) -> None:
     """Its stacks are requested at that very moment, waiting for the GIL when the interpreter begins to end."""
+    # Calls by PyDLL keep the GIL. A second: so that the server's own thread has taken the request.
     last_words = """
-import sys, time
+import ctypes, sys
+libc = ctypes.PyDLL(None)
 print("ends", flush=True)
 sys.setswitchinterval(1000.0)
-end = time.monotonic() + 0.5
-while time.monotonic() < end:
-    pass
+while libc.access(b"asked", 0):
+    libc.usleep(20_000)
+libc.usleep(1_000_000)
 """
     rank = start(TRAIN_SOON + last_words)
     box = rank.wait_until(lambda box: box.identity().worker_server_path != "" and box.progress().steps_seen >= 10)
@@ -105,7 +108,7 @@ while time.monotonic() < end:
     assert rank.process.stdout is not None
     assert rank.process.stdout.readline() == "ends\n"
 
-    answer = ask_worker_server(path, "dump_traceback")
+    answer = ask_worker_server(path, "dump_traceback", (tmp_path / "asked").touch)
     code, _, err = rank.end()
 
     assert "in _close" in answer  # it was waited for
@@ -113,14 +116,15 @@ while time.monotonic() < end:
     assert not Path(path).exists()
 
 
-def ask_worker_server(path: str, what: str) -> str:
-    """Return the answer of torch's worker server."""
+def ask_worker_server(path: str, what: str, asked: Callable[[], object] = lambda: None) -> str:
+    """Return the answer of torch's worker server; ``asked`` is called once the request is on its way."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(DEADLINE_S)
         client.connect(path)
         client.sendall(
             f"POST /handler/{what} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
         )
+        asked()
         answer = b""
         while chunk := client.recv(65536):
             answer += chunk
@@ -150,12 +154,9 @@ def test_a_rank_dies_with_its_runner(tmp_path: Path) -> None:
     parent.wait(DEADLINE_S)
 
     deadline = time.monotonic() + DEADLINE_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        if ") Z " in Path(f"/proc/{pid}/stat").read_text():
-            break
+    while not is_gone(pid):
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    else:
-        assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_warm_worker_is_recorded(start: Ranks) -> None:

@@ -110,7 +110,7 @@ def test_a_rank_stopped_and_continued_in_time_is_left_alone(launch: Launch) -> N
 
     assert launch.finish(run) == 0
     assert "in round 2" not in launch.output()
-    assert all(incident.state == "harmless" for incident in launch.incidents())
+    assert acted_upon(launch.incidents()) == []
 
 
 def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> None:
@@ -135,7 +135,10 @@ def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     assert code == 0, launch.output()
     incident = launch.the_incident()
     assert incident.verdict is not None
-    assert (incident.verdict.fault, incident.verdict.culprits) == ("sleeping", (1, 2))
+    assert incident.verdict.culprits == (1, 2)
+    # Evidence has two seconds: where a busy machine let nobody tell within them, that is said.
+    unheard = "nothing tells what it does instead" in incident.verdict.reason
+    assert incident.verdict.fault == ("not_joined" if unheard else "sleeping"), incident.verdict.reason
     assert "where 2 ranks wait" in incident.verdict.reason
     launch.assert_nothing_left()
 
@@ -181,8 +184,7 @@ def test_warm_workers_take_the_place_of_the_dead(launch: Launch) -> None:
     """With --warm a restart uses spares that have imported torch: the new ranks are processes that waited before."""
     run = launch.run(*ENDLESS, options=("--warm", "--policy", "silence_floor_s=20"))
     launch.until_step(15)
-    until(lambda: len(_waiting_spares(run.pid)) == 2, "two spares to be ready")
-    spares = _waiting_spares(run.pid)
+    spares = until(lambda: found if len(found := _waiting_spares(run.pid)) == 2 else None, "two spares to be ready")
 
     os.kill(launch.pid(0), signal.SIGKILL)
     until(lambda: any(incident.marks.stepped for incident in launch.incidents()), "the recovery")

@@ -3,14 +3,18 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
+from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
+from megascale_ops.runner.services.attendance import find_agents
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, all_have_made, until
+from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, acted_upon, all_have_made, until
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +47,7 @@ def kill_runner(launch: Launch, run: subprocess.Popen[bytes], *, agent_lingers: 
 
 def incidents(url: str) -> list[Incident]:
     """Return all incidents of a controller, whole."""
-    with BlockingLink(url) as link:
+    with BlockingLink(url, timeout_s=PATIENCE_S) as link:
         return [link.incident(one.id) for one in link.incidents().incidents]
 
 
@@ -61,8 +65,9 @@ def until_step(launch: Launch, run: subprocess.Popen[bytes], url: str = "") -> N
     this_round = until(round_of_run, "the run to start its ranks")
 
     def reached() -> bool:
-        with BlockingLink(url) if url else launch.link() as link:
+        with suppress(MegascaleError), BlockingLink(url) if url else launch.link() as link:
             return any(job.round == this_round and all_have_made(15, job) for job in link.status().jobs)
+        return False
 
     until(reached, f"step 15; output so far:\n{launch.output()}")
 
@@ -120,7 +125,7 @@ def test_a_daemon_that_dies_for_good_is_replaced(launch: Launch) -> None:
     """The run is served by the node's daemon and starts no agent, until the daemon is gone and does not come back."""
     url = serve(launch)
     daemon = launch.spawn("agent", f"--controller={url}", log="agent.log")
-    until(lambda: list(launch.box_root.glob(".agent-*.lock")), "the daemon to start")
+    until(lambda: find_agents(launch.box_root, socket.gethostname()), "the daemon to start")
     run = launch.run(*ENDLESS, options=(f"--controller={url}",), script=PLAIN)
     until_step(launch, run, url)
     found = launch.round_file()
@@ -146,5 +151,5 @@ def test_two_runs_at_once_have_an_agent_each(launch: Launch) -> None:
     first.terminate()
     launch.finish(first)
     assert_frozen_by_agent(launch.incidents())
-    assert launch.incidents("first") == []
+    assert acted_upon(launch.incidents("first")) == []
     launch.assert_nothing_left()

@@ -14,7 +14,7 @@ import pytest
 
 from megascale_ops.blackbox.roots import roots_of, take_root
 from megascale_ops.schema.events import JobStatus
-from tests.processes.launch import ENDLESS, PLAIN, Launch, all_have_made, until
+from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, all_have_made, until
 from tests.processes.nodes import Clusters
 from tests.processes.other_user import NOBODY, only_root, start_as_nobody
 
@@ -107,7 +107,7 @@ def test_who_is_first_with_a_users_folder_gains_nothing(users: UsersLaunch, kind
         code = users.finish(run)
     finally:
         squatter.kill()
-        squatter.wait(5.0)
+        squatter.wait(PATIENCE_S)
 
     assert code == 0, users.output()
     assert has_box
@@ -188,7 +188,7 @@ def test_an_agent_of_root_serves_the_runs_of_all_users(users: UsersLaunch, clust
         code = users.finish(run)
     finally:
         agent.terminate()
-        agent.wait(10.0)
+        agent.wait(PATIENCE_S)
 
     assert len(CAPABILITIES) == 5
     assert code == 0

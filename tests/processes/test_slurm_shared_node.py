@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.runner.processes import start_ticks
-from tests.processes.launch import Launch, until
+from tests.processes.launch import PATIENCE_S, Launch, until
 from tests.processes.other_user import NOBODY, only_root, start_as_nobody
 from tests.processes.slurm_scripts import Slurm, is_gone
 
@@ -76,7 +76,7 @@ def test_who_races_the_prolog_reaches_no_file_of_root(slurm: Slurm, place: Path)
             ended.append((owner and owner[1], is_gone(pid), said))
     finally:
         racer.kill()
-        racer.wait(5.0)
+        racer.wait(PATIENCE_S)
 
     assert (victim / "file").read_text() == _ROOTS_OWN
     assert sorted(path.name for path in victim.iterdir()) == ["file"]
@@ -114,7 +114,7 @@ def test_a_pid_that_is_not_the_agents_is_not_killed(slurm: Slurm, owner: int) ->
         assert not slurm.folder.exists()
     finally:
         process.kill()
-        process.wait(5.0)
+        process.wait(PATIENCE_S)
 
 
 def test_a_user_cannot_plant_a_pid(slurm: Slurm) -> None:
@@ -125,7 +125,7 @@ def test_a_user_cannot_plant_a_pid(slurm: Slurm) -> None:
     try:
         words = f"{bystander.pid} {start_ticks(bystander.pid)}"
         planting = f"echo {words} >{slurm.folder}/agent.pid || mv {slurm.folder}/agent.pid {slurm.folder}/other"
-        refused = start_as_nobody("/bin/bash", "-c", planting).wait(10.0)
+        refused = start_as_nobody("/bin/bash", "-c", planting).wait(PATIENCE_S)
 
         slurm.script("epilog")
 
@@ -134,7 +134,7 @@ def test_a_user_cannot_plant_a_pid(slurm: Slurm) -> None:
         assert is_gone(pid)
     finally:
         bystander.kill()
-        bystander.wait(5.0)
+        bystander.wait(PATIENCE_S)
         if not is_gone(pid):
             os.kill(pid, signal.SIGKILL)
 
@@ -196,10 +196,10 @@ def test_the_races_can_be_lost(slurm: Slurm, place: Path) -> None:
     try:
 
         def is_lost() -> bool:
-            subprocess.run(["/bin/bash", "-c", f"echo lost >{slurm.folder}/agent.pid"], check=False, timeout=5)
+            subprocess.run(["/bin/bash", "-c", f"echo lost >{slurm.folder}/agent.pid"], check=False, timeout=PATIENCE_S)
             return victim.read_text() != _ROOTS_OWN
 
-        until(is_lost, "a file of root to be overwritten", 20.0)
+        until(is_lost, "a file of root to be overwritten")
     finally:
         racer.kill()
-        racer.wait(5.0)
+        racer.wait(PATIENCE_S)

@@ -63,7 +63,7 @@ def test_a_job_is_shown_handed_in_and_followed(slurm: OneNode, launch: Launch) -
         env=slurm.env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     done = _run(slurm, launch, FOLLOW)

@@ -63,7 +63,7 @@ def ask(url: str, token: str, requests: list[tuple[str, str, bytes | None]]) -> 
     for method, path, body in requests:
         asked = urllib.request.Request(url + path, body, headers, method=method)  # noqa: S310  our own controller
         try:
-            with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310  same
+            with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310  same
                 answers.append((answer.status, answer.read().decode()))
         except urllib.error.HTTPError as error:
             answers.append((error.code, error.read().decode()))

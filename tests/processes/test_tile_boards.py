@@ -51,7 +51,7 @@ def test_what_a_rank_waited_for_is_known_after_its_end(
     environment = {**os.environ, "MEGASCALE_BOX_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", RANK, how, deadline_s]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as rank:
-        _, said = rank.communicate(timeout=90)
+        _, said = rank.communicate(timeout=180)
 
     assert rank.returncode == code, said
     (board,) = of_process(tmp_path, "0", rank.pid)

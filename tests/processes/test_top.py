@@ -106,6 +106,10 @@ def test_while_the_controller_is_away_that_is_said_and_tried_again(
     as_before = top.is_as_before
     os.kill(top.program.pid, signal.SIGCONT)
     top.until(lambda shown: "No job has joined this controller yet." in shown and "q quit" in shown, "the screen again")
+    # Of SIGSTOP no program is told, only of what follows it.
+    os.kill(top.program.pid, signal.SIGSTOP)
+    until(lambda: _state(top.program.pid) == "T", "the program to be stopped")
+    os.kill(top.program.pid, signal.SIGCONT)
     top.type("\x03")
 
     assert "no controller answers" in away

@@ -101,6 +101,14 @@ class Pair:
         """Return which one leads."""
         return next((number for number, url in enumerate(self.urls) if _leads(url) is not None), None)
 
+    def that_leads(self) -> int:
+        """Wait until one leads, and return which."""
+        return until(lambda: None if (one := self.leader()) is None else (one,), "a leader")[0]
+
+    def told_by(self, number: int) -> dict[str, object]:
+        """Wait until one that leads says so, and return what it says of itself."""
+        return until(lambda: _leads(self.urls[number]), "the leader to answer")
+
     def hit(self, number: int, kind: str) -> None:
         """Kill or pause one, and have the other lead; then it is there again."""
         proc = self.procs[number]
@@ -128,23 +136,21 @@ def _next_round(launch: Launch, round_: int) -> None:
 def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launch, postgres: PostgresServer) -> None:
     """Killed, paused and killed again while a rank dies: one incident and one new round for each, and none beside."""
     pair = Pair(launch, postgres)
-    first = pair.leader()
-    assert first is not None
+    first = pair.that_leads()
     refused = until(lambda: _refusal(pair.urls[1 - first]), "the standby to answer")
     run = launch.run(*ENDLESS, script=PLAIN, options=(f"--controller={pair.both}",))
     begun = until(launch.round_file, "the ranks to start")
     for number, kind in enumerate(("kill", "pause", "kill")):
         until(lambda: (one := pair.status()) is not None and one.state == "running", "training")
         now = until(launch.round_file, "the ranks")
-        leader = until(lambda: (pair.leader(),), "a leader")[0]
-        assert leader is not None
+        leader = pair.that_leads()
         os.kill(now.ranks[number % 2].pid, signal.SIGKILL)
         pair.hit(leader, kind)
         _next_round(launch, now.round)
     until(lambda: (one := pair.status()) is not None and one.state == "running", "training")
     launch.enough()
     ended = launch.finish(run)
-    last = pair.status()
+    last = until(pair.status, "a leader to answer")
     store = open_store(postgres.url, readonly=True)
     incidents, events = store.incidents("toy"), store.events("toy")
     store.close()
@@ -153,7 +159,6 @@ def test_a_job_follows_the_leader_and_each_fault_costs_one_restart(launch: Launc
     assert refused.header == refused.body["leader"] == pair.urls[first]
     assert "not the leader" in refused.body["error"]
     assert ended == 0, launch.output()
-    assert last is not None
     assert last.round == begun.round + 3
     told = [(one.state, one.verdict and one.verdict.fault) for one in incidents]
     # "ended": on a busy machine the next rank is killed before the round has made enough steps to have recovered.
@@ -167,9 +172,8 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
 ) -> None:
     """Stopped and started again, then full: the leader stays the leader; ended in order it gives way at once."""
     pair = Pair(launch, postgres)
-    first = pair.leader()
-    assert first is not None
-    before = _leads(pair.urls[first])
+    first = pair.that_leads()
+    before = pair.told_by(first)
 
     def told() -> Refusal | None:
         return _refusal(pair.urls[1 - first])
@@ -184,11 +188,11 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
     postgres.start()
     until(lambda: (one := _leads(pair.urls[first])) is not None and one["database"] == "ok", "the leader to be back")
     refused = until(lambda: one if (one := told()) and one.header else None, "the standby to know the leader again")
-    after = _leads(pair.urls[first])
+    after = pair.told_by(first)
     with _full(postgres), BlockingLink(pair.both) as link:
         link.ask_node("node7", NodeAsk("quarantine", "fan"))
         full = until(lambda: one if (one := link.healthz())["status"] != "ok" else None, "the full disk to be told")
-        during = _leads(pair.urls[first])
+        during = pair.told_by(first)
     with BlockingLink(pair.both) as link:
         until(lambda: link.healthz()["status"] == "ok", "the journal to be written again")
         asked = link.audit().entries
@@ -196,7 +200,6 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
     ended = pair.procs[first].wait(60)
     then = until(lambda: _leads(pair.urls[1 - first]), "the other to lead")
 
-    assert before is not None
     assert before["epoch"] == 1
     assert away["database"] != "ok"
     assert after == before

@@ -83,7 +83,7 @@ def test_every_line_of_the_guide_does_what_it_says(machines: tuple[str, ...], la
         if "--node-rank" in line and "--node-rank" in following:
             continue
         for waited, run in running:
-            printed[waited] = run.communicate(timeout=180)[0]
+            printed[waited] = run.communicate(timeout=300)[0]
             assert run.returncode == 0, f"{waited}:\n{printed[waited]}"
         running.clear()
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from megascale_ops.runner.processes import start_ticks
-from tests.processes.launch import ENDLESS, PLAIN, TOY, Launch, until
+from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, TOY, Launch, until
 from tests.processes.warmed import Forked, stand_in
 
 pytestmark = pytest.mark.processes
@@ -59,7 +59,7 @@ def test_what_is_forked_looks_like_the_program(launch: Launch, *, is_cold: bool)
     assert sockets_of(run.pid)
     run.send_signal(signal.SIGKILL)
 
-    assert run.wait(30) == -signal.SIGKILL
+    assert run.wait(PATIENCE_S) == -signal.SIGKILL
     assert run.poll() == -signal.SIGKILL
     until(lambda: not any(start_ticks(pid) for pid in pids.values()), "all that the runner has started to end with it")
 
@@ -78,7 +78,7 @@ def test_what_stands_for_the_program_ends_with_what_it_stands_for(launch: Launch
     started.send_signal(ended_by)
 
     # As the runner of `test_run_signals`, which is a program, ends.
-    assert started.wait(30) == (128 + ended_by if ended_by == signal.SIGTERM else -ended_by)
+    assert started.wait(PATIENCE_S) == (128 + ended_by if ended_by == signal.SIGTERM else -ended_by)
     assert found.runner_pid != started.pid
     until(lambda: not launch.living(), "all that the runner has started to end with it")
 
@@ -86,7 +86,7 @@ def test_what_stands_for_the_program_ends_with_what_it_stands_for(launch: Launch
 def test_what_stands_for_the_program_says_and_ends_as_the_program(launch: Launch) -> None:
     """Its words, where they belong, and its exit code; as a program for the same mistake."""
     line = [*shlex.split(stand_in()), "run"]
-    done = subprocess.run(line, env=launch.env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, env=launch.env, capture_output=True, text=True, timeout=180, check=False)
     program = launch.command("run", is_cold=True)
 
     assert (done.returncode, done.stdout, done.stderr) == (program.returncode, program.stdout, program.stderr)

@@ -5,6 +5,9 @@ Painted when a frame has come, when the window's size changed, and once a second
 colours are used, and the mouse is left to it, so that a command can be selected and copied.
 """
 
+import asyncio
+import os
+import signal
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App
@@ -76,10 +79,9 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Follow the job, and count seconds."""
+        self._take_stops()
         self._follow()
         self.set_interval(TICK_S, self.paint)
-        # The program that had the terminal while this was suspended has left other things on it.
-        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
 
     def paint(self) -> None:
         """Show what is known on all screens, also on one that help lies above."""
@@ -110,5 +112,46 @@ class TopApp(App[None]):
         """Show what keys do."""
         self.push_screen(HelpScreen())
 
+    def _take_stops(self) -> None:
+        """Have the loop see to SIGTSTP and SIGCONT, in place of Textual's handlers, which act within the signal.
+
+        They write through a queue whose lock is held while a screen is painted: a signal in that moment waited for ever
+        for a lock of its own thread. And after SIGSTOP, of which no program is told, they began to read keys twice.
+        """
+        if not callable(signal.getsignal(signal.SIGTSTP)):  # a driver without a terminal leaves signals alone
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTSTP, self._stop)
+        loop.add_signal_handler(signal.SIGCONT, self._repaint)
+
+    def _stop(self) -> None:
+        """Give the terminal back, be stopped, and take it again."""
+        if not self.is_running:  # it has been given back for good
+            _stand_still()
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGCONT)  # what goes on is seen to here
+        with self.suspend():
+            _stand_still()
+        loop.add_signal_handler(signal.SIGCONT, self._repaint)
+
+    def _repaint(self) -> None:
+        """Draw all: who had the terminal in the meantime has left other things on it."""
+        self.refresh(layout=True)
+
     def _follow(self) -> None:
         self.run_worker(self._feed.follow(self._job, self.paint), exclusive=True, group="feed")
+
+
+def _stand_still() -> None:
+    """Be stopped until the terminal is ours again: after `bg` it would still be the shell's."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    while not _is_in_front():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _is_in_front() -> bool:
+    try:
+        return os.tcgetpgrp(0) in (0, os.getpgrp())  # 0: a group that this container does not see
+    except OSError:  # the terminal is gone: SIGHUP ends the program
+        return True

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,12 +27,10 @@ SOURCES = tuple(sorted(HERE.glob("*.c")))
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-Wl,-z,defs")
 LIBRARIES = ("-ldl", "-lpthread")
 LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ncclProfiler_v7"
-# 5 s for what takes 20 ms.
-LOAD_DEADLINE_S = 5.0
 # Stands behind the object, where no loader looks, and before the SHA-256 of all that comes before it.
 SEAL = b"megascale-ops"
 COMPILERS = ("cc", "gcc", "clang")
-# 25 s for what takes one: a loaded machine, a cold file system; the runner waits a little longer.
+# 25 s in all for what takes one: a loaded machine, a cold file system; the runner waits a little longer.
 DEADLINE_S = 25.0
 
 
@@ -84,17 +83,18 @@ def build(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Path:
     Raises:
         BuildError: there is no compiler, it fails or takes too long, or there is nowhere to put the plugin.
     """
+    end_s = time.monotonic() + deadline_s
     compiler = find_compiler(environ)
     folder = cache_folder(environ)
     try:
         target = folder / f"{fingerprint(compiler)}.so"
-        if _is_ours(target) and _is_whole(target) and not _complaint(target):
+        if _is_ours(target) and _is_whole(target) and not _complaint(target, end_s):
             return target
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = folder / f".{target.stem}.{os.getpid()}.{threading.get_ident()}.so"
         try:
-            _compile([*compiler, *FLAGS, "-o", str(beside), *map(str, SOURCES), *LIBRARIES], environ, deadline_s)
-            _seal(beside, compiler[0])
+            _compile([*compiler, *FLAGS, "-o", str(beside), *map(str, SOURCES), *LIBRARIES], environ, end_s)
+            _seal(beside, compiler[0], end_s)
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ def _is_whole(path: Path) -> bool:
     return seal == hashlib.sha256(content[0]).digest()
 
 
-def _seal(path: Path, compiler: str) -> None:
+def _seal(path: Path, compiler: str, end_s: float) -> None:
     """Make a plugin that was just built one to be kept, with a checksum behind what a loader reads.
 
     Raises:
@@ -127,7 +127,7 @@ def _seal(path: Path, compiler: str) -> None:
     if not path.exists():
         raise BuildError(f"the compiler {compiler} ended well and wrote nothing")
     path.chmod(0o700)
-    complaint = _complaint(path)
+    complaint = _complaint(path, end_s)
     if complaint:
         raise BuildError(f"what the compiler {compiler} built can't be loaded: {complaint}")
     with path.open("r+b") as file:
@@ -135,32 +135,34 @@ def _seal(path: Path, compiler: str) -> None:
         file.write(SEAL + hashlib.sha256(content).digest())
 
 
-def _complaint(path: Path) -> str:
+def _complaint(path: Path, end_s: float) -> str:
     """Return why NCCL could not load a plugin (another machine's, a file system without execution), "" if it can.
 
     Asked in a process of its own: loading something strange may kill it.
     """
+    left_s = max(0.0, end_s - time.monotonic())
     try:
         done = subprocess.run(
             [sys.executable, "-ISc", LOAD, str(path)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=LOAD_DEADLINE_S, check=False,
+            errors="replace", timeout=left_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"that was not done after {LOAD_DEADLINE_S:.0f} s"
+        return f"that was not done after {left_s:.0f} s"
     if done.returncode == 0:
         return ""
     return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
 
 
-def _compile(command: Sequence[str], environ: Mapping[str, str], deadline_s: float) -> None:
+def _compile(command: Sequence[str], environ: Mapping[str, str], end_s: float) -> None:
     """Run the compiler."""
+    left_s = max(0.0, end_s - time.monotonic())
     try:
         done = subprocess.run(
             command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=deadline_s, check=False,
+            timeout=left_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"the compiler {command[0]} was not done after {deadline_s:.0f} s") from error
+        raise BuildError(f"the compiler {command[0]} was not done after {left_s:.0f} s") from error
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise BuildError(f"the compiler {command[0]} failed: {lines[0] if lines else f'status {done.returncode}'}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user sees of the command line itself: help, mistakes, exit codes."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,6 +153,25 @@ def test_errors_become_a_sentence_and_an_exit_code(
     assert outcome == code
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("error", [EOFError("a truncated file"), asyncio.IncompleteReadError(b"", 4)])
+def test_what_ended_too_early_is_no_interrupt(
+    error: EOFError, failing_verb: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file or a connection that ends is a fault of ours, with a traceback; Ctrl-D at a question is 130."""
+    failing_verb(error)
+    with pytest.raises(type(error)):
+        main(["status"])
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: (_ for _ in ()).throw(EOFError))
+    monkeypatch.setattr(program, "get_command", lambda _ctx, _name: click.Command("ask", callback=ask))
+    assert main(["status"]) == 130
+
+
+def ask() -> None:
+    """Ask what nobody answers."""
+    click.confirm("really?")
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,24 @@
 
 import asyncio
 import io
+import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
+from textual.drivers.headless_driver import HeadlessDriver
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
 from megascale_ops.cards import Reader
-from megascale_ops.cli.top import plain, verb
+from megascale_ops.cli.top import app, plain, verb
 from megascale_ops.cli.top.app import TopApp
 from megascale_ops.cli.top.feed import Feed
 from megascale_ops.cli.top.lines import Lines, rendered
@@ -105,9 +108,9 @@ async def looking(
 ) -> AsyncIterator[Screen]:
     """Look at a job."""
     controller = Controller(first)
-    app = TopApp(Feed(controller, first), controller.incident, "", UTC, reader=reader)
-    async with app.run_test(size=(width, height)) as pilot:
-        screen = Screen(app, pilot, controller)
+    seen = TopApp(Feed(controller, first), controller.incident, "", UTC, reader=reader)
+    async with seen.run_test(size=(width, height)) as pilot:
+        screen = Screen(seen, pilot, controller)
         await screen.until(lambda text: "q quit" in text and "14:13:20" in text, "the first screen")
         yield screen
 
@@ -207,6 +210,33 @@ async def test_one_key_leaves(key: str) -> None:
     async with looking(frame()) as top:
         await top.press("i", key)
         await top.until(lambda _: not top.app.is_running, "the end")
+
+
+async def test_it_is_stopped_between_two_paints_and_never_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTSTP in the midst of a paint, whose locks are held then; with it away, SIGCONT is not heard as one more."""
+    happened: list[str] = []
+    monkeypatch.setattr(HeadlessDriver, "can_suspend", True)
+
+    def note(what: str, *_: object) -> None:
+        happened.append(what)
+
+    monkeypatch.setattr(HeadlessDriver, "suspend_application_mode", partial(note, "suspend"))
+    monkeypatch.setattr(HeadlessDriver, "resume_application_mode", partial(note, "resume"))
+    monkeypatch.setattr(app, "_stand_still", lambda: note(f"stopped {signal.getsignal(signal.SIGCONT)!r}"))
+    before = signal.signal(signal.SIGTSTP, partial(note, "within a signal"))
+    try:
+        async with looking(frame()) as top:
+            for _ in range(2):
+                happened.append("paint")
+                signal.raise_signal(signal.SIGTSTP)
+                top.app.paint()
+                happened.append("painted")
+                await top.until(lambda _: happened[-1] == "resume", "it to go on")
+            assert callable(signal.getsignal(signal.SIGCONT)), "SIGCONT after a SIGSTOP paints anew"
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+    assert happened == ["paint", "painted", "suspend", f"stopped {signal.SIG_DFL!r}", "resume"] * 2
 
 
 async def test_a_controller_that_goes_away_and_comes_back() -> None:
