@@ -23,7 +23,7 @@ def losses(printed: str) -> dict[int, float]:
 
 
 def trained(folder: Path, ranks: int, *options: str) -> str:
-    """What rank 0 of so many prints. Below torchrun it trains in `test_checkpoint_examples`, as `train_gpt.py` does."""
+    """What rank 0 of so many prints; what torchrun starts, and how, is `test_launches'."""
     env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
     if ranks == 1:
         all_done = [play_script(SCRIPT, [*SMALL, *options], env, 180)]
