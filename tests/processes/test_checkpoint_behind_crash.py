@@ -12,10 +12,10 @@ import pytest
 
 from megascale_ops.checkpoint import storage
 from megascale_ops.checkpoint.background.unfinished import await_unfinished, in_folder
+from tests.processes.warmed import play_module
 
 pytestmark = pytest.mark.processes
 
-KILLER_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_killer_behind.py"
 
 # A writer process of a job whose training process is gone: it has the folder, and seals when it is told to.
 ORPHAN = """
@@ -40,13 +40,13 @@ def test_kills_at_drawn_moments_leave_only_whole_checkpoints(tmp_path: Path, tri
     """Of a writer process, of a rank and of everything: what is visible verifies, and no sealed step is lost."""
     seed = int.from_bytes(os.urandom(4))
 
-    done = subprocess.run(
-        [sys.executable, str(KILLER_SCRIPT), str(tmp_path / "checkpoints"), str(trials), str(seed)],
-        capture_output=True,
-        text=True,
-        timeout=200 + 10 * trials,
-        check=False,
-        env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
+    env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
+
+    done = play_module(
+        "tests.fixtures.checkpoint_killer_behind",
+        [str(tmp_path / "checkpoints"), str(trials), str(seed)],
+        env,
+        200 + 10 * trials,
     )
 
     assert done.returncode == 0, done.stderr

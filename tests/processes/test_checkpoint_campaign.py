@@ -6,10 +6,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes.warmed import play_script
 
 pytestmark = pytest.mark.processes
 
@@ -19,14 +20,8 @@ SCRIPT = ROOT / "benchmarks" / "checkpoint_kills.py"
 
 def play(kills: int, damages: int, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     """Run it in a folder of its own, to which others may go: part of it becomes another user."""
-    return subprocess.run(
-        [sys.executable, str(script), f"--kills={kills}", f"--damages={damages}"],
-        capture_output=True,
-        text=True,
-        timeout=590,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"},
-    )
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"}
+    return play_script(script, [f"--kills={kills}", f"--damages={damages}"], env, 590)
 
 
 @pytest.mark.parametrize(("kills", "damages"), [(3, 36), pytest.param(100, 600, marks=pytest.mark.matrix)])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.warmed import play_module
+
 pytestmark = pytest.mark.processes
 
-KILLER_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_killer.py"
 TRIALS = 20
 
 WITHOUT_RIGHTS = """
@@ -32,13 +33,10 @@ def test_twenty_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path) 
     """After a SIGKILL at any moment every visible checkpoint verifies, and the newest step never goes back."""
     seed = int.from_bytes(os.urandom(4))
 
-    done = subprocess.run(
-        [sys.executable, str(KILLER_SCRIPT), str(tmp_path / "checkpoints"), str(TRIALS), str(seed)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
+    env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
+
+    done = play_module(
+        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(TRIALS), str(seed)], env, 400
     )
 
     assert done.returncode == 0, done.stderr

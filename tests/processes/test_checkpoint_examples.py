@@ -3,8 +3,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from megascale_ops.checkpoint import newest
 from tests.processes.launch import free_port
-from tests.processes.warmed import play_script
+from tests.processes.warmed import play_ranks, play_script
 
 pytestmark = pytest.mark.processes
 
@@ -22,35 +20,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--batch-size", "4", "--sequence-length", "32", "--width", "32", "--log-every", "1", "--evaluate-every", "10"]
 
 
-# A script as it is, sooner: half of its CPU time would go into torch's compiler, of which it uses nothing.
-SOON = """
-import runpy, sys
-from megascale_ops.chaos import no_compiler
-no_compiler.leave_out()
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 def run(script: str, folder: Path, steps: int, *, rendezvous_port: int = 0) -> dict[int, float]:
     """Train in one process, or on two ranks when a port is given; the loss of each step that was printed."""
     options = ["--steps", str(steps), "--checkpoint-every", "6", *SMALL]
     env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
     if rendezvous_port:
-        done = on_two_ranks(folder.with_name("soon.py"), rendezvous_port, [str(EXAMPLES / script), *options], env)
+        all_done = play_ranks(EXAMPLES / script, options, env, 2, rendezvous_port, 400)
     else:
-        done = play_script(EXAMPLES / script, options, env, 400)
-    assert done.returncode == 0, done.stderr
-    words = [line.split() for line in done.stdout.splitlines()]
+        all_done = [play_script(EXAMPLES / script, options, env, 400)]
+    assert not any(done.returncode for done in all_done), [done.stderr for done in all_done]
+    words = [line.split() for line in all_done[0].stdout.splitlines()]
     return {int(line[1]): float(line[3]) for line in words if line[:1] == ["step"] and line[2] == "loss"}
-
-
-def on_two_ranks(soon: Path, port: int, line: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run a line below torchrun to its end."""
-    soon.write_text(SOON)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    command = [sys.executable, *launcher, str(soon), *line]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
 
 
 class Trained(NamedTuple):

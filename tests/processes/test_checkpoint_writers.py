@@ -3,15 +3,14 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes.warmed import play_module
+
 pytestmark = pytest.mark.processes
 
-PAIR_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_pair.py"
 PAIRS = 6
 
 
@@ -23,14 +22,9 @@ def test_of_two_writers_one_is_refused_and_its_successor_goes_on_at_once(tmp_pat
     """
     seed = int.from_bytes(os.urandom(4))
 
-    done = subprocess.run(
-        [sys.executable, str(PAIR_SCRIPT), str(tmp_path), str(PAIRS), str(seed)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env=os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"},
-    )
+    env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
+
+    done = play_module("tests.fixtures.checkpoint_pair", [str(tmp_path), str(PAIRS), str(seed)], env, 500)
 
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     pairs = [json.loads(line) for line in done.stdout.splitlines()]

@@ -4,13 +4,12 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.processes.launch import SOON, Launch, free_port
+from tests.processes.warmed import play_ranks, play_script
 
 pytestmark = pytest.mark.processes
 
@@ -24,19 +23,14 @@ def losses(printed: str) -> dict[int, float]:
 
 
 def trained(folder: Path, ranks: int, *options: str) -> str:
-    """What the example prints, on so many ranks under torchrun, or alone."""
-    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
-    soon = {"PYTHONPATH": str(SOON), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *(launcher if ranks > 1 else ()), str(SCRIPT), *SMALL, *options],
-        env=os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), **soon},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What rank 0 of so many prints; what torchrun starts, and how, is `test_launches'."""
+    env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
+    if ranks == 1:
+        all_done = [play_script(SCRIPT, [*SMALL, *options], env, 400)]
+    else:
+        all_done = play_ranks(SCRIPT, [*SMALL, *options], env, ranks, free_port(), 400)
+    assert not any(done.returncode for done in all_done), [done.stderr for done in all_done]
+    return all_done[0].stdout
 
 
 @pytest.mark.matrix  # the recovery is test_recovery's, parts of tensors that come back test_checkpoint_ranks'
@@ -73,15 +67,9 @@ def test_it_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
 
 def test_a_sequence_that_cannot_be_cut_is_told(tmp_path: Path) -> None:
     """One sentence, and no traceback."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--sequence-length=33"],
-        env=os.environ
-        | {"MEGASCALE_CHECKPOINT_DIR": str(tmp_path), "MEGASCALE_RECORDER": "0", "PYTHONPATH": str(SOON)},
-        capture_output=True,
-        text=True,
-        timeout=180,  # torch is imported, on a busy machine
-        check=False,
-    )
+    env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(tmp_path), "MEGASCALE_RECORDER": "0"}
+
+    done = play_script(SCRIPT, ["--sequence-length=33"], env, 180)
 
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["--sequence-length 33 can't be cut into 2 equal parts"]

@@ -4,7 +4,6 @@
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 from tests.processes.launch import free_port
+from tests.processes.warmed import play_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -45,16 +45,14 @@ def bench() -> ModuleType:
 
 def test_both_train_alike_on_two_ranks(tmp_path: Path) -> None:
     """On a CPU: the same losses to three digits, tokens a second of both, and what needs a GPU says so."""
-    command = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(SCRIPT), *SMALL)
-    quiet = {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
     out = tmp_path / "table.txt"
 
-    done = subprocess.run(
-        [sys.executable, *command, "--rounds=1", "--steps=1", "--loss-steps=4", f"--out={out}"],
-        env=os.environ | quiet, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    options = ["--rounds=1", "--steps=1", "--loss-steps=4", f"--out={out}"]
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    all_done = play_ranks(SCRIPT, [*SMALL, *options], env, 2, free_port(), 400, has_compiler=True)
+
+    assert not any(done.returncode for done in all_done), [done.stdout + done.stderr for done in all_done]
     rows = {line.split()[0]: line for line in out.read_text().splitlines() if line.split()[:1]}
     numbers = {name: re.findall(r"\d+\.\d+", rows[name]) for name in ("collectives", "ours")}
     assert numbers["collectives"][-2:] == numbers["ours"][-2:]

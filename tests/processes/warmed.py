@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -274,9 +275,58 @@ def play_script(
     Raises:
         subprocess.TimeoutExpired: it took longer, and was killed with what it had started in its session.
     """
-    soon = "from megascale_ops.chaos import no_compiler; no_compiler.leave_out()"
-    script = f"import runpy, sys; {soon}; sys.argv[0] = {str(path)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
-    return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, script=script), deadline_s)
+    return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, script=_soon(path)), deadline_s)
+
+
+def play_ranks(
+    path: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    world_size: int,
+    port: int,
+    deadline_s: float,
+    *,
+    has_compiler: bool = False,
+) -> "list[subprocess.CompletedProcess[str]]":
+    """Run all ranks of a script to their ends, each as `play_script` does, with what torchrun tells it of its place.
+
+    Args:
+        path: The script.
+        arguments: Of every rank.
+        env: Of every rank, but for its place.
+        world_size: How many there are, all on this node.
+        port: Of rank 0's store; free.
+        deadline_s: How long each may take.
+        has_compiler: The script may ask for torch's compiler, 0.5 s of CPU time a rank.
+
+    Raises:
+        subprocess.TimeoutExpired: one took longer, and was killed.
+    """
+    world = {"WORLD_SIZE": f"{world_size}", "LOCAL_WORLD_SIZE": f"{world_size}"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    script = _as_main(path) if has_compiler else _soon(path)
+    one_at_a_time = threading.Lock()  # the parent answers in the order in which it was asked
+
+    def play(rank: int) -> "subprocess.CompletedProcess[str]":
+        place = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", **world, **master}
+
+        def start_it(out: IO[bytes], err: IO[bytes]) -> Forked:
+            with one_at_a_time:
+                return _parent().fork(arguments, {**env, **place}, out, err, script=script)
+
+        return _to_its_end(start_it, deadline_s)
+
+    with ThreadPoolExecutor(world_size) as ranks:
+        return list(ranks.map(play, range(world_size)))
+
+
+def _soon(path: Path) -> str:
+    return f"from megascale_ops.chaos import no_compiler; no_compiler.leave_out(); {_as_main(path)}"
+
+
+def _as_main(path: Path) -> str:
+    place = f"sys.argv[0] = {str(path)!r}; sys.path.insert(0, {str(path.parent)!r})"
+    return f"import runpy, sys; {place}; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def ask(
