@@ -25,36 +25,28 @@ from megascale_ops.schema.progress import MOST_WORK, RankReport
 # In all others something is looked for in every report.
 _TAKEN_IN = (State.RUNNING, State.DEGRADED, State.CATCHING_UP)
 
+_Heard = tuple[int, Sign, NodeView]  # the first: which of the signs it is
+
 
 def take(loop: Loop, steady: Steady) -> Taken:
     """Take heartbeats in; those that are not taken must come as they are."""
     job = loop.jobs.get(steady.job)
     if job is None or not _may_take(loop, job, steady):
         return Taken([sign.node for sign in steady.signs])
-    refused, heard = [], []
-    now_s = loop.clock()
-    for place, sign in enumerate(steady.signs):
-        view = _awaited(loop, sign, steady)
-        if view is None:
-            refused.append(sign.node)
-            continue
-        # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
-        paused = steady.stands and sign.mono_s - view.sent_mono_s + steady.beat_ago_s > STALE_BEAT_S
-        _hear(loop, view, sign, now_s, moves=steady.told is not None or paused)
-        heard.append((place, sign, view))
+    refused, heard = _hear(loop, steady)
     if steady.stands:
         _note_standing(loop, steady, heard)
-        return Taken(refused, again_in_s(job.state, now_s - job.entered_s, len(loop.registry)))
+        return Taken(refused, again_in_s(job.state, loop.clock() - job.entered_s, len(loop.registry)))
     if steady.told is not None and heard:
         _judge(loop, job, steady, heard)
     return Taken(refused)
 
 
-def _note_standing(loop: Loop, steady: Steady, heard: Sequence[tuple[int, Sign, NodeView]]) -> None:
+def _note_standing(loop: Loop, steady: Steady, heard: Sequence[_Heard]) -> None:
     wall_s = loop.wall()
     for _place, sign, view in heard:
         view.shares[steady.job].stand(sign.mono_s - steady.beat_ago_s)
-        loop.histories.sent_wall_s_by(view.key[:2], sign.agent_id, sign.mono_s, wall_s)
+        loop.histories.sent_wall_s_by(view.sender, sign.agent_id, sign.mono_s, wall_s)
 
 
 def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
@@ -73,45 +65,58 @@ def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
     return -progress.moved_mono_s <= job.record.policy.silence_floor_s / 2 and bool(progress.steps_seen)
 
 
-def _awaited(loop: Loop, sign: Sign, steady: Steady) -> NodeView | None:
-    """Return the node of a heartbeat if nothing but that is to be known of it."""
-    if loop.transitions.agent_orders.get(sign.node):
-        return None
-    tells = steady.told is not None or steady.stands
-    view = loop.registry.awaits(sign, steady.job, steady.round, tells=tells)
-    if view is None or not tells:
-        return view
+def _hear(loop: Loop, steady: Steady) -> tuple[list[str], list[_Heard]]:
+    """Take in what nodes tell of themselves; return those that are refused, and the others."""
+    refused: list[str] = []
+    heard: list[_Heard] = []
+    now_s, wall_s = loop.clock(), loop.wall()
+    registry, orders, note = loop.registry, loop.transitions.agent_orders, loop.node_clocks.note
+    job, round_, stands, moves = steady.job, steady.round, steady.stands, steady.told is not None
+    tells = moves or stands
+    for place, sign in enumerate(steady.signs):
+        has_orders = orders and orders.get(sign.node)
+        view = None if has_orders else registry.awaits(sign, job, round_, tells=tells)
+        if view is None or (tells and not _is_known(loop, view, steady)):
+            refused.append(sign.node)
+            continue
+        # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
+        paused = stands and sign.mono_s - view.sent_mono_s + steady.beat_ago_s > STALE_BEAT_S
+        registry.go_on(view, sign, now_s, moves=moves or paused)
+        note(sign.node, sign.wall_s - wall_s, now_s)
+        heard.append((place, sign, view))
+    loop.heartbeats += len(heard)
+    return refused, heard
+
+
+def _is_known(loop: Loop, view: NodeView, steady: Steady) -> bool:
+    """Return whether nothing but that they went on, or stand, is to be known of a node's ranks."""
     share = view.shares[steady.job]
+    if share.is_plain and share.is_placed:  # nearly always
+        return True
     if share.is_plain is None:
         share.is_plain = all(_is_plain(report) for report in share.ranks.values())
     if not share.is_plain or steady.stands:
-        return view if share.is_plain else None
+        return share.is_plain
     if share.is_placed is None:
         history = loop.histories.by_job.get(steady.job)
         known = history.knows if history is not None else None
         share.is_placed = known is not None and all(
-            known(rank, sign.node, report.mesh) for rank, report in share.ranks.items()
+            known(rank, view.node, report.mesh) for rank, report in share.ranks.items()
         )
-    return view if share.is_placed else None
+    return share.is_placed
 
 
-def _hear(loop: Loop, view: NodeView, sign: Sign, now_s: float, *, moves: bool) -> None:
-    loop.registry.go_on(view, sign, now_s, moves=moves)
-    loop.heartbeats += 1
-    loop.node_clocks.note(sign.node, sign.wall_s - loop.wall(), now_s)
-
-
-def _judge(loop: Loop, job: Job, steady: Steady, heard: Sequence[tuple[int, Sign, NodeView]]) -> None:
+def _judge(loop: Loop, job: Job, steady: Steady, heard: Sequence[_Heard]) -> None:
     """Hand on what these nodes' ranks tell, as ``Loop`` does with each report."""
     told = steady.told
     assert told is not None
     sent_wall_s, shares = [], []
-    now_s, wall_s = loop.clock(), loop.wall()
+    now_s, wall_s, sent_by = loop.clock(), loop.wall(), loop.histories.sent_wall_s_by
     for _place, sign, view in heard:
         share = view.shares[steady.job]
         share.go_on(told, sign.mono_s)
         shares.append((view, share))
-        sent_wall_s.append(loop.histories.sent_wall_s_by(view.key[:2], sign.agent_id, sign.mono_s, wall_s))
+        sent_wall_s.append(sent_by(view.sender, sign.agent_id, sign.mono_s, wall_s))
     if job.state is State.CATCHING_UP:
         _look_at_pace(loop, job, shares, now_s)
     if told.progress.step >= job.round.step:
