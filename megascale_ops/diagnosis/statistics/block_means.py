@@ -20,7 +20,8 @@ class BlockMeans:
 
     def __init__(self, kept: int) -> None:
         self._rows: dict[int, int] = {}  # by place
-        self._cells: npt.NDArray[np.float64] = np.full((0, kept), np.nan)  # (units, blocks), the newest last, NaN before the first
+        # (units, blocks), the newest last, NaN before the first.
+        self._cells: npt.NDArray[np.float64] = np.full((0, kept), np.nan)
         self._counts = np.zeros(0, np.intp)
 
     def add(self, places: Places, means: Floats) -> None:
