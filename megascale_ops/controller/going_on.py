@@ -12,6 +12,7 @@ import numpy as np
 
 from megascale_ops.controller.cluster.registry import NodeView, Share, view_rank
 from megascale_ops.controller.cluster.steady import Fields, Steady, Taken
+from megascale_ops.controller.job import round_progress
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.suspected import SUSPECTING
 from megascale_ops.controller.job.transitions import again_in_s
@@ -24,7 +25,7 @@ from megascale_ops.diagnosis.stragglers.step_table import LARGE
 from megascale_ops.schema.progress import MOST_WORK, RankReport
 
 # In all others something is looked for in every report.
-_TAKEN_IN = (State.RUNNING, State.DEGRADED, State.CATCHING_UP)
+_TAKEN_IN = (State.RUNNING, State.DEGRADED, State.CATCHING_UP, State.RESTARTING)
 
 
 class _Heard(NamedTuple):
@@ -62,7 +63,8 @@ def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
     if not is_calm or steady.told is None:
         return is_calm
     progress = steady.told.progress
-    return -progress.moved_mono_s <= job.record.policy.silence_floor_s / 2 and bool(progress.steps_seen)
+    has_stepped = progress.steps_seen > 0
+    return -progress.moved_mono_s <= job.record.policy.silence_floor_s / 2 and (has_stepped or not steady.steps)
 
 
 def _hear(loop: Loop, steady: Steady) -> _Heard:
@@ -82,7 +84,8 @@ def _hear(loop: Loop, steady: Steady) -> _Heard:
             heard.refused.append(node)
             continue
         share = view.shares[job]
-        if tells and not (share.is_plain and (stands or share.is_placed)) and not _is_known(loop, node, share, steady):
+        is_known = share.is_plain and (share.is_placed or not steady.steps)  # nearly always
+        if tells and not is_known and not _is_known(loop, node, share, steady):
             heard.refused.append(node)
             continue
         # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
@@ -105,7 +108,7 @@ def _is_known(loop: Loop, node: str, share: Share, steady: Steady) -> bool:
     """Return whether nothing but that they went on, or stand, is to be known of a node's ranks."""
     if share.is_plain is None:
         share.is_plain = all(_is_plain(report) for report in share.ranks.values())
-    if not share.is_plain or steady.stands:
+    if not share.is_plain or not steady.steps:
         return share.is_plain
     if share.is_placed is None:
         history = loop.histories.by_job.get(steady.job)
@@ -120,18 +123,23 @@ def _judge(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
     """Hand on what these nodes' ranks tell, as ``Loop`` does with each report."""
     told = steady.told
     assert told is not None
-    if job.state is State.CATCHING_UP:
-        _look_at_pace(loop, job, heard.views)
-    if told.progress.step >= job.round.step:
-        job.round.note_step(told.progress, loop.wall() + told.progress.moved_mono_s)
-    ranks, steps, counts = _only(heard.places, steady)
-    loop.slowness.skewing.go_on(job.name, set(ranks.tolist()), told.collective)
-    if steps:
+    progress = told.progress
+    if job.state in (State.RESTARTING, State.CATCHING_UP):
+        _look_at_pace(loop, job, heard.views, has_stepped=progress.steps_seen > 0)
+    if progress.steps_seen and progress.step >= job.round.step:
+        job.round.note_step(progress, loop.wall() + progress.moved_mono_s)
+    if steady.steps:
+        ranks, steps, counts = _only(heard.places, steady)
+        loop.slowness.skewing.go_on(job.name, set(ranks.tolist()), told.collective)
         loop.histories.put_rows_by(job, steady.round, ranks, steps, np.repeat(heard.sent_wall_s, counts))
 
 
-def _look_at_pace(loop: Loop, job: Job, views: Sequence[NodeView]) -> None:
+def _look_at_pace(loop: Loop, job: Job, views: Sequence[NodeView], *, has_stepped: bool) -> None:
     now_s = loop.clock()
+    if not has_stepped:  # how many they are is all there is to know
+        for view in views:
+            job.round.paces[view.node] = round_progress.none_stepped(len(view.shares[job.name]))
+        return
     for view in views:
         ranks = [view_rank(view, report, now_s) for report in view.shares[job.name].ranks.values()]
         starting.look_at_pace(job, view.node, ranks, loop.wall())

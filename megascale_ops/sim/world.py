@@ -372,9 +372,9 @@ class World:
 
     def _together(self, due: list[Machine]) -> list[Machine]:
         """Hand in together what can be; return those that must speak for themselves."""
-        if self.is_quiet:
-            return self._go_on(due)
-        return self._stand(due) if self._training is not None and self._training.absent is not None else due
+        if self._training is None:
+            return due
+        return self._go_on(due) if self._training.absent is None else self._stand(due)
 
     def _stand(self, due: list[Machine]) -> list[Machine]:
         """Hand in together what agents tell whose ranks stand where they stood."""
@@ -435,7 +435,8 @@ class World:
         told = Told(*training.told_of_all(now_s))
         for last, crews in together.items():
             ranks = np.concatenate([crew.ranks for crew in crews])
-            has_news = last != training.step
+            # In quiet times who has no step to tell of reports no rank.
+            has_news = not self.is_quiet or last != training.step
             taken = self.controller.go_on(
                 Steady(
                     JOB,
