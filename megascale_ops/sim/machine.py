@@ -97,8 +97,9 @@ class Crew:
 class Life:
     """What a machine has since it was started: agent, runner, ranks."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, machine: str) -> None:
         self.number = number
+        self.agent_id = f"{machine}.{number}"
         self.is_on = True
         self.crew: Crew | None = None
         self.seq = 0  # of its agent's heartbeats
@@ -124,17 +125,16 @@ class Machine:
         self.gpus = tuple(f"GPU-{number:05d}-{local}" for local in range(count))
         self.next_pid = 1000
         self.offset_s = float(number % 97) * 1000.0  # its clock against ours: it was started at another time
-        self.life = Life(1)
+        self.life = Life(1, self.name)
         self.bad_until_s = 0.0
         self.bad_gpu = 0
         self.slower: dict[int, tuple[float, float]] = {}  # by GPU: the share, and until when
         self.findings: tuple[HardwareFinding, ...] = ()
         self.found_until_s = 0.0
-        self.next_s = 0.0  # when its agent speaks again
 
     def restart(self) -> None:
         """Come back after a reboot: its agent and its runner are new."""
-        self.life = Life(self.life.number + 1)
+        self.life = Life(self.life.number + 1, self.name)
 
     def find(self, finding: HardwareFinding, until_s: float) -> None:
         """Let the agent find something wrong with the hardware."""
@@ -155,7 +155,7 @@ class Machine:
     def sign(self, mono_s: float, wall_s: float) -> Sign:
         """Return the heartbeat that only goes on."""
         seq, mono_s = self.life.seq + 1, mono_s + self.offset_s
-        return Sign(self.name, f"{self.name}.{self.life.number}", seq, mono_s, wall_s, self.count)
+        return Sign(self.name, self.life.agent_id, seq, mono_s, wall_s, self.count)
 
     def heartbeat(self, passed_s: float, mono_s: float, wall_s: float) -> Heartbeat:
         """Return what the agent says now."""
@@ -174,7 +174,7 @@ class Machine:
                 jobs = (JobReport(JOB, life.crew.training.round, RUN_DIR, ranks),)
         return Heartbeat(
             node=self.name,
-            agent_id=f"{self.name}.{life.number}",
+            agent_id=life.agent_id,
             seq=life.seq,
             mono_s=mono_s + self.offset_s,
             wall_s=wall_s,

@@ -228,10 +228,10 @@ class Training:
         """Return the steps of some ranks since one, oldest first: (ranks, 12), the fields of ``StepWork``."""
         return [made.fields[ranks] for made in self._kept if made.step > told]
 
-    def told_of_all(self, passed_s: float) -> tuple[Progress, CollectivePosition]:
-        """Return what every rank tells while steps are made, points in time as seconds from now."""
+    def told_of_all(self, passed_s: float) -> tuple[Progress, CollectivePosition | None]:
+        """Return what every rank tells while none is missing, points in time as seconds from now."""
         calls = self.calls_of(None)
-        return self._progress(passed_s, 0.0), CollectivePosition(calls, calls, "")
+        return self._progress(passed_s, 0.0), CollectivePosition(calls, calls, "") if self.has_begun else None
 
     def _odd(self, crew: Crew, local: int, passed_s: float, mono_s: float, work: tuple[StepWork, ...]) -> RankReport:
         """Return the report of a rank while not all is well."""

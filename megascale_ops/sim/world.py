@@ -107,6 +107,8 @@ class World:
         self._training: Training | None = None
         self._lost_loss: _LostLoss | None = None
         self._runners: dict[str, asyncio.Task[None]] = {}
+        self._broken: list[BaseException] = []  # what ended a runner that should not have ended
+        self._speaks_s = np.array([(machine.number % 10) * TICK_S for machine in self.machines])  # when, by machine
         self._faults: list[float] = []  # times of those that are still to come
         for fault in faults:
             self._schedule(fault.at_s, fault)
@@ -304,8 +306,16 @@ class World:
         self.be_loud()
         self._runners[machine.name].cancel()
         machine.restart()
-        machine.next_s = self.clock.passed_s
-        self._runners[machine.name] = asyncio.create_task(Runner(self, machine).run())
+        self._speaks_s[machine.number] = self.clock.passed_s
+        self._start_runner(machine)
+
+    def _start_runner(self, machine: Machine) -> None:
+        task = self._runners[machine.name] = asyncio.create_task(Runner(self, machine).run())
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken.append(error)
 
     # Time.
 
@@ -313,8 +323,7 @@ class World:
         """Simulate until the time is over, or the job is."""
         try:
             for machine in self.machines:
-                machine.next_s = (machine.number % 10) * TICK_S
-                self._runners[machine.name] = asyncio.create_task(Runner(self, machine).run())
+                self._start_runner(machine)
             await self._settle()
             ticks = minutes = 0
             while self.clock.passed_s < self.until_s and not self.controller.is_over(JOB):
@@ -327,17 +336,13 @@ class World:
                         self.until_s = self.clock.passed_s
                 self._speak()
                 self.controller.tick()
-                self._raise_broken()
+                if self._broken:
+                    raise self._broken[0]
                 await self._settle()
         finally:
             for task in self._runners.values():
                 task.cancel()
             await asyncio.gather(*self._runners.values(), return_exceptions=True)
-
-    def _raise_broken(self) -> None:
-        for task in self._runners.values():
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error
 
     def _may_be_quiet(self) -> bool:
         now_s, training = self.clock.passed_s, self._training
@@ -358,22 +363,18 @@ class World:
         """Let the agents speak whose time has come."""
         now_s = self.clock.passed_s
         usual_s = QUIET_HEARTBEAT_S if self.is_quiet else HEARTBEAT_S
-        due = [
-            machine
-            for machine in self.machines
-            if (machine.next_s <= now_s + 1e-6 or machine.next_s > now_s + usual_s) and machine.life.is_on
-        ]
-        for machine in due:
-            machine.next_s = round(now_s + usual_s, 1)
+        is_due = (self._speaks_s <= now_s + 1e-6) | (self._speaks_s > now_s + usual_s)
+        due = [machine for number in np.flatnonzero(is_due).tolist() if (machine := self.machines[number]).life.is_on]
+        self._speaks_s[[machine.number for machine in due]] = round(now_s + usual_s, 1)
         self.heartbeats += len(due)
         for machine in self._together(due) if self._has_columns else due:
             self._say(machine)
 
     def _together(self, due: list[Machine]) -> list[Machine]:
         """Hand in together what can be; return those that must speak for themselves."""
-        if self.is_quiet:
-            return self._go_on(due)
-        return self._stand(due) if self._training is not None and self._training.absent is not None else due
+        if self._training is None:
+            return due
+        return self._go_on(due) if self._training.absent is None else self._stand(due)
 
     def _stand(self, due: list[Machine]) -> list[Machine]:
         """Hand in together what agents tell whose ranks stand where they stood."""
@@ -396,12 +397,14 @@ class World:
         taken = self.controller.go_on(Steady(JOB, training.round, signs, None, ranks, (), BEAT_AGO_S))
         refused = set(taken.refused)
         again_s = round(now_s + taken.again_s, 1) if taken.again_s else math.inf
+        heard: list[int] = []
         for crew in crews:
             if crew.machine.name in refused:
                 alone.append(crew.machine)
                 continue
             crew.machine.life.seq += 1
-            crew.machine.next_s = min(crew.machine.next_s, again_s)
+            heard.append(crew.machine.number)
+        self._speaks_s[heard] = np.minimum(self._speaks_s[heard], again_s)
         return alone
 
     def _say(self, machine: Machine) -> None:
@@ -432,7 +435,8 @@ class World:
         told = Told(*training.told_of_all(now_s))
         for last, crews in together.items():
             ranks = np.concatenate([crew.ranks for crew in crews])
-            has_news = last != training.step
+            # In quiet times who has no step to tell of reports no rank.
+            has_news = not self.is_quiet or last != training.step
             taken = self.controller.go_on(
                 Steady(
                     JOB,
@@ -443,8 +447,9 @@ class World:
                     training.columns(last, ranks) if has_news else (),
                 )
             )
+            refused = set(taken.refused)
             for crew in crews:
-                if crew.machine.name not in taken.refused:
+                if not refused or crew.machine.name not in refused:
                     crew.machine.life.seq += 1
                     crew.told = training.step
             alone += [self._by_name[name] for name in taken.refused]
@@ -456,7 +461,8 @@ class World:
         now_s = self.clock.passed_s
         machine.life.wants_full = machine.life.wants_full or reply.send_full
         if reply.again_s:
-            machine.next_s = min(machine.next_s, round(now_s + reply.again_s, 1))
+            again_s = round(now_s + reply.again_s, 1)
+            self._speaks_s[machine.number] = min(float(self._speaks_s[machine.number]), again_s)
         for order in reply.orders:
             if order.id in machine.life.taken:
                 continue

@@ -102,18 +102,20 @@ class NodeView:
     """One agent's view of its node. Owned by the registry."""
 
     __slots__ = (
-        "agent_id", "back_s", "complete", "every_s", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics",
-        "node", "only_job", "sent_mono_s", "seq", "shares", "since", "stirred",
+        "agent_id", "back_s", "complete", "every_s", "findings", "floor_mono_s", "fresh_s", "heard_s", "host", "key",
+        "metrics", "node", "only_job", "sender", "sent_mono_s", "seq", "shares", "since", "stirred",
     )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
         self.key = key
+        self.sender = key[:2]
         self.node = key.node
         self.metrics = ""  # HOST:PORT of its /metrics
         self.only_job = key.only_job  # the job that its agent's token is for; "": it may report all
         self.agent_id = ""
         self.seq = 0
         self.every_s = 1.0  # between two of its heartbeats
+        self.fresh_s = AGENT_FRESH_S  # for how long after a heartbeat its agent counts as there
         self.complete = False
         self.heard_s = 0.0
         self.back_s = 0.0  # when its heartbeats resumed after a silence
@@ -125,10 +127,10 @@ class NodeView:
         self.since: dict[str, int] = {}  # jobs that it reports or has reported, and when it began to, in order
         self.stirred = 0  # the registry's number of the last heartbeat that told of more than time passing
 
-    @property
-    def fresh_s(self) -> float:
-        """For how long after a heartbeat its agent counts as there, seconds."""
-        return max(AGENT_FRESH_S, self.every_s * FRESH_HEARTBEATS)
+    def speaks_every(self, every_s: float) -> None:
+        """Note how long its agent leaves between two heartbeats."""
+        self.every_s = every_s
+        self.fresh_s = max(AGENT_FRESH_S, every_s * FRESH_HEARTBEATS)
 
     def hear(self, now_s: float) -> None:
         """Note that its agent was heard."""
@@ -201,7 +203,8 @@ class Registry:
             return Folded(accepted=False, send_full=False, node=view)
         view.seq = heartbeat.seq
         view.hear(now_s)
-        view.every_s = min(heartbeat.every_s, _MOST_EVERY_S)
+        if heartbeat.every_s != view.every_s:
+            view.speaks_every(min(heartbeat.every_s, _MOST_EVERY_S))
         view.sent_mono_s = sent_mono_s = heartbeat.mono_s
         view.only_job = only_job
         self._views.move_to_end(key)
@@ -236,28 +239,32 @@ class Registry:
             round_: and of which round.
             tells: it tells of ranks, not only of its node.
         """
-        view = self._here.get(sign.node)
+        node, agent_id, seq, mono_s, _wall_s, size = sign
+        view = self._here.get(node)
         if (
             view is None
-            or sign.node in self._shared
-            or view.only_job
-            or view.agent_id != sign.agent_id
-            or view.seq + 1 != sign.seq
+            or view.seq + 1 != seq
+            or view.agent_id != agent_id
             or not view.complete
-            or sign.mono_s - view.sent_mono_s > view.fresh_s
+            or view.only_job
+            or mono_s - view.sent_mono_s > view.fresh_s
+            or (self._shared and node in self._shared)
         ):
             return None
         share = view.shares.get(job)
-        if share is None or share.round != round_ or (tells and len(share) != sign.size):
+        if share is None or share.round != round_ or (tells and len(share) != size):
             return None
         return view
 
     def go_on(self, view: NodeView, sign: Sign, now_s: float, *, moves: bool) -> None:
         """Take in a heartbeat that was awaited; ``moves``: its ranks have."""
         if moves:
-            self._stir(view)
+            self._stirs += 1
+            view.stirred = self._stirs
         view.seq = sign.seq
-        view.hear(now_s)
+        if view.heard_s and now_s - view.heard_s > view.fresh_s:
+            view.back_s = now_s
+        view.heard_s = now_s
         view.sent_mono_s = sign.mono_s
         self._views.move_to_end(view.key)
 

@@ -73,8 +73,11 @@ class Histories:
                 del self._senders[next(iter(self._senders))]
             self._senders[sender] = _Sender(agent_id, offset_s, mono_s)
         else:
-            known.offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, mono_s - known.mono_s))
+            passed_s = mono_s - known.mono_s
             known.mono_s = mono_s
+            if passed_s > 0.0:
+                known.offset_s += _FORGET * passed_s
+            known.offset_s = min(known.offset_s, offset_s)
             offset_s = known.offset_s
         return mono_s + offset_s
 

@@ -10,6 +10,7 @@ Pure: ranks' reports in, numbers out.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import RankView
@@ -27,6 +28,12 @@ class Pace(NamedTuple):
     resumed_at: int  # first step made in this round, -1 when the script does not declare its own numbers
     is_absolute: bool
     step_s: float
+
+
+@lru_cache(maxsize=64)  # nodes have as many ranks as others
+def none_stepped(ranks: int) -> Pace:
+    """Return how far a node is whose ranks have a black box each, and have made no step in this round."""
+    return Pace(ranks, ranks, 0, 0, 0.0, 0.0, -1, is_absolute=False, step_s=0.0)
 
 
 def measure_pace(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:

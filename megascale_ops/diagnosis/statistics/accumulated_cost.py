@@ -59,7 +59,12 @@ class AccumulatedCost:
             self.began[:, unit] = began
 
     def add(
-        self, noises: Floats, tests: Sequence[Threshold], at: int, units: Places | None = None, noise: float = 1.0
+        self,
+        noises: Floats,
+        tests: Sequence[Threshold],
+        at: int,
+        units: Places | slice = slice(None),
+        noise: float = 1.0,
     ) -> npt.NDArray[np.bool_]:
         """Add one look of some units; return which of them strike.
 
@@ -67,23 +72,23 @@ class AccumulatedCost:
             noises: (units) the excess of each in units of the noise; NaN changes nothing.
             tests: allowance and height of each test.
             at: how many looks there were, this one with them.
-            units: the place of each, none of them twice; None: all, in order.
+            units: the place of each, none of them twice; by default all, in order.
             noise: what the excesses were divided by.
         """
         x = np.minimum(np.maximum(noises, -CUT), CUT)  # as clip, in a quarter of the time: three each step and rank
+        allowances, heights = np.array(tests).T[:, :, None]
+        before = self.totals[:, units]
+        total = before + x - allowances
+        more = x * noise
         unknown = np.isnan(x)
-        more = np.where(unknown, 0.0, x * noise)
-        strikes = np.zeros(len(x), bool)
-        where = slice(None) if units is None else units
-        for test, (allowance, height) in enumerate(tests):
-            before = self.totals[test, where]
-            total = np.where(unknown, before, before + x - allowance)
-            began = self.began[test, where]
-            is_over = total <= 0.0
-            self.began[test, where] = np.where(is_over, at, began)
-            self.since[test, where] = np.where(is_over, 0.0, self.since[test, where] + more)
-            self.totals[test, where] = np.minimum(np.maximum(total, 0.0), 2 * height)
-            strikes |= total > height
+        if unknown.any():
+            total = np.where(unknown, before, total)
+            more = np.where(unknown, 0.0, more)
+        is_over = total <= 0.0
+        self.began[:, units] = np.where(is_over, at, self.began[:, units])
+        self.since[:, units] = np.where(is_over, 0.0, self.since[:, units] + more)
+        self.totals[:, units] = np.minimum(np.maximum(total, 0.0), 2 * heights)
+        strikes: npt.NDArray[np.bool_] = (total > heights).any(axis=0)
         return strikes
 
     def scale(self, factor: float) -> None:

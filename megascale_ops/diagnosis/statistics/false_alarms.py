@@ -17,6 +17,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from megascale_ops.diagnosis.statistics.medians import medians_of_sorted
+
 Floats = npt.NDArray[np.floating]
 
 # 1.4826: a normal distribution's standard deviation in units of its median absolute deviation.
@@ -58,28 +60,30 @@ def block_mean(row: Sequence[float]) -> float:
     return total / len(last)
 
 
-def block_means(rows: Floats) -> Floats:
-    """Return :func:`block_mean` of each of many rows (units, steps), none of them with NaN."""
-    middle = np.median(rows, axis=1)[:, None]
-    spread = _MAD_TO_SPREAD * np.median(np.abs(rows - middle), axis=1)[:, None]
+def block_means(rows: Floats, ordered: Floats | None = None) -> Floats:
+    """Return :func:`block_mean` of each of many rows (units, steps), none of them with NaN.
+
+    ``ordered``: the same rows with their values in order, where they are known.
+    """
+    middle = medians_of_sorted(np.sort(rows, axis=1) if ordered is None else ordered)[:, None]
+    spread = _MAD_TO_SPREAD * medians_of_sorted(np.sort(np.abs(rows - middle), axis=1))[:, None]
     last = rows[:, -BLOCK:]
     low, high = middle - CUT * spread, middle + CUT * spread
     some = rows[:, -BLOCK - 1 :]
-    sides = (some > high).astype(np.int8) - (some < low)
-    if sides.shape[1] == last.shape[1]:
-        sides = np.pad(sides, ((0, 0), (1, 0)))
-    sides = np.pad(sides, ((0, 0), (0, 1)))
+    # 0 of what comes after, and of what came before where nothing is known of it.
+    sides = np.zeros((len(rows), last.shape[1] + 2), np.int8)
+    sides[:, -1 - some.shape[1] : -1] = (some > high).astype(np.int8) - (some < low)
     side = sides[:, 1:-1]
     are_kept = (side == sides[:, :-2]) | (side == sides[:, 2:]) | (spread <= 0)
-    found: Floats = np.where(are_kept, last, np.clip(last, low, high)).mean(axis=1)
+    found: Floats = np.where(are_kept, last, np.minimum(np.maximum(last, low), high)).mean(axis=1)
     return found
 
 
-def trimmed_means(rows: Floats) -> Floats:
-    """Return :func:`trimmed_mean` of each of many rows (units, steps), none of them with NaN."""
-    steps = rows.shape[1]
+def trimmed_means(ordered: Floats) -> Floats:
+    """Return :func:`trimmed_mean` of each of many rows (units, steps) with their values in order, none of them NaN."""
+    steps = ordered.shape[1]
     drop = steps // 5
-    found: Floats = np.sort(rows, axis=1)[:, drop : steps - drop].mean(axis=1)
+    found: Floats = ordered[:, drop : steps - drop].mean(axis=1)
     return found
 
 

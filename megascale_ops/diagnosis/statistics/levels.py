@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megascale_ops.diagnosis.statistics.false_alarms import BLOCK, quantile_of_t
+from megascale_ops.diagnosis.statistics.medians import median, median_and_quantile, medians_of_columns
 
 Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
@@ -157,10 +158,14 @@ class Levels:
         """
         about = excess - self.own[: len(excess)]
         self._newest[self._looks % BLOCK, : len(about)] = about
-        about = np.clip(about, -most, most)
-        there = ~np.isnan(about)
-        self._open[0, : len(about)] += np.where(there, about, 0.0)
-        self._open_count[0, : len(about)] += there
+        about = np.minimum(np.maximum(about, -most), most)
+        missing = np.isnan(about)
+        if missing.any():
+            self._open[0, : len(about)] += np.where(missing, 0.0, about)
+            self._open_count[0, : len(about)] += ~missing
+        else:  # nearly always
+            self._open[0, : len(about)] += about
+            self._open_count[0, : len(about)] += 1
         self._looks += 1
         return self._looks % BLOCK == 0
 
@@ -178,9 +183,14 @@ class Levels:
         self._suspected = np.where(calm & ~self._held, 0, self._suspected + 1)
         passed = (calm & ~self._held) | (self._suspected > _LONGEST_SUSPICION)
         self._suspected[passed] = 0
-        self._pending[:, :, passed & self._held] = 0.0  # that has not passed, it stays
-        self._known[:, :, passed] += self._pending[:, :, passed]
-        self._pending[:, :, passed] = 0.0
+        if held:
+            self._pending[:, :, passed & self._held] = 0.0  # that has not passed, it stays
+        if passed.all():  # nearly always
+            self._known += self._pending
+            self._pending[:] = 0.0
+        else:
+            self._known[:, :, passed] += self._pending[:, :, passed]
+            self._pending[:, :, passed] = 0.0
         old = self._known[_COUNT] > 2 * _REMEMBERED[:, None]
         if old.any():
             self._known *= np.where(old, np.float32(0.5), np.float32(1.0))
@@ -209,7 +219,7 @@ class Levels:
                 # When some are slow, the others seem fast: that is no straying.
                 well = mean[calm & ~np.isnan(mean)]
                 if 2 <= len(well) < len(mean):
-                    mean -= np.median(well)
+                    mean -= median(well)
             there = ~np.isnan(mean)
             known = np.where(there, mean, 0.0)
             noted = self._pending[:, scale]
@@ -319,7 +329,7 @@ class Levels:
 
     def _is_out(self, unit: int, window: int, chance: float, excess: float, newest: Floats, now: Floats) -> bool:
         last = newest[-window:]
-        middle = float(np.median(last))
+        middle = median(last)
         # Cut, a unit that is far out is as if it were at the cut: where most of the looks are further, so is the mean.
         excess = max(excess, min(middle, float(last.mean())))
         return excess > self._bar(unit, window, chance, now) and middle > self._rare(unit, window)
@@ -339,8 +349,8 @@ class Levels:
         variance, freedom, skew = found
         if len(now) >= 3:
             means = now[:, -window:].mean(axis=1)
-            middle = float(np.median(means)) if len(means) >= _ROBUST else 0.0
-            spread = _MAD_TO_SPREAD * float(np.median(np.abs(means - middle)))
+            middle = median(means) if len(means) >= _ROBUST else 0.0
+            spread = _MAD_TO_SPREAD * median(np.abs(means - middle))
             before = self.straying(unit, min(window, now.shape[1]))
             few = max(1.0, _MEDIANS_SHARE * len(means))
             ratio = spread**2 / before.variance if before is not None and before.variance > 0 else 0.0
@@ -366,7 +376,7 @@ def _pooled(known: Floats, pending: Floats, units: int) -> _Pooled | None:
     if not known.shape[1]:
         return None
     count = known[_COUNT] + pending[_COUNT]
-    typical = float(np.median((known[_SQUARE] + pending[_SQUARE]) / count))
+    typical = median((known[_SQUARE] + pending[_SQUARE]) / count)
     weights = np.minimum(1.0, _MOST_OF_TYPICAL * typical * count / np.maximum(pending[_SQUARE], 1e-30))
     count, squares, upper, _, products, _, _ = known + weights * pending
     square, above = float(squares.sum()), float(upper.sum())
@@ -411,9 +421,9 @@ def _unevenness(usual: Floats, chance: Floats) -> tuple[Floats, Floats, float]:
 
 def _spread(values: Floats) -> float:
     """Return a standard deviation of which a fifth of the units is no part, if it lies above the others."""
-    middle = float(np.median(values))
-    around = _MAD_TO_SPREAD * float(np.median(np.abs(values - middle)))
-    return max(around, _FIFTH_TO_SPREAD * (float(np.quantile(values, 0.8)) - middle))
+    middle, upper = median_and_quantile(values, 0.8)
+    around = _MAD_TO_SPREAD * median(np.abs(values - middle))
+    return max(around, _FIFTH_TO_SPREAD * (upper - middle))
 
 
 def _chance_ratio(first: float, second: float, normal: float = _SIGNIFICANT) -> float:
@@ -424,8 +434,7 @@ def _chance_ratio(first: float, second: float, normal: float = _SIGNIFICANT) -> 
 def _medians(looks: Floats) -> Floats:
     """Return the median of each column (looks, units) without NaN."""
     if not np.isnan(looks).any():
-        found: Floats = np.median(looks, axis=0)
-        return found
+        return medians_of_columns(looks)
     ordered = np.sort(looks, axis=0)  # NaN last
     known = np.count_nonzero(~np.isnan(looks), axis=0)
     middle: Floats = ordered[np.maximum(known - 1, 0) // 2, np.arange(looks.shape[1])]

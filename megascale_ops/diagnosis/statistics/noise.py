@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.statistics.medians import median
 
 Real = TypeVar("Real", bound=np.floating)
 Floats = npt.NDArray[np.floating]
@@ -42,12 +43,12 @@ def noise_of(rows: Floats, means: Floats, *, all_of_them: bool = True) -> float:
         all_of_them: whether suspects are among them; one that has just become slow is then left out here.
     """
     spread = _spread_of_most if all_of_them else _spread
-    noise = spread(np.diff(rows, axis=1))
+    noise = spread(rows[:, 1:] - rows[:, :-1])
     for together in (1, 4, 16):
         whole = means.shape[1] // together * together
         if whole:
-            grouped = means[:, :whole].reshape(len(means), -1, together).mean(axis=2)
-            steps = np.diff(grouped, axis=1)
+            grouped = means if together == 1 else means[:, :whole].reshape(len(means), -1, together).mean(axis=2)
+            steps = grouped[:, 1:] - grouped[:, :-1]
             if np.count_nonzero(~np.isnan(steps)) >= _LEAST_DIFFERENCES:
                 noise = max(noise, spread(steps) * float(np.sqrt(false_alarms.BLOCK * together)))
     return noise
@@ -97,7 +98,7 @@ def _spread_of_most(differences: Floats) -> float:
 def _spread(differences: Floats) -> float:
     """Return the standard deviation of what was subtracted, without far outliers."""
     away = np.abs(differences[~np.isnan(differences)])
-    robust = _MAD_TO_SPREAD * float(np.median(away)) if len(away) else 0.0
+    robust = _MAD_TO_SPREAD * median(away) if len(away) else 0.0
     if robust <= 0:
         return 0.0
     rms = float(np.sqrt(np.mean(np.minimum(away, false_alarms.CUT * robust) ** 2, dtype=np.float64)))

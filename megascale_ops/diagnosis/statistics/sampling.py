@@ -8,6 +8,12 @@ evenly between 0 and 1 and have no distance in common with anything. Pure.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Value = TypeVar("Value", bound=np.generic)
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -18,3 +24,8 @@ def some_of(count: int, most: int) -> Sequence[int]:
     if count < 2 * most:
         return range(count)
     return tuple(sorted({int(one * _GOLDEN % 1.0 * count) for one in range(most)}))
+
+
+def values_of_some(values: "npt.NDArray[Value]", most: int) -> "npt.NDArray[Value]":
+    """Return the values of some places; all where they are less than twice as many."""
+    return values if len(values) < 2 * most else values[np.array(some_of(len(values), most))]

@@ -91,11 +91,11 @@ class Watch:
         at = np.frombuffer(self._place_of, np.int64)[ranks]
         order = np.argsort(numbers, kind="stable")
         begins = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        for key, number in self._numbers.items():
-            place = int(np.searchsorted(numbers[order[begins]], number))
-            if place < len(begins) and numbers[order[begins[place]]] == number:
-                inside = order[begins[place] : begins[place + 1] if place + 1 < len(begins) else None]
-                self.groups[key].take_rows(at[inside], rows[inside], self._stride)
+        keys = list(self._numbers)  # in the order of their numbers
+        at, rows = at[order], rows[order]
+        ends = [*begins[1:].tolist(), len(order)]
+        for number, first, until in zip(numbers[order[begins]].tolist(), begins.tolist(), ends, strict=True):
+            self.groups[keys[number]].take_rows(at[first:until], rows[first:until], self._stride)
 
     def _grow(self, ranks: int) -> None:
         missing = max(0, ranks - len(self._group_of))

@@ -10,13 +10,13 @@ Pure: plain records, and the arithmetic of one step.
 import math
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.diagnosis.statistics.sampling import some_of
+from megascale_ops.diagnosis.statistics.sampling import values_of_some
 from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.schema.progress import StepWork
 
@@ -122,22 +122,25 @@ class Works:
             self._cells += bytes(_PARTS.size * missing)
             self._told += bytes(missing)
 
-    def places(self) -> Sequence[int]:
+    def places(self) -> Places:
         """Return the places of the ranks that have reported theirs, in order."""
-        if self._count == len(self._told):
-            return range(self._count)
-        return [place for place, told in enumerate(self._told) if told]
+        return np.flatnonzero(np.frombuffer(self._told, np.uint8))
 
-    def own_s(self, places: Sequence[int]) -> Floats:
+    def which(self, places: Places, first: int, most: int) -> Places | slice:
+        """Return a piece of all places, as a slice where none is missing: that takes no copy."""
+        until = min(first + most, len(places))
+        return slice(first, until) if self._count == len(self._told) else places[first:until]
+
+    def own_s(self, places: Places | slice) -> Floats:
         """Return how long these ranks worked (see ``own_work_s``)."""
-        cells = np.frombuffer(self._cells).reshape(-1, _FIELDS)[np.array(places, np.intp)]
+        cells = np.frombuffer(self._cells).reshape(-1, _FIELDS)[places]
         found: Floats = np.maximum(cells[:, 0] - cells[:, 1] - cells[:, 2], 0.0)
         return found
 
-    def walls_s(self, places: Iterable[int]) -> list[float]:
+    def walls_s(self, places: Places | slice) -> Floats:
         """Return how long the step was for these ranks."""
-        cells = memoryview(self._cells).cast("d")
-        return [cells[place * _FIELDS] for place in places]
+        found: Floats = np.frombuffer(self._cells).reshape(-1, _FIELDS)[places, 0]
+        return found
 
 
 class Row:
@@ -295,9 +298,9 @@ class Slowest:
 def typical_of(works: Works, most: int) -> StepWork:
     """Return what the rank in the middle did, of at most so many."""
     places = works.places()
-    some = [places[one] for one in some_of(len(places), most)]
+    some = values_of_some(places, most)
     order = np.argsort(works.own_s(some), kind="stable")
-    return works[some[int(order[(len(order) - 1) // 2])]]
+    return works[int(some[order[(len(order) - 1) // 2]])]
 
 
 class MediansOfOthers:
@@ -305,11 +308,11 @@ class MediansOfOthers:
 
     __slots__ = ("above", "at", "below", "start", "until")
 
-    def __init__(self, values: Sequence[float]) -> None:
-        ordered = sorted(values)
-        others = len(ordered) - 1
+    def __init__(self, values: Floats) -> None:
+        others = len(values) - 1
         high = others // 2
         low = high if others % 2 else high - 1
+        ordered = np.sort(values)[: high + 2].tolist()
         self.until, self.start = ordered[low], ordered[high]
         self.above = (ordered[low + 1] + ordered[high + 1]) / 2
         self.at = (ordered[low] + ordered[high + 1]) / 2

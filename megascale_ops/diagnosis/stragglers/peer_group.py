@@ -9,17 +9,18 @@ Pure: steps in. A step of many ranks is judged in pieces, so that the caller can
 import statistics
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
+from megascale_ops.diagnosis.statistics.block_means import BlockMeans
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.diagnosis.statistics.levels import Alarm, Levels
 from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
-from megascale_ops.diagnosis.statistics.sampling import some_of
+from megascale_ops.diagnosis.statistics.sampling import some_of, values_of_some
 from megascale_ops.diagnosis.stragglers.own_work import (
     Floats,
     Held,
@@ -103,7 +104,7 @@ class Group:
         self._nodes: list[str] = []
         self._costs = AccumulatedCost(tests=2)
         self.levels = Levels()
-        self._blocks_s: dict[int, deque[float]] = {}  # by place, of ranks that give the noise
+        self._blocks_s = BlockMeans(KEPT)  # of ranks that give the noise
         self._jumps = 0  # of all ranks
         self._jumped: dict[int, int] = {}  # by place: the count at the last step that was as slow as a jump
         self._passed = Passings()
@@ -133,6 +134,11 @@ class Group:
     def take_rows(self, places: Places, rows: Table, stride: int) -> None:
         """Take finished steps of many ranks: the place of each, and its row."""
         steps = rows[:, STEP]
+        newest = int(steps[0])
+        if (steps == newest).all():  # nearly always
+            if newest > self._done and newest % stride == 0:
+                self._told(newest).put_rows(places, rows)
+            return
         for step in np.unique(steps[(steps > self._done) & (steps % stride == 0)]):
             of_step = steps == step
             self._told(int(step)).put_rows(places[of_step], rows[of_step])
@@ -179,12 +185,12 @@ class Group:
         for first in range(0, len(places), MOST_SORTED):
             if first:
                 yield
-            parts.append(told.own_s(places[first : first + MOST_SORTED]))
-        own_s = np.concatenate(parts)
-        others_s = MediansOfOthers(own_s[np.array(some_of(len(own_s), MOST_SORTED))].tolist())
+            parts.append(told.own_s(told.which(places, first, MOST_SORTED)))
+        own_s = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        others_s = MediansOfOthers(values_of_some(own_s, MOST_SORTED))
         # All have the same step time but for the clocks: a thousand of them give it.
-        walls_s = sorted(told.walls_s([places[one] for one in some_of(len(places), PIECE)]))
-        self.walls_s.append(walls_s[len(walls_s) // 2])
+        walls_s = told.walls_s(values_of_some(places, PIECE))
+        self.walls_s.append(float(np.partition(walls_s, len(walls_s) // 2)[len(walls_s) // 2]))
         self._owns_s.append(others_s.below)
         self._equal = None
         self._costs.grow(len(self), began=self.count - 1)
@@ -198,8 +204,9 @@ class Group:
         for first in range(0, len(places), MOST_SORTED):
             if len(places) > MOST_SORTED:  # what came before was one, too
                 yield
-            some = slice(first, first + MOST_SORTED)
-            striking += self._strike(np.array(places[some], np.intp), own_s[some], measure, row)
+            here = told.which(places, first, MOST_SORTED)
+            strikes = self._strike(here, own_s[first : first + MOST_SORTED], measure, row)
+            striking += places[first + strikes].tolist()
         # Not before noise is known: one large garbage collection among eight steps is no level.
         is_block = ready and self.levels.add(row.excess_s - self.center_s, false_alarms.CUT * self.noise_s)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
@@ -212,20 +219,20 @@ class Group:
             self._take_names_back(policy)
             self._name(striking, policy)
 
-    def _strike(self, places: Places, own_s: Floats, measure: _Measure, row: Row) -> Iterator[int]:
-        """Add up some ranks' own work in a step; yield those that it makes suspicious."""
+    def _strike(self, places: Places | slice, own_s: Floats, measure: _Measure, row: Row) -> Places:
+        """Add up some ranks' own work in a step; return which of them, by number, it makes suspicious."""
         excess_s = own_s - measure.others_s.of(own_s)
         row.excess_s[places] = excess_s
         if not self.noise_s:
-            return
+            return np.zeros(0, np.intp)
         excess_s -= self.levels.usual[places]  # not the row's, which is as it was measured
         noises = (excess_s - self.center_s) / self.noise_s
         above = self._costs.add(noises, measure.tests, self.count, places, self.noise_s)
-        for at in np.flatnonzero(above | (excess_s > measure.jump_s)).tolist():
-            place = int(places[at])
-            jumped = excess_s[at] > measure.jump_s and self._note_jump(place, float(excess_s[at]), row.works)
-            if jumped or above[at]:
-                yield place
+        are_jumps = excess_s > measure.jump_s
+        for at in np.flatnonzero(are_jumps).tolist():
+            place = places.start + at if isinstance(places, slice) else int(places[at])
+            are_jumps[at] = self._note_jump(place, float(excess_s[at]), row.works)
+        return np.flatnonzero(above | are_jumps)
 
     def _note_jump(self, place: int, excess_s: float, works: Works) -> bool:
         """Note a single slow step of a rank, unless it is one with the step before."""
@@ -253,7 +260,8 @@ class Group:
         means = self._note_blocks(sampled, rows)
         # Not from ranks that have just become slow: where a third of all have, their change would pass for noise.
         known = self._costs.calm_of(sampled, heights)
-        noise_s = noise_of(rows[np.isin(sampled, known)], self._block_means(known), all_of_them=False)
+        calm = rows if len(known) == len(sampled) else rows[np.isin(sampled, known)]
+        noise_s = noise_of(calm, self._blocks_s.of(known), all_of_them=False)
         # The first steps are uncertain: three times their noise after 8 steps, a quarter more after 64.
         noise_s = max(noise_s, _LEAST_NOISE * self.step_s) * (1 + _UNSURE / self.count)
         if noise_s > false_alarms.RISE * self.noise_s:
@@ -269,28 +277,19 @@ class Group:
         means: list[float] = []
         if are_whole.any():  # nearly always all
             whole = rows[are_whole]
-            blocks_s = false_alarms.block_means(whole).tolist()
-            for place, mean_s in zip(sampled[are_whole].tolist(), blocks_s, strict=True):
-                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
-            means = false_alarms.trimmed_means(whole).tolist()
+            ordered = np.sort(whole, axis=1)
+            self._blocks_s.add(sampled[are_whole], false_alarms.block_means(whole, ordered))
+            means = false_alarms.trimmed_means(ordered).tolist()
         for place, row in zip(sampled[~are_whole].tolist(), rows[~are_whole], strict=True):
             told = row[~np.isnan(row)].tolist()
             if told:
-                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(false_alarms.block_mean(told))
+                self._blocks_s.add(np.array([place]), np.array([false_alarms.block_mean(told)]))
             means.append(false_alarms.trimmed_mean(told))
         return means
 
     def sampled(self) -> Sequence[int]:
         """Return the places that stand for all, fewer than twice SAMPLED."""
         return some_of(len(self), SAMPLED)
-
-    def _block_means(self, places: Places) -> Floats:
-        """Return the means of whole blocks (places, blocks), the newest last, NaN before a rank's first."""
-        rows = [self._blocks_s.get(place, ()) for place in places.tolist()]
-        found: Floats = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
-        for at, row in enumerate(rows):
-            found[at, found.shape[1] - len(row) :] = row
-        return found
 
     def heights(self, policy: JobPolicy) -> tuple[float, float]:
         """Return the thresholds of both sums."""

@@ -81,7 +81,9 @@ def test_means_of_many_rows_are_those_of_each(steps: int) -> None:
     rows += 50.0 * (chance.random((60, steps)) < 0.1) - 50.0 * (chance.random((60, steps)) < 0.1)
 
     assert false_alarms.block_means(rows) == pytest.approx([false_alarms.block_mean(row) for row in rows.tolist()])
-    assert false_alarms.trimmed_means(rows) == pytest.approx([false_alarms.trimmed_mean(row) for row in rows.tolist()])
+    assert false_alarms.trimmed_means(np.sort(rows, axis=1)) == pytest.approx(
+        [false_alarms.trimmed_mean(row) for row in rows.tolist()]
+    )
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
