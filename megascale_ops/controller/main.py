@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.actuating import Actuating
-from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, recording_folder
+from megascale_ops.controller.config import (
+    ControllerConfig,
+    limit_of,
+    parse_listen,
+    recording_folder,
+    require_recording,
+)
 from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
@@ -66,6 +72,7 @@ def serve(config: ControllerConfig) -> int:
     with contextlib.ExitStack() as open_things:
         # Journal, histories and what else is written here contain jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
+        require_recording(config)
         listener = open_things.enter_context(_bind(config.listen))
         limit_bytes = limit_of(config)
         if is_server(config.store):
