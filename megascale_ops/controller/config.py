@@ -112,7 +112,7 @@ def recording_folder(config: ControllerConfig) -> Path | None:
 def require_recording(config: ControllerConfig) -> None:
     """Refuse to serve where what a person wants recorded can't be: the folder that was named is made and written to.
 
-    The default folder is nobody's word, and what can't be recorded there is told later, once.
+    The default folder was not asked for: what can't be recorded there is told later, once.
 
     Raises:
         UsageError: nothing can be written there, or bounds that can't be.
