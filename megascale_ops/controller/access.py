@@ -112,7 +112,7 @@ def may_operate(grant: Grant, job: str, node: str = "") -> None:
 
 def may_report(grant: Grant, heartbeat: Heartbeat) -> Heartbeat:
     """Let a heartbeat of the token's node pass; of its jobs only the token's, since an agent sees all of its user's."""
-    _may_speak_for(grant, heartbeat.node)
+    may_speak_for(grant, heartbeat.node)
     if not grant.job or not heartbeat.jobs:
         return heartbeat
     mine = tuple(report for report in heartbeat.jobs if report.job == grant.job)
@@ -123,12 +123,13 @@ def may_report(grant: Grant, heartbeat: Heartbeat) -> Heartbeat:
 
 def may_testify(grant: Grant, evidence: Evidence) -> None:
     """Let evidence pass: of the token's node and job."""
-    _may_speak_for(grant, evidence.node)
+    may_speak_for(grant, evidence.node)
     if grant.job and grant.job != evidence.job:
         raise _forbidden(grant, f"this is evidence for job {evidence.job}")
 
 
-def _may_speak_for(grant: Grant, node: str) -> None:
+def may_speak_for(grant: Grant, node: str) -> None:
+    """Let an agent pass that reports its node."""
     if grant.right != "operate":
         raise _forbidden(grant, "this changes something")
     if grant.node and grant.node != node:

@@ -2,6 +2,8 @@
 """What can be set about a controller, and the checks that need the machine: address and token file."""
 
 import ipaddress
+import os
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -105,6 +107,33 @@ def recording_folder(config: ControllerConfig) -> Path | None:
         return config.run_dir / FOLDER
     file = config.store.removeprefix("sqlite:///")
     return Path(file).expanduser().absolute().parent / FOLDER if file and file != config.store else None
+
+
+def require_recording(config: ControllerConfig) -> None:
+    """Refuse to serve where what a person wants recorded can't be: the folder that was named is made and written to.
+
+    The default folder was not asked for: what can't be recorded there is told later, once.
+
+    Raises:
+        UsageError: nothing can be written there, or bounds that can't be.
+    """
+    folder = recording_folder(config)
+    if folder is None or config.record is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        # A file that is in the way may be the folder's own name or one above it.
+        above = (folder, *folder.parents)
+        in_the_way = next((one for one in above if os.path.lexists(one) and not os.path.isdir(one)), None)  # noqa: PTH112  Path's raise
+        number = getattr(error, "errno", None)
+        why = f"{in_the_way} is no folder" if in_the_way is not None else os.strerror(number) if number else str(error)
+        raise UsageError(
+            f"nothing can be recorded in {folder}: {why}; give --record another folder, or --record-mb 0 to record "
+            "nothing"
+        ) from error
 
 
 def limit_of(config: ControllerConfig) -> int:

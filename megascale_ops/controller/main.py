@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.actuating import Actuating
-from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, recording_folder
+from megascale_ops.controller.config import (
+    ControllerConfig,
+    limit_of,
+    parse_listen,
+    recording_folder,
+    require_recording,
+)
 from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
@@ -49,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# 5 s: a quarter of what a leader waits before it gives way for whom it does not hear.
+_EXPECT_S = 5.0
 _OPEN_TO_ALL = (
     "no token is asked for: every user of this machine can stop the jobs of this controller; `megascale-ops token new "
     "FILE` makes one, --token-file FILE asks for it"
@@ -66,6 +74,7 @@ def serve(config: ControllerConfig) -> int:
     with contextlib.ExitStack() as open_things:
         # Journal, histories and what else is written here contain jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
+        require_recording(config)
         listener = open_things.enter_context(_bind(config.listen))
         limit_bytes = limit_of(config)
         if is_server(config.store):
@@ -115,9 +124,10 @@ async def _serve_in_turn(
                     continue
                 with contextlib.closing(store), _door(listener) as door:
                     await _serve(config, store, door, entrance, candidate=candidate, stop=stop, deposed=deposed)
-                    if stop.is_set():
+                    if stop.is_set() or candidate.gives_way:
                         await asyncio.to_thread(store.flush)
                         await asyncio.to_thread(store.resign, candidate.resign)
+                        candidate.give_up()
     finally:
         await asyncio.to_thread(candidate.close)
         if config.port_file is not None:
@@ -193,6 +203,14 @@ async def _turning(candidate: Candidate) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def _expect(candidate: Candidate | None, loop: Loop) -> None:
+    """Let the candidate know whose requests this leader should answer, until cancelled."""
+    while True:
+        if candidate is not None:
+            candidate.expect({node for job in loop.jobs.values() if not job.is_over for node in job.nodes})
+        await asyncio.sleep(_EXPECT_S)
+
+
 def _stop_on_signals(stop: asyncio.Event) -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
         signal.signal(number, signal.SIG_IGN)
@@ -219,7 +237,7 @@ async def _serve(
             events.call_soon_threadsafe(callback)
 
     loop = _loop(store, config, post, lambda: standing.is_suspended)
-    _restore(loop, store, config)
+    _restore(loop, store, config, candidate.why if candidate is not None else "")
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)
@@ -251,9 +269,8 @@ async def _serve(
             if config.port_file is not None:
                 _write_port(config.port_file, port)
             async with _when_gone(config.exit_with_parent if candidate is None else 0, stop):
-                await _tick_until(
-                    loop, files, (notifying.watch(), actuating.watch(), entrance.follow()), telemetry, (stop, deposed)
-                )
+                watches = (notifying.watch(), actuating.watch(), entrance.follow(), _expect(candidate, loop))
+                await _tick_until(loop, files, watches, telemetry, (stop, deposed))
             await api.say_goodbye()
     finally:
         # Side by side: the run that started the controller waits three seconds for its end.
@@ -291,13 +308,19 @@ def _loop(
     return RecordedLoop(store, ring, clock=time.monotonic, wall=time.time, post=post, is_paused=is_paused)
 
 
-def _restore(loop: Loop, store: Store, config: ControllerConfig) -> None:
-    """Go on from what the journal has."""
+def _restore(loop: Loop, store: Store, config: ControllerConfig, why: str) -> None:
+    """Go on from what the journal has; ``why`` the leader before gave way, "" where it did not."""
     records = store.jobs()
     highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
     loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
     loop.hardware.restore(store.hardware())
     loop.nodes.restore(store.node_moves(), store.node_checks())
+    for job in loop.jobs.values():
+        if why and not job.is_over:
+            loop.transitions.note(
+                job, "leader_gave_way", f"another controller leads from now on; the one before: {why}"
+            )
+            loop.transitions.save(job)
     if isinstance(loop, RecordedLoop):
         loop.begin_recording()
 

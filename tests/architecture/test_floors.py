@@ -45,6 +45,7 @@ PURE = {
         "replay",
         "ski_rental",
     ),
+    "megascale_ops/controller/leadership": ("hearing", "rule"),
     "megascale_ops/controller/nodes": ("book", "evidence", "life", "limits"),
     "megascale_ops/controller/recovery": ("formation",),
     "megascale_ops/controller/history": ("step_history", "step_costs", "goodput"),

@@ -6,6 +6,9 @@ succession. A process may stop between any two of its steps, so also between hav
 written it and having handed it out. ``Database`` is SQLite in memory, and models the lock, which a session holds as
 PostgreSQL's does; ``server_database.py`` beside it is a real server with real sessions.
 
+Agents of three nodes ask whichever controller they reach: the leader if they can, else the others, which refuse them. A
+leader that none of them reaches gives way by the real rule, and by the real transaction.
+
 A need (a rank that died) comes again and again; a leader that reads none of its orders in the journal gives one. The
 job's runner obeys each order by its name, once, and no leader of a lower number than it has heard.
 """
@@ -19,10 +22,29 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from megascale_ops.controller.journal.fence import DeposedError, Fence, Leader, read_epoch, take_epoch
+from megascale_ops.controller.journal.fence import (
+    DeposedError,
+    Fence,
+    Leader,
+    read_given_way,
+    resign,
+    take_epoch,
+)
 from megascale_ops.controller.journal.rows import Batch, write
 from megascale_ops.controller.journal.tables import JOBS, TABLES
+from megascale_ops.controller.leadership.hearing import (
+    STEADY_S,
+    Hearing,
+    Heir,
+    Petition,
+    heir_of,
+    may_give_way,
+)
 from megascale_ops.controller.leadership.rule import LOOK_S, Seen, Step, Succession
+
+NODES = ("a", "b", "c")
+# As in ``candidate``: a loop that has not turned for so long was away; who gave way does not lead for so long.
+_AWAY_S, _AFTERWARDS_S = 5.0, 20.0
 
 
 class Database:
@@ -38,19 +60,48 @@ class Database:
         self.word = 0
         self.is_away = False
         self.leader: Leader | None = None
+        self.epoch = 0  # as it is written
+        self.petitions: dict[Controller, tuple[frozenset[str], float]] = {}
+
+    def identity(self, who: "Controller") -> str:
+        """Return by what a controller is known to the others."""
+        return who.name
+
+    def petitions_for(self, who: "Controller", now_s: float) -> list[Petition]:
+        """Return what the standbys beside a leader have written."""
+        return [
+            Petition(self.identity(one), f"http://{one.name}:1", nodes, now_s - at_s)
+            for one, (nodes, at_s) in self.petitions.items()
+            if one is not who
+        ]
+
+    def give_way(self, who: "Controller", fence: Fence, heir: Heir, now_s: float) -> None:
+        """Write that a leader gives way, and free the lock."""
+        self.leader = Leader(self.identity(who), f"http://{who.name}:1", heir=heir.id, why=heir.reason)
+        with self.engine_of(who).begin() as connection:
+            resign(connection, fence, self.leader, now_wall_s=now_s)
+        self.leader = msgspec.structs.replace(self.leader, resigned=True)
+        self.cut(who)
+
+    def given_way_ages_s(self, who: "Controller", now_s: float) -> list[float]:
+        """Return how long ago leaders have given way."""
+        with self.engine_of(who).connect() as connection:
+            return [now_s - at_s for at_s in read_given_way(connection)]
 
     def engine_of(self, _who: "Controller") -> sa.Engine:
         """Return what a controller writes the journal by."""
         return self.engine
 
-    def seen(self, _who: "Controller", now_s: float) -> Seen | None:
+    def seen(self, who: "Controller", now_s: float) -> Seen | None:
         """Return what a controller sees."""
         if self.is_away:
             return None
-        with self.engine.connect() as connection:
-            epoch = read_epoch(connection)
         holder = self.pid if self.holder is not None else 0
-        return Seen(holder, str(self.word), self.leader, epoch, up_s=now_s + 1e6, standbys={})
+        return Seen(holder, str(self.word), self.leader, self.epoch, up_s=now_s + 1e6, standbys=self.standbys_of(who))
+
+    def standbys_of(self, who: "Controller") -> dict[str, str]:
+        """Return those that are there beside one, and are asked by nodes."""
+        return {self.identity(one): f"http://{one.name}:1" for one in self.petitions if one is not who}
 
     def say(self, who: "Controller") -> None:
         """Let the leader say its word, if the lock is its."""
@@ -82,7 +133,7 @@ class Database:
         leader = Leader(who.name, f"http://{who.name}:1")
         with self.engine_of(who).begin() as connection:
             epoch = take_epoch(connection, leader, 0)
-        self.leader = leader
+        self.leader, self.epoch = leader, epoch
         return epoch
 
     def died(self, who: "Controller") -> None:
@@ -121,48 +172,104 @@ class Controller:
 
     def __init__(self, name: str, database: Database, runner: Runner, *, is_fenced: bool) -> None:
         self.name, self._database, self._runner, self._is_fenced = name, database, runner, is_fenced
-        self.succession = Succession()
-        self.paused_until_s = 0.0
+        self.succession = Succession(database.identity(self))
+        self.paused_until_s = self.cut_off_until_s = self._not_before_s = self._turned_s = self.now_s = 0.0
         self.leading: Generator[None, None, None] | None = None
+        self.hearing = Hearing(0.0)
+        self.fence: Fence | None = None
+        self.gives_way = True
+        self.gave_way: list[tuple[float, str]] = []
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether agents and runners reach it."""
+        return self.now_s >= self.cut_off_until_s
+
+    def answer(self, node: str, now_s: float) -> bool:
+        """Take a node's request; return whether it was answered, and by a leader."""
+        if now_s < self.paused_until_s or now_s < self.cut_off_until_s:
+            return False
+        self.hearing.note(node, now_s)
+        return self.leading is not None and self.fence is not None
 
     def turn(self, now_s: float) -> None:
         """Do one step of what is to be done."""
-        database = self._database
+        database, self.now_s = self._database, now_s
+        if now_s - self._turned_s > _AWAY_S:
+            self.hearing.begin_anew(now_s)
+        self._turned_s = now_s
         if self.leading is not None:
             database.say(self)
             try:
+                if self._must_give_way(now_s):
+                    self.leading.close()
+                    self._stand_by(now_s)
+                    self._not_before_s = now_s + _AFTERWARDS_S
+                    return
                 next(self.leading)
+                if self._is_replaced(now_s):
+                    self.die()
             except (DeposedError, StopIteration, SQLAlchemyError):
                 self.die()
             return
         seen = database.seen(self, now_s)
         step = self.succession.look(seen, now_s)
-        if seen is None or step is Step.WAIT:
+        if seen is not None:
+            database.petitions[self] = frozenset(self.hearing.nodes(now_s, STEADY_S)), now_s
+        if seen is None or step is Step.WAIT or now_s < self._not_before_s:
             return
         if step is Step.FORCE:
             database.force(self, seen)
-            self.succession = Succession()
+            self.succession = Succession(database.identity(self))
         if database.lock(self):
-            self.leading = self._lead()
+            self.leading, self.hearing = self._lead(), Hearing(now_s)
+            database.petitions.pop(self, None)
+
+    def _is_replaced(self, now_s: float) -> bool:
+        """Look, as a leader does each second, after what it has just done."""
+        is_time = now_s % 1.0 < LOOK_S and self._is_fenced and self.fence is not None
+        seen = self._database.seen(self, now_s) if is_time else None
+        return seen is not None and self.fence is not None and seen.epoch != self.fence.epoch
+
+    def _must_give_way(self, now_s: float) -> bool:
+        """Return whether it leads no more in favour of another one, which is written then."""
+        database, fence = self._database, self.fence
+        if fence is None or database.is_away or not self.gives_way:
+            return False
+        unheard_s = self.hearing.unheard_elsewhere_s(now_s)
+        heir = heir_of(unheard_s, self.hearing.nodes(now_s), NODES, database.petitions_for(self, now_s))
+        if heir is None or not may_give_way(database.given_way_ages_s(self, now_s)):
+            return False
+        database.give_way(self, fence, heir, now_s)
+        self.gave_way.append((now_s, heir.reason))
+        return True
+
+    def _stand_by(self, now_s: float) -> None:
+        self.succession, self.leading, self.fence = Succession(self._database.identity(self)), None, None
+        self.hearing = Hearing(now_s)
 
     def die(self) -> None:
         """Be killed, and be started again with nothing in memory."""
         if self.leading is not None:
             self.leading.close()
         self._database.died(self)
-        self.succession, self.leading = Succession(), None
+        self._database.petitions.pop(self, None)
+        self._stand_by(self.now_s)
 
     def _lead(self) -> Generator[None, None, None]:
         database, runner = self._database, self._runner
         while database.is_away:
             yield
-        fence = Fence(database.elect(self))
+        fence = self.fence = Fence(database.elect(self))
+        self.hearing.begin_anew(self.now_s)
         yield
         with database.engine_of(self).connect() as connection:
             body = connection.scalar(sa.select(JOBS.c.body).where(JOBS.c.job == "job"))
         given: dict[int, str] = {int(k): v for k, v in msgspec.json.decode(body)["given"].items()} if body else {}
         while True:
             yield
+            while not self.is_reached:
+                yield
             need = runner.need
             order = given.get(need)
             if order is None:
@@ -171,7 +278,8 @@ class Controller:
                 while not (yield from self._write(fence, given)):
                     yield
                 yield  # it is written, and not handed out
-            runner.hear(order, need, fence.epoch)
+            if self.is_reached:
+                runner.hear(order, need, fence.epoch)
 
     def _write(self, fence: Fence, given: dict[int, str]) -> Generator[None, None, bool]:
         """Write one transaction; return whether it was written."""
@@ -220,7 +328,7 @@ class World:
     def disaster(self) -> None:
         """Let one happen, to the leader where there is one."""
         chance, database = self.chance, self.database
-        kind = chance.choices(("kill", "pause", "cut", "away"), (6, 6, 2, 1))[0]
+        kind = chance.choices(("kill", "pause", "cut", "away", "unheard"), (6, 6, 2, 1, 2))[0]
         self.counts[kind] += 1
         who = next((one for one in self.every if one.leading is not None), chance.choice(self.every))
         if kind == "kill":
@@ -229,6 +337,10 @@ class World:
             who.paused_until_s = self.now_s + chance.choice((1.0, 9.0, 40.0))
         elif kind == "cut":
             database.cut(who)
+        elif kind == "unheard":
+            who.cut_off_until_s = self.now_s + chance.choice((5.0, 60.0, 600.0))
+            for _ in range(90):  # nothing else for a while, or it is killed before anybody can tell
+                self.turn()
         elif kind == "away":
             database.lose_all()
             self.back_s = self.now_s + chance.choice((2.0, 60.0))
@@ -237,6 +349,13 @@ class World:
         """Let half a second pass."""
         self.now_s += LOOK_S
         self.database.is_away &= self.now_s < self.back_s
+        for node in NODES:
+            leading = [one for one in self.every if one.leading is not None]
+            answers = [one.answer(node, self.now_s) for one in leading]
+            if not any(answers):
+                for one in self.every:
+                    if one not in leading:
+                        one.answer(node, self.now_s)
         for one in self.chance.sample(self.every, len(self.every)):
             if self.now_s >= one.paused_until_s:
                 one.turn(self.now_s)
@@ -250,15 +369,20 @@ def run(
     is_heard: bool = True,
     database: Callable[[], Database] = Database,
 ) -> tuple[Runner, Counter[str]]:
-    """Let disasters happen, and a while of peace after them."""
+    """Let disasters happen, and a while of peace after them; those that gave way are counted as well."""
     world = World(seed, database(), is_fenced=is_fenced, is_heard=is_heard)
     try:
         for _ in range(disasters):
             for _ in range(world.chance.choice((1, 2, 6, 24))):
                 world.turn()
             world.disaster()
+        for one in world.every:
+            one.cut_off_until_s = 0.0
         for _ in range(120):
             world.turn()
+        newest = [one for one in world.every if one.fence is not None and one.fence.epoch == world.runner.epoch]
+        assert len(newest) == 1, "one leader, once all is well"
     finally:
         world.database.close()
+    world.counts["gave way"] = sum(len(one.gave_way) for one in world.every)
     return world.runner, world.counts

@@ -6,7 +6,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,8 @@ class PostgresServer:
 
     Attributes:
         folder: Where everything lies.
-        url: Of the test's database.
+        database: The test's.
+        url: Of that database.
         socket: Path of the socket that it answers on.
         socket_name: The last part of that path.
     """
@@ -46,7 +48,7 @@ class PostgresServer:
             self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         self._data = str(self.folder / "data")
         self.url = f"postgresql+psycopg://ops@/postgres?host={self.folder}"
-        self._databases = 0
+        self.database, self._databases = "postgres", 0
         self.socket_name = ".s.PGSQL.5432"
         self.socket = str(self.folder / self.socket_name)
         if replica_of is not None:
@@ -66,7 +68,7 @@ class PostgresServer:
         if not Path(self._data, "postmaster.pid").exists():
             self.start()
         self._databases += 1
-        name = f"test{self._databases}"
+        name = self.database = f"test{self._databases}"
         with psycopg.connect(f"user=ops dbname=postgres host={self.folder}", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
         self.url = f"postgresql+psycopg://ops@/{name}?host={self.folder}"
@@ -110,3 +112,14 @@ class PostgresServer:
         command = [*self._as_user, str(self._programs / program), *arguments]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextmanager
+def running(replica_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
+    """Run a server of a test's own, whose end is no matter to others; all else takes the fixture ``postgres``."""
+    made = PostgresServer(replica_of)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()

@@ -4,12 +4,14 @@
 from contextlib import suppress
 from itertools import count
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from megascale_ops.controller.journal.engine import engine_of
-from megascale_ops.controller.journal.fence import Leader, take_epoch
+from megascale_ops.controller.journal.fence import Fence, Leader, resign, take_epoch
 from megascale_ops.controller.journal.tables import TABLES
+from megascale_ops.controller.leadership.hearing import Heir
 from megascale_ops.controller.leadership.rule import Seen
 from megascale_ops.controller.leadership.session import AwayError, Session, application_of
 from tests.fakes.killed_leaders import Controller, Database
@@ -50,6 +52,19 @@ class ServerDatabase(Database):
             self._lives[who] = _Life(who, self._url)
         return self._lives[who]
 
+    def identity(self, who: Controller) -> str:
+        """Return by what a controller is known to the others."""
+        return self._life(who).me.id
+
+    def give_way(self, who: Controller, fence: Fence, heir: Heir, now_s: float) -> None:
+        """Write that a leader gives way, as ``Candidate.resign`` does, and end its connection for the lock."""
+        life = self._life(who)
+        me = msgspec.structs.replace(life.me, heir=heir.id, why=heir.reason)
+        with life.engine.begin() as connection:
+            connection.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
+            resign(connection, fence, me, now_wall_s=now_s)
+        self.cut(who)
+
     def engine_of(self, who: Controller) -> sa.Engine:
         """Return what a controller writes the journal by."""
         return self._life(who).engine
@@ -59,7 +74,8 @@ class ServerDatabase(Database):
         if self.is_away:
             return None
         with suppress(AwayError):
-            return self._life(who).session.look()._replace(up_s=now_s + 1e6)
+            seen = self._life(who).session.look()
+            return seen._replace(up_s=now_s + 1e6, standbys=self.standbys_of(who))
         return None
 
     def say(self, who: Controller) -> None:

@@ -51,6 +51,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> Non
         (("controller", "--listen", "0.0.0.0:0"), ("token",)),
         (("controller", "--listen", "nonsense"), ("nonsense",)),
         (("controller", "--store", "mysql://x"), ("mysql",)),
+        (("controller", "--record", "/dev/null/recording"), ("/dev/null is no folder", "--record-mb 0")),
         (("status", "--controller", "http://127.0.0.1:9"), ("127.0.0.1:9",)),
         (("why", "nothing-1", "--run-dir", "/no/such/run"), ("/no/such/run",)),
     ],

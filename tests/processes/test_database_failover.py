@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from megascale_ops.controller.journal.store import open_store
-from tests.fakes.postgres import PostgresServer
+from tests.fakes.postgres import PostgresServer, running
 from tests.fakes.standing_controllers import JOB, Cluster, Standing
 from tests.processes.launch import until
 
@@ -21,23 +21,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.matrix]
 @pytest.fixture
 def primary() -> Iterator[PostgresServer]:
     """A server that runs."""
-    made = PostgresServer()
-    try:
-        made.start()
+    with running() as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
 def replica(primary: PostgresServer) -> Iterator[PostgresServer]:
     """Another one, which follows it."""
-    made = PostgresServer(replica_of=primary)
-    try:
-        made.start()
+    with running(replica_of=primary) as made:
         yield made
-    finally:
-        made.close()
 
 
 @contextmanager

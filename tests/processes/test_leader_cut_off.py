@@ -15,40 +15,18 @@ from tests.processes.launch import until
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A server that runs."""
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def database(server: PostgresServer, request: pytest.FixtureRequest) -> str:
-    """A database of the test's own."""
-    name = f"test{abs(hash(request.node.name)) % 10**9}"
-    engine = sa.create_engine(server.url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return name
-
-
 class Two:
     """A leader behind a relay, and a standby behind another one."""
 
-    def __init__(self, server: PostgresServer, database: str) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self.cluster = Cluster()
         self.relays: list[Relay] = []
         self.members: list[Standing] = []
         for name in ("first", "second"):
-            folder = server.folder / f"{database}-{name}"
+            folder = server.folder / f"{server.database}-{name}"
             folder.mkdir()
             self.relays.append(Relay(server.socket, listen_at=str(folder / server.socket_name)))
-            url = f"postgresql+psycopg://ops@/{database}?host={folder}"
+            url = f"postgresql+psycopg://ops@/{server.database}?host={folder}"
             self.members.append(Standing(name, url, self.cluster))
             until(lambda: self.members[0].is_serving, "the first to lead")
         self.first, self.second = self.members
@@ -66,15 +44,15 @@ class Two:
 
 
 @pytest.fixture
-def two(server: PostgresServer, database: str) -> Iterator[Two]:
+def two(postgres: PostgresServer) -> Iterator[Two]:
     """A leader and a standby."""
-    made = Two(server, database)
+    made = Two(postgres)
     yield made
     made.close()
 
 
-def _journaled(server: PostgresServer, database: str) -> list[str]:
-    store = open_store(server.url.replace("/postgres?", f"/{database}?"), readonly=True)
+def _journaled(server: PostgresServer) -> list[str]:
+    store = open_store(server.url, readonly=True)
     kinds = [event.kind for event in store.events(JOB)]
     store.close()
     return kinds
@@ -82,7 +60,7 @@ def _journaled(server: PostgresServer, database: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["cut", "hold"])
 def test_a_leader_that_alone_loses_the_database_gives_way_and_orders_nothing(
-    server: PostgresServer, database: str, two: Two, how: str
+    postgres: PostgresServer, two: Two, how: str
 ) -> None:
     """Connections are reset, or swallowed: what the first wanted never leaves, and is not written once it is back.
 
@@ -103,33 +81,29 @@ def test_a_leader_that_alone_loses_the_database_gives_way_and_orders_nothing(
 
     assert left == first.handed_out == ["before"]
     assert (second.epoch, second.handed_out) == (2, ["after"])
-    assert _journaled(server, database) == ["before", "after"]
+    assert _journaled(postgres) == ["before", "after"]
 
 
-def test_a_database_that_answers_and_takes_no_writes_holds_no_order_back(
-    server: PostgresServer, database: str, two: Two
-) -> None:
+def test_a_database_that_answers_and_takes_no_writes_holds_no_order_back(postgres: PostgresServer, two: Two) -> None:
     """It is full, as a rule: the lock is the leader's, so nobody else can order; all is written later."""
-    engine = sa.create_engine(server.url.replace("/postgres?", f"/{database}?"))
+    engine = sa.create_engine(postgres.url)
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE events ADD CONSTRAINT no_room CHECK (false) NOT VALID"))
     left = two.first.order("unwritten").wait(120)
     # On a busy machine it is "has not answered for 2.0 s" at first.
     until(lambda: two.first.store is not None and "no_room" in two.first.store.failing, "the refusal to be told")
-    written = _journaled(server, database)
+    written = _journaled(postgres)
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE events DROP CONSTRAINT no_room"))
     engine.dispose()
-    until(lambda: _journaled(server, database) == ["unwritten"], "the journal to be written")
+    until(lambda: _journaled(postgres) == ["unwritten"], "the journal to be written")
 
     assert left
     assert written == []
     assert (two.first.epoch, two.first.deposed, two.second.epoch) == (1, [], 0)
 
 
-def test_a_leader_that_loses_the_database_like_all_others_goes_on(
-    server: PostgresServer, database: str, two: Two
-) -> None:
+def test_a_leader_that_loses_the_database_like_all_others_goes_on(postgres: PostgresServer, two: Two) -> None:
     """The control: the standby has lost it as well, so orders leave unwritten, and are written afterwards."""
     for relay in two.relays:
         relay.cut()
@@ -138,7 +112,7 @@ def test_a_leader_that_loses_the_database_like_all_others_goes_on(
     serving = two.first.is_serving
     for relay in two.relays:
         relay.heal()
-    until(lambda: "unwritten" in _journaled(server, database), "the journal to be written")
+    until(lambda: "unwritten" in _journaled(postgres), "the journal to be written")
     until(lambda: two.first.is_serving and not two.first.candidate.away, "the first to be sure again")
 
     assert left

@@ -5,7 +5,6 @@ Sessions, locks, transactions and the fence are real, and a process may stop ins
 result of a long run is in ``benchmarks/results/leaders_killed.txt``.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -17,33 +16,24 @@ from tests.fakes.server_database import ServerDatabase
 pytestmark = [pytest.mark.processes, pytest.mark.matrix]
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """A server that runs."""
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.mark.parametrize("seed", range(2))
-def test_no_order_is_lost_or_doubled(server: PostgresServer, seed: int) -> None:
+def test_no_order_is_lost_or_doubled(postgres: PostgresServer, seed: int) -> None:
     """Of 300 disasters two in five kill: each need has exactly one order, and the newest one is met."""
-    runner, counts = run(seed, disasters=300, database=partial(ServerDatabase, server.url))
+    runner, counts = run(seed, disasters=300, database=partial(ServerDatabase, postgres.url))
     print(dict(counts), f"needs {runner.need}, highest number {runner.epoch}")
 
+    gave_way = counts.pop("gave way")
     assert sum(counts.values()) == 300
+    assert gave_way > 0
     assert set(runner.done.values()) == {1}, [need for need, count in runner.done.items() if count > 1]
     assert sorted(runner.done) == list(range(runner.need))
     assert runner.need > 90
 
 
-def test_without_fence_and_number_orders_are_doubled(server: PostgresServer) -> None:
+def test_without_fence_and_number_orders_are_doubled(postgres: PostgresServer) -> None:
     """The control: the same disasters, and nothing that holds a paused leader back."""
     runner, _counts = run(
-        7, disasters=200, is_fenced=False, is_heard=False, database=partial(ServerDatabase, server.url)
+        7, disasters=200, is_fenced=False, is_heard=False, database=partial(ServerDatabase, postgres.url)
     )
 
     assert any(count > 1 for count in runner.done.values())

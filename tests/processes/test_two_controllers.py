@@ -16,11 +16,13 @@ import pytest
 import sqlalchemy as sa
 
 from megascale_ops.controller.journal.store import open_store
+from megascale_ops.controller.leadership.hearing import UNHEARD_S
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import JobStatus
 from megascale_ops.schema.health import NodeAsk
 from tests.fakes.postgres import PostgresServer
+from tests.fakes.relay import Relay
 from tests.fakes.servers import opener
 from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 
@@ -54,6 +56,14 @@ def _refusal(url: str) -> Refusal | None:
         return Refusal(error.code, str(error.headers.get("X-Megascale-Leader", "")), json.loads(error.read()))
     except OSError:
         return None
+
+
+def _unheard_s(url: str) -> float:
+    """Return for how long a leader has answered no agent and no runner, as its metrics tell."""
+    with opener.open(f"{url}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    line = next(line for line in text.splitlines() if line.startswith("megascale_controller_unheard_seconds "))
+    return float(line.split()[1])
 
 
 def _port_in(file: Path) -> int:
@@ -209,3 +219,51 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
     assert [one.what for one in asked] == ["POST /v1/nodes/node7"]
     assert ended == 0
     assert then["epoch"] == 2
+
+
+def test_a_leader_that_no_agent_reaches_gives_way_to_the_standby_that_they_reach(
+    launch: Launch, postgres: PostgresServer
+) -> None:
+    """It has its lock and the database all the while; as long as nobody reaches the standby either, it stays."""
+    pair = Pair(launch, postgres)
+    first = pair.leader()
+    assert first is not None
+    relays = [Relay(int(url.rsplit(":", 1)[1])) for url in pair.urls]
+    try:
+        addresses = ",".join(relay.url for relay in relays)
+        run = launch.run(*ENDLESS, script=PLAIN, options=(f"--controller={addresses}",))
+        until(lambda: (one := pair.status()) is not None and one.state == "running", "training")
+        begun = until(launch.round_file, "the ranks")
+        for relay in relays:
+            relay.cut()
+        until(lambda: _unheard_s(pair.urls[first]) > UNHEARD_S + 5.0, "the leader to be heard by nobody")
+        alone = _leads(pair.urls[first])
+        relays[1 - first].heal()
+        then = until(lambda: _leads(pair.urls[1 - first]), "the other to lead")
+        until(lambda: (one := _refusal(pair.urls[first])) and one.header, "the one before to name the new leader")
+        refused = _refusal(pair.urls[first])
+        os.kill(begun.ranks[0].pid, signal.SIGKILL)
+        _next_round(launch, begun.round)
+        relays[first].heal()
+        until(lambda: (one := pair.status()) is not None and one.state == "running", "training")
+        last = _leads(pair.urls[1 - first])
+        launch.enough()
+        ended = launch.finish(run)
+    finally:
+        for relay in relays:
+            relay.close()
+    store = open_store(postgres.url, readonly=True)
+    told = [event.text for event in store.events("toy") if event.kind == "leader_gave_way"]
+    store.close()
+
+    assert ended == 0, launch.output()
+    assert alone is not None
+    assert (alone["role"], alone["epoch"]) == ("leader", 1)
+    assert refused is not None
+    assert refused.header == pair.urls[1 - first]
+    assert last == then
+    assert then["epoch"] == 2
+    assert len(told) == 1
+    assert f"the standby at {pair.urls[1 - first]}, which gets its place, is asked by 1 of the 1 nodes" in told[0]
+    assert "this controller gives way: it has answered no agent" in launch.output(f"controller-{first}.log")
+    assert "Traceback" not in launch.output("controller-0.log") + launch.output("controller-1.log")

@@ -16,6 +16,9 @@ from megascale_ops.errors import MegascaleError
 
 EPOCH = "leader_epoch"
 LEADER = "leader"
+GIVEN_WAY = "leaders_given_way"
+# 16: more than may give way within an hour.
+_MOST_GIVEN_WAY = 16
 
 
 class DeposedError(MegascaleError):
@@ -23,12 +26,18 @@ class DeposedError(MegascaleError):
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """Who leads, as the journal has it. ``resigned``: it ended in order, so a standby need not wait for it."""
+    """Who leads, as the journal has it.
+
+    ``resigned``: it ended in order, so a standby need not wait for it. ``heir``: the standby that is to follow it, and
+    ``why`` it gave way to that one; "" where it did not.
+    """
 
     id: str  # of one process
     url: str  # where it serves
     since_wall_s: float = 0.0
     resigned: bool = False
+    heir: str = ""
+    why: str = ""
 
 
 def _may_always(_failing_since_s: float) -> bool:
@@ -85,14 +94,32 @@ def take_epoch(connection: sa.Connection, leader: Leader, highest: int) -> int:
     return epoch
 
 
-def resign(connection: sa.Connection, fence: Fence, leader: Leader) -> None:
-    """Write that ``leader`` has ended in order; the caller commits.
+def resign(connection: sa.Connection, fence: Fence, leader: Leader, *, now_wall_s: float = 0.0) -> None:
+    """Write that ``leader`` has ended in order, or gives way to the heir that it names; the caller commits.
+
+    Args:
+        connection: in a transaction.
+        fence: of this leader.
+        leader: who it is.
+        now_wall_s: by the database's clock, when it gives way.
 
     Raises:
         DeposedError: it leads no more.
     """
     fence.hold(connection)
     _put(connection, LEADER, msgspec.json.encode(msgspec.structs.replace(leader, resigned=True)).decode())
+    if leader.heir:
+        given_way = [*read_given_way(connection), now_wall_s]
+        _put(connection, GIVEN_WAY, msgspec.json.encode(given_way[-_MOST_GIVEN_WAY:]).decode())
+
+
+def read_given_way(connection: sa.Connection) -> list[float]:
+    """Return when leaders gave way of late, by the database's clock, oldest first."""
+    value = connection.scalar(sa.select(META.c.value).where(META.c.key == GIVEN_WAY)) or "[]"
+    try:
+        return msgspec.json.decode(value, type=list[float])
+    except (msgspec.MsgspecError, ValueError):
+        return []
 
 
 def read_epoch(connection: sa.Connection) -> int:

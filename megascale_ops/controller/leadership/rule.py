@@ -3,7 +3,8 @@
 
 The leader holds a lock in the database, on a connection of its own, and says something on it once a second.
 
-- The lock is free and the leader has resigned, or there never was one: at once.
+- The lock is free and the leader has resigned, or there never was one: at once. Where it has given way to one of the
+  standbys (``hearing``), that one has ``HEIR_S`` before all others.
 - The lock is free, and no leader has resigned: it was killed, or has lost its connection. It is given ``FREE_S`` to
   take the lock again; after the database was away, ``RETURN_S``, for the leader may have ordered restarts
   meanwhile that only it knows of.
@@ -29,6 +30,8 @@ FREE_S = 1.5
 RETURN_S = 6.0
 # 6 s: six words that were not said; with two looks and the reading of the journal a standby leads within 10 s.
 SILENT_S = 6.0
+# 5 s: ten looks of the standby that a leader has given way to.
+HEIR_S = 5.0
 # 2.5 s: a look has 2 s to be answered. Longer than that between two looks, and this process was away itself.
 GAP_S = 2.5
 
@@ -71,9 +74,10 @@ class _Watch:
 
 
 class Succession:
-    """What one standby has seen so far."""
+    """What one standby has seen so far. ``me``: its identity, by which a leader names it that gives way to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: str = "") -> None:
+        self._me = me
         self._looked_s: float | None = None
         self._back_s: float | None = None  # since when the database answers again
         self._was_away = False
@@ -102,10 +106,12 @@ class Succession:
     def _free(self, seen: Seen, now_s: float) -> Step:
         watch = self._watch
         watch.word = None
-        if seen.leader is None or seen.leader.resigned:
-            return Step.TAKE
         if watch.free_s is None:
             watch.free_s = now_s
+        if seen.leader is None or seen.leader.resigned:
+            heir = seen.leader.heir if seen.leader is not None else ""
+            is_anothers = heir != self._me and heir in seen.standbys
+            return Step.WAIT if is_anothers and now_s - watch.free_s < HEIR_S else Step.TAKE
         if self._back_s is not None and now_s - self._back_s < RETURN_S:
             return Step.WAIT
         return Step.TAKE if now_s - watch.free_s >= FREE_S else Step.WAIT

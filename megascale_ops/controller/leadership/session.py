@@ -14,15 +14,18 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from megascale_ops.controller.journal.engine import engine_of, sentence_of
-from megascale_ops.controller.journal.fence import EPOCH, LEADER, Leader, read_leader
+from megascale_ops.controller.journal.fence import EPOCH, LEADER, Leader, read_given_way, read_leader
+from megascale_ops.controller.leadership.hearing import Petition
 from megascale_ops.controller.leadership.rule import Seen
+from megascale_ops.foreign import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 2.0
 APPLICATION = "megascale-ops "
 STANDBY = "standby:"
+PETITION = "petition:"
 _CLASS = 0x4D53_4F50  # "MSOP", beside other programs' locks in the same database
 # The lock of the schema that the tables are in: several journals may share a database.
 _KEY = f"{_CLASS}, hashtext(coalesce(current_schema(), ''))"
@@ -52,6 +56,18 @@ _NAMES = sa.text(
 )
 _TRY = sa.text(f"SELECT pg_try_advisory_lock({_KEY})")
 _UNLOCK = sa.text(f"SELECT pg_advisory_unlock({_KEY})")
+_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+_PETITIONS = sa.text(
+    f"SELECT key, value, extract(epoch FROM clock_timestamp()) AS now_s FROM meta WHERE key LIKE '{PETITION}%'"  # noqa: S608  a constant of this file
+)
+_PUT_PETITION = sa.text(
+    "INSERT INTO meta (key, value) VALUES (:key, extract(epoch FROM clock_timestamp())::text || ' ' || :nodes)"
+)
+# Those of standbys that are gone go as well: each process has a name of its own.
+_NO_PETITION = sa.text(
+    f"DELETE FROM meta WHERE key = :key OR (key LIKE '{PETITION}%' AND NOT EXISTS (SELECT 1 FROM pg_stat_activity "  # noqa: S608  same
+    f"WHERE datname = current_database() AND application_name = '{APPLICATION}' || substr(key, {len(PETITION) + 1})))"
+)
 _END = sa.text(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
     "AND pid <> pg_backend_pid() AND (pid = :pid OR (application_name = :name AND :name <> ''))"
@@ -138,6 +154,36 @@ class Session:
                 connection.execute(
                     sa.text("INSERT INTO meta (key, value) VALUES (:key, :url)"), {"key": key, "url": self._me.url}
                 )
+
+    def put_petition(self, nodes: Sequence[str]) -> None:
+        """Write which nodes ask this standby; none: nothing stays written."""
+        key = PETITION + self._me.id
+        with self._asking() as connection:
+            connection.execute(_NO_PETITION, {"key": key})
+            if nodes:
+                listed = msgspec.json.encode(nodes).decode()
+                connection.execute(_PUT_PETITION, {"key": key, "nodes": listed})
+
+    def petitions(self, standbys: Mapping[str, str]) -> list[Petition]:
+        """Return what standbys have written that are connected: address by identity."""
+        with self._asking() as connection:
+            rows = connection.execute(_PETITIONS).all()
+        found = []
+        for key, value, now_s in rows:
+            standby = key.removeprefix(PETITION)
+            at, _, nodes = value.partition(" ")
+            if standby not in standbys:
+                continue
+            with contextlib.suppress(*UNREADABLE, ValueError):
+                names = frozenset(msgspec.json.decode(nodes, type=list[str]))
+                found.append(Petition(standby, standbys[standby], names, max(0.0, float(now_s) - float(at))))
+        return found
+
+    def given_way_ages_s(self) -> list[float]:
+        """Return how long ago leaders gave way of late."""
+        with self._asking() as connection:
+            now_s = float(connection.scalar(_CLOCK) or 0.0)
+            return [now_s - at_s for at_s in read_given_way(connection)]
 
     def close(self) -> None:
         """Close the connection; a lock that it holds is free then."""

@@ -6,7 +6,7 @@ by a thread, in 0.2 s. So heartbeats go on meanwhile. All names, kinds and label
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from megascale_ops import __version__
@@ -24,6 +24,15 @@ from megascale_ops.exposition import Encoded, Page, Sample, encoded
 HEARD_S = 60.0
 # 256 nodes, 2,048 ranks: 2 ms, then other tasks get a turn.
 NODES_AT_ONCE = 256
+# Of a controller that has no other beside it.
+_ALONE = dict.fromkeys(
+    (
+        "megascale_controller_unheard_seconds",
+        "megascale_controller_refused_nodes",
+        "megascale_controller_gave_way_total",
+    ),
+    0.0,
+)
 REASONS = ("malformed", "oversized", "version", "unauthorised", "stale")
 
 Samples = list[Sample]
@@ -39,10 +48,17 @@ class _Gathered(NamedTuple):
 
 
 class Metrics:
-    """The controller's metrics as a page."""
+    """The controller's metrics as a page; ``standing``: what is known of it among several, by name."""
 
-    def __init__(self, loop: Loop, store: Store, notifying: Notifying | None = None) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        notifying: Notifying | None = None,
+        standing: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
         self._loop = loop
+        self._standing = standing
         self._notifying = notifying
         self._store = store
         self._incidents = figures.IncidentCount()
@@ -104,6 +120,7 @@ class Metrics:
                 ],
             }
         )
+        found.families.update({name: [((), value)] for name, value in (_ALONE | dict(self._standing())).items()})
         if self._notifying is not None:
             for outcome, counts in self._notifying.counts.items():
                 name = f"megascale_controller_notifications_{outcome}_total"

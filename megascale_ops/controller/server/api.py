@@ -129,7 +129,7 @@ class Api:
         self._standing = standing
         self._store = store
         self._files = files or HistoryFiles(loop, None)
-        self._metrics = Metrics(loop, store, notifying)
+        self._metrics = Metrics(loop, store, notifying, standing.figures)
         self._paging = IncidentPages(loop.incidents, store)
         self._live = LiveStream(loop)
         self._pages = Pages()
@@ -256,16 +256,18 @@ class Api:
         if foreign:
             raise _ForeignError(f"refused: {foreign}")
 
-    def _take_beat(self, body: bytes, grant: Grant) -> HeartbeatReply:
+    def _take_beat(self, request: web.Request, body: bytes, grant: Grant) -> HeartbeatReply:
         try:
             heartbeat = access.may_report(grant, decode(_heartbeats, body))
-            return self._standing.signed(self._loop.heartbeat(heartbeat, grant.job))
+            reply = self._standing.signed(self._loop.heartbeat(heartbeat, grant.job))
         except access.ForbiddenError:
             self._loop.rejected["unauthorised"] += 1
             raise
         except (UsageError, VersionError) as error:
             self._loop.rejected["version" if isinstance(error, VersionError) else "malformed"] += 1
             raise
+        self._standing.heard(request, heartbeat.node)
+        return reply
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         try:
@@ -273,7 +275,7 @@ class Api:
         except web.HTTPRequestEntityTooLarge:
             self._loop.rejected["oversized"] += 1
             raise
-        return answer(self._take_beat(body, GRANT.get()))
+        return answer(self._take_beat(request, body, GRANT.get()))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
         evidence = decode(_evidence, await body_of(request))
@@ -286,6 +288,7 @@ class Api:
         join = decode(_joins, await body_of(request))
         access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
+        self._standing.heard(request, join.node)
         return self._signed(await self._loop.joining.join(join, query_of(request, WaitQuery).wait_s))
 
     async def _orders(self, request: web.Request) -> web.Response:
@@ -294,6 +297,7 @@ class Api:
         poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
         # A poll is a runner's sign of life, and removes the orders it has executed: not for read-only tokens.
         access.may_operate(GRANT.get(), job, poll.node)
+        self._standing.heard(request, poll.node)
         return self._signed(await self._loop.orders(poll, asked.wait_s))
 
     def _signed(self, reply: Reply) -> web.Response:
@@ -377,17 +381,11 @@ class Api:
         return answer(await self._agent_logs.read(job, asked))  # another node's disk, which this one does not share
 
     async def _skew(self, request: web.Request) -> web.Response:
-        job = self._loop.jobs.get(request.match_info["job"])
-        if job is None:
-            raise NotFoundError(f"there is no job {request.match_info['job']!r}")
-        return answer(self._loop.slowness.skewing.view(job))
+        return answer(self._loop.slowness.skewing.view(self._job(request)))
 
     async def _profile(self, request: web.Request) -> web.Response:
         ask = decode(_asks, await body_of(request))
-        job = self._loop.jobs.get(request.match_info["job"])
-        if job is None:
-            raise NotFoundError(f"there is no job {request.match_info['job']!r}")
-        return answer(self._loop.profiling.begin(job, ask))
+        return answer(self._loop.profiling.begin(self._job(request), ask))
 
     async def _profiled(self, request: web.Request) -> web.Response:
         job, name = request.match_info["job"], request.match_info["id"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a controller stands among those that share its journal, as its clients see it."""
 
+import time
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +34,28 @@ class Standing:
         """Whether another controller leads, or may lead."""
         one = self._candidate
         return one is not None and (one.fence is not self._fence or one.is_suspended)
+
+    def heard(self, request: web.Request, node: str) -> None:
+        """Take note that a node's agent or runner was answered here."""
+        if self._candidate is not None:
+            self._candidate.heard(node, is_own_machine=_is_own_machine(request))
+
+    def refused(self, request: web.Request, node: str) -> None:
+        """Take note that a node's agent asks this standby, and is refused."""
+        if self._candidate is not None:
+            self._candidate.refused.note(node, time.monotonic(), is_own_machine=_is_own_machine(request))
+
+    def figures(self) -> dict[str, float]:
+        """Return metrics of who is heard here, by name; none of a controller that leads alone."""
+        one = self._candidate
+        if one is None:
+            return {}
+        refused = 0 if one.is_leading else len(one.refused.nodes(time.monotonic()))
+        return {
+            "megascale_controller_unheard_seconds": one.unheard_s,
+            "megascale_controller_refused_nodes": float(refused),
+            "megascale_controller_gave_way_total": float(one.gave_way),
+        }
 
     def signed(self, reply: Reply) -> Reply:
         """Return a reply with the number of the leader that gives it."""
@@ -75,6 +98,15 @@ class Standing:
         view = self.view()
         status = 200 if view.role == "leader" else 503
         return web.Response(status=status, body=msgspec.json.encode(view), content_type="application/json")
+
+
+def _is_own_machine(request: web.Request) -> bool:
+    """Return whether a request has crossed no network: it comes from the very address at which it was taken."""
+    transport = request.transport
+    if transport is None:
+        return False
+    here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    return bool(here and there and here[0] == there[0])
 
 
 ALONE = Standing(None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.controller.config import ControllerConfig, check_token, parse_listen
+from megascale_ops.controller.config import ControllerConfig, check_token, parse_listen, require_recording
 from megascale_ops.controller.entrance import Entrance
 from megascale_ops.controller.main import serve
 from megascale_ops.errors import UsageError
@@ -92,3 +92,42 @@ def test_an_unknown_host_is_refused() -> None:
     assert config.store == "sqlite:///ops.db"
     with pytest.raises(UsageError, match=r"refusing|no such host"):
         serve(ControllerConfig(listen="no.such.host.invalid:0"))
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [("taken", "taken is no folder"), ("taken/below", "taken is no folder"), ("dangling", "dangling is no folder"),
+     ("loop", "loop is no folder"), ("n" * 300, "File name too long"), ("a\0b", "null"), ("/proc/recording", "/proc")],
+)  # fmt: skip
+def test_a_recording_that_can_not_be_is_refused_before_anything_is_served(
+    tmp_path: Path, record: str, words: str
+) -> None:
+    """One sentence that says why; the journal is not even made."""
+    (tmp_path / "taken").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "missing" / "place")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    journal = tmp_path / "ops.db"
+
+    with pytest.raises(UsageError, match="nothing can be recorded in") as refused:
+        serve(ControllerConfig(listen="127.0.0.1:0", store=f"sqlite:///{journal}", record=tmp_path / record))
+
+    assert words in str(refused.value)
+    assert not journal.exists()
+
+
+def test_a_recording_that_nobody_asked_for_keeps_no_controller_from_serving(tmp_path: Path) -> None:
+    """The control: beside the journal it is our default, and a folder that can be made is made, with what is above."""
+    (tmp_path / "recording").touch()
+    beside = f"sqlite:///{tmp_path}/ops.db"
+
+    require_recording(ControllerConfig(store=beside))
+    require_recording(ControllerConfig(store=beside, record=tmp_path / "recording", record_mb=0))
+    require_recording(ControllerConfig(store=beside, record=tmp_path / "a" / "b"))
+
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_bounds_of_a_recording_are_looked_at_before_anything_is_served() -> None:
+    """Not when a standby has its turn at last."""
+    with pytest.raises(UsageError, match="record_mb = -1"):
+        serve(ControllerConfig(listen="127.0.0.1:0", record_mb=-1))
