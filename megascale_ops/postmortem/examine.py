@@ -41,9 +41,12 @@ def examine(paths: Sequence[Path]) -> Examined:
     gathered = pieces.gather(pieces.find(paths))
     if not gathered.pieces:
         why = f": {gathered.notes[0]}" if gathered.notes else ""
-        raise UsageError(f"there is nothing to read in {', '.join(map(str, paths))}{why}")
+        raise UsageError(f"there is no black box, log, stack or dump in {', '.join(map(str, paths))}{why}")
     left = _Left(gathered)
     found = [one for one in (left.of_hang(), left.of_logs()) if one is not None]
+    if not found:
+        one = "the stack or dump of one rank" if left.dumps or left.stands else "nothing that tells a rank"
+        raise UsageError(f"{', '.join(map(str, paths))} holds {one}: who is elsewhere shows only beside other ranks")
     found.sort(key=_order)
     return Examined(tuple(found), len(left.dumps), len(left.stands), len(left.logs), tuple(left.notes))
 
@@ -96,15 +99,17 @@ class _Left:
 
     def _take_text(self, rank: int, text: str) -> None:
         plain = pieces.without_prefix(text)
-        stood = hangs.stand_of(plain) or hangs.unread(plain)
+        stood = hangs.stand_of(plain)
+        lost = hangs.unread(plain) if stood is None else None
         if rank < 0:
             self.launchers += text
-        elif stood is not None:
-            self.stands[rank] = stood
-            if _is_log_too(plain):
-                self.logs[rank] = text
+        elif lost is not None:
+            self.stands[rank] = lost
         else:
-            self.logs[rank] = text
+            if stood is not None:
+                self.stands[rank] = stood
+            if stood is None or _is_log_too(plain):
+                self.logs[rank] = text
 
     def of_hang(self) -> Verdict | None:
         """Return the verdict by dumps and stacks, None where there is too little."""

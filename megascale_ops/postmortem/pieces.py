@@ -41,6 +41,8 @@ _OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\brank[= ](\d{1,6})\b|\bRANK=(\d
 # torch before 2.3 says it within the line alone, as the place within a group.
 _OF_WATCHDOG = re.compile(r"\[(?:PG [^\]]{0,120})?Rank (\d{1,6})\]")
 _NODE = re.compile(r"(?:^|[_\-./])((?:node|host|worker|n|gpu-?node)[_\-]?\d{1,6})(?=[_\-./]|$)", re.IGNORECASE)
+# How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:" or a date.
+_OTHER = re.compile(rb"\x80|\s*\{|\s*\[\s*[\[{\]]")
 # 0.9 of all lines: a number and a colon before a few is no launcher's.
 _MOST_LINES = 0.9
 
@@ -136,7 +138,7 @@ def _end_of(path: Path) -> bytes:
 def _split(path: Path, data: bytes) -> list[Piece]:
     """Cut a log of several ranks apart, by what stands before its lines."""
     named = rank_of(path)
-    text = data.decode("utf-8", "replace") if data[:1] not in (b"\x80", b"{", b"[") or data[:5] == b"[rank" else ""
+    text = "" if _OTHER.match(data) else data.decode("utf-8", "replace")
     by_rank = _by_prefix(text)
     if len(by_rank) > 1:
         return [Piece(path, rank, "\n".join(lines).encode()) for rank, lines in sorted(by_rank.items())]

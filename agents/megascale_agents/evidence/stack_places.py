@@ -68,6 +68,8 @@ _GENERIC = (
     Place("in_storage", "", r"^(__GI_+|__libc_)?(open(at)?(64)?|p(read|write)v?(64)?|f(data)?sync|f?l?statx?|getdents(64)?)$"),
 )  # fmt: skip
 _LIBRARIES = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3\.\d+)/|^<frozen|^(torch|torchdata|numpy|triton)/")
+# 24 frames: from C++'s wait through pybind to the call in Python.
+_NEAR = 24
 _NO_CALLS = frozenset({"wrapper", "inner", "_fn", "__call__", "decorate_context"})
 
 
@@ -102,13 +104,22 @@ def _fits(row: Place, frame: Frame) -> bool:
 
 def _call(frames: Sequence[Frame], row: Place) -> str:
     """Return what was called: the outermost of the frames that the row knows in one piece."""
+    if row.mark == "in_collective" and frames[0].native:
+        # C++ waits for all of them alike; what Python called tells more.
+        called = [at for at, frame in enumerate(frames) if not frame.native and _in_collective(frame)]
+        if called and called[0] < _NEAR:
+            frames = frames[called[0] :]
     name = frames[0].function
     for frame in frames:
-        if not _fits(row, frame):
+        if not (_fits(row, frame) or (row.mark == "in_collective" and _in_collective(frame))):
             break
         if frame.function not in _NO_CALLS and not frame.function.startswith("<"):
             name = frame.function
     return name.rpartition("::")[2][:80]
+
+
+def _in_collective(frame: Frame) -> bool:
+    return any(row.mark == "in_collective" and row.file and _fits(row, frame) for row in TABLE)
 
 
 def _line(frames: Sequence[Frame]) -> str:

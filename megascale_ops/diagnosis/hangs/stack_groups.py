@@ -63,6 +63,14 @@ PLACES = {
     "gone": _Place("has no process any more", "not_joined", 0.8),
     "": _Place("left no stack that can be read", "not_joined", 0.5),
 }
+# The same behind "are in".
+_AT = {
+    "in_script": "Python code", "in_native": "native code", "in_collective": "a collective", "in_storage": "storage",
+    "in_rendezvous": "the forming of a process group", "in_backward": "a backward pass", "in_gpu_wait": "a wait for the GPU",
+    "in_data_loader": "the data loader", "in_compiler": "a compiler", "in_import": "an import", "in_lock": "a wait for a lock",
+    "in_child": "a wait for a child", "in_network": "a wait for a server", "in_sleep": "sleep", "gone": "no process",
+    "": "no stack",
+}  # fmt: skip
 _CERTAIN = frozenset({"in_collective", "in_rendezvous"})
 _PERHAPS = frozenset({"in_backward", "in_gpu_wait"})
 # Places that nobody who waits for peers is in. A line of the script may be such a wait, and so may native code.
@@ -71,8 +79,8 @@ _ELSEWHERE = frozenset(PLACES) - _CERTAIN - _PERHAPS - {"in_script", "in_native"
 _PAIRS = ("send", "recv", "p2p", "batch_isend_irecv", "wait")
 # A wait for peers that Python does not show: the crowd there is taken for waiting, with less confidence.
 _GUESSED = 0.7
-# A fifth: fewer that are elsewhere than this are few; more may be one stage of a pipeline.
-_FEW = 5
+# A fourth of the crowd is few; more may be one stage of a pipeline.
+_FEW = 4
 _LONE = 0.5
 _MOST_TOLD = 16
 
@@ -92,6 +100,7 @@ def judge(stood: Mapping[int, Stood], names: Mapping[int, str] | None = None) ->
         or _missing(crowd, numbered=names is None)
         or _apart_from_a_line(crowd)
         or _in_another_call(crowd)
+        or _in_another_line(crowd)
         or _nobody(crowd)
     )
     findings = tuple(_finding(rank, stood[rank]) for rank in answer.ranks[:_MOST_TOLD] if rank in stood)
@@ -201,6 +210,19 @@ def _in_another_call(crowd: _Crowd) -> _Answer | None:
     return _Answer(fault, odd, PLACES["in_rendezvous"].sure if fault == "group_never_formed" else _LONE, why)
 
 
+def _in_another_line(crowd: _Crowd) -> _Answer | None:
+    """Name few in other lines of the script, where a crowd is in one line: that of the crowd may be a wait for peers."""
+    known = [rank for rank in crowd.stood if rank not in crowd.unread]
+    if len(known) < _FEW:
+        return None
+    where, there = crowd.most(known)
+    few = [rank for rank in known if rank not in there]
+    lines = where.line and all(crowd.stood[rank].place == "in_script" for rank in few)
+    if where.place != "in_script" or not few or not lines or len(few) * _FEW > len(there):
+        return None
+    return _by_place(crowd, few, f"while {_count(there)} in {_in(where)}, which may be a wait for peers", _LONE)
+
+
 def _nobody(crowd: _Crowd) -> _Answer:
     """Say where they are, where that names none."""
     known = [rank for rank in crowd.stood if rank not in crowd.unread]
@@ -251,7 +273,7 @@ def _does(one: Stood) -> str:
 
 
 def _in(one: Stood) -> str:
-    what = one.call or PLACES[one.place].words
+    what = one.call or _AT.get(one.place, PLACES[one.place].words)
     return f"{what} at {one.line}" if one.line else what
 
 
