@@ -58,7 +58,8 @@ def _apart(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
     """Return the paths in which there are black boxes, or that are taken for them, and all others."""
     from megascale_ops.blackbox import last_moments
 
-    boxes, others = [], []
+    boxes: list[Path] = []
+    others: list[Path] = []
     for path in paths:
         try:
             known = last_moments.find((path,)) if path.is_dir() else []

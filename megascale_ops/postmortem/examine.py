@@ -7,16 +7,19 @@ what stacks and dumps show of the hang, and then what the logs say of those that
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from megascale_agents.evidence import flight_recorder
 
-from megascale_ops.diagnosis.hangs.stack_groups import Stood
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.postmortem import exits, hangs, pieces
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import Verdict
+
+if TYPE_CHECKING:
+    from megascale_ops.diagnosis.hangs.stack_groups import Stood
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -52,7 +55,7 @@ def examine(paths: Sequence[Path]) -> Examined:
 
 
 def _order(verdict: Verdict) -> tuple[bool, bool, float]:
-    """An own death of a rank comes first, then a hang in which ranks are named; what names nobody comes last."""
+    """An own death of a rank comes first, then a hang in which ranks are named; what names no rank comes last."""
     is_hang = FAULTS[verdict.fault].hang is not None or verdict.fault == "unknown"
     return (not verdict.culprits, is_hang, -verdict.confidence)
 
@@ -131,7 +134,13 @@ class _Left:
 
 
 # Words that a stack alone never holds.
-_OF_AN_END = ("Watchdog caught", "Traceback (most recent call last)", "Fatal Python error", "terminate called", "Error: ")
+_OF_AN_END = (
+    "Watchdog caught",
+    "Traceback (most recent call last)",
+    "Fatal Python error",
+    "terminate called",
+    "Error: ",
+)
 
 
 def _is_log_too(text: str) -> bool:

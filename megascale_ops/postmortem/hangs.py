@@ -21,7 +21,7 @@ from megascale_ops.schema.messages import MARKS, EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
 
-# Nobody knows how long it has stood; somebody was patient enough to take dumps.
+# It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
 _GONE = ("No such process", "no such process", "not found", "Failed to find process", "ptrace: No such")
 

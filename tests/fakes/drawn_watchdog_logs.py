@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs of jobs that NCCL's watchdog ended, as torch 1.13 to 2.13 write them, with the faulty rank known by construction.
+"""Logs of jobs that NCCL's watchdog ended, as torch 1.13 to 2.13 write them, with the faulty rank known.
 
 Nothing but the watchdog's lines and what a script printed before is there: no black box, no dump. Numbers in ``[PG ...
 Rank n]`` and in ``[Rank n]`` are places within the group, as torch prints them; ``[rankN]:`` (2.3 on) is the rank.
@@ -20,6 +20,14 @@ KINDS = (
     "absent", "absent", "absent_two", "absent_in_mesh", "absent_in_mesh", "other_op", "other_size", "nobody",
     "nobody_in_group", "one_too_many", "stuck", "first_call", "one_behind", "cut_short", "two_apart",
 )  # fmt: skip
+_CLASSES = {
+    "other_op": frozenset({"collective_order", "collective_mismatch"}),
+    "other_size": frozenset({"collective_mismatch", "collective_order"}),
+    "one_too_many": frozenset({"collective_order", "not_joined", "unknown"}),
+    "one_behind": frozenset({"collective_order", "not_joined", "gpu_stuck"}),
+    "nobody": frozenset({"unknown", "not_joined"}),
+    "nobody_in_group": frozenset({"unknown"}),
+}
 
 
 class Logs(NamedTuple):
@@ -59,7 +67,8 @@ class _Writer:
             return "[E ProcessGroupNCCL.cpp:474] "
         if self.number < (2, 4):
             return f"[rank{rank}]:[E ProcessGroupNCCL.cpp:563] "
-        return f"[rank{rank}]:[E{self.rng.randrange(100, 1231)} 12:01:{self.rng.randrange(10, 59)}.90{rank:04d}111 ProcessGroupNCCL.cpp:632] "
+        date, second = self.rng.randrange(100, 1231), self.rng.randrange(10, 59)
+        return f"[rank{rank}]:[E{date} 12:01:{second}.90{rank:04d}111 ProcessGroupNCCL.cpp:632] "
 
     def place(self, group: str, desc: str, local: int, number: int) -> str:
         """Whose line it is."""
@@ -108,11 +117,15 @@ class _Writer:
         if (2, 2) <= self.number < (2, 6):
             lines.append(f"{head}{place}Timeout at NCCL work: {call.seq}, {reach}")
         lines += [
-            f"{head}[Rank {local}] Some NCCL operations have failed or timed out. Due to the asynchronous nature of "
-            "CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
+            (
+                f"{head}[Rank {local}] Some NCCL operations have failed or timed out. Due to the asynchronous nature "
+                "of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data."
+            ),
             f"{head}[Rank {local}] To avoid data inconsistency, we are taking the entire process down.",
-            f"{head}{place if self.number >= (2, 3) else f'[Rank {local}] '}Process group watchdog thread terminated "
-            f"with exception: {caught}",
+            (
+                f"{head}{place if self.number >= (2, 3) else f'[Rank {local}] '}Process group watchdog thread "
+                f"terminated with exception: {caught}"
+            ),
             "terminate called after throwing an instance of 'c10::DistBackendError'",
             f"  what():  {place}Process group watchdog thread terminated with exception: {caught}",
         ]
@@ -124,49 +137,49 @@ class _Writer:
         if self.number < (2, 5):
             return []
         return [
-            f"{self.head(rank)}{self.place('0', 'default_pg', rank, 0)}Received a dump signal due to a collective "
-            f"timeout from {who} and we will try our best to dump the debug info. Last enqueued NCCL work: {enqueued}, "
-            f"last completed NCCL work: {completed}.{_WHY}",
-            f"{self.head(rank)}{self.place('0', 'default_pg', rank, 0)}ProcessGroupNCCL preparing to dump debug info. "
-            "Include stack trace: 1",
+            (
+                f"{self.head(rank)}{self.place('0', 'default_pg', rank, 0)}Received a dump signal due to a collective "
+                f"timeout from {who} and we will try our best to dump the debug info. Last enqueued NCCL work: "
+                f"{enqueued}, last completed NCCL work: {completed}.{_WHY}"
+            ),
+            (
+                f"{self.head(rank)}{self.place('0', 'default_pg', rank, 0)}ProcessGroupNCCL preparing to dump debug "
+                "info. Include stack trace: 1"
+            ),
         ]
 
 
 def draw(seed: int) -> Logs:
     """Draw a job, its fault and the version of torch."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311  # seeds of a test
     kind = rng.choice(KINDS)
     writer = _Writer(rng, rng.choice(VERSIONS))
-    if kind == "absent_in_mesh":
-        return _mesh(rng, writer)
-    if kind == "stuck":
-        return _stuck(rng, writer)
-    if kind == "cut_short":
-        return _cut_short(rng, writer)
-    if kind == "two_apart":
-        return _two_apart(rng, writer)
+    own = {"absent_in_mesh": _mesh, "stuck": _stuck, "cut_short": _cut_short, "two_apart": _two_apart}
+    return own[kind](rng, writer) if kind in own else _one_group(rng, writer, kind)
+
+
+def _one_group(rng: random.Random, writer: _Writer, kind: str) -> Logs:
+    """All ranks call the collectives of one group."""
     world = rng.choice((3, 4, 4, 8, 8, 16))
-    culprits: tuple[int, ...] = (rng.randrange(world),)
+    culprits: tuple[int, ...] = () if kind.startswith("nobody") else (rng.randrange(world),)
     if kind == "absent_two":
         world = max(world, 8)
         culprits = tuple(sorted(rng.sample(range(world), 2)))
-    if kind.startswith("nobody"):
-        culprits = ()
-    seq, ahead = rng.randrange(2, 90_000), rng.choice((0, 0, 1, 4, 9))
-    if kind == "first_call":
-        seq, ahead = 1, 0
+    seq, ahead = (1, 0) if kind == "first_call" else (rng.randrange(2, 90_000), rng.choice((0, 0, 1, 4, 9)))
     ran = _Call(rng.choice(_OPS), rng.choice((1, 4096, 197_140_480, 9_801_523)), seq)
-    other = {
-        "other_op": ran._replace(op=rng.choice([op for op in _OPS if op != ran.op])),
-        "other_size": ran._replace(op="ALLREDUCE", numel=ran.numel + rng.choice((1, 64, 4096))),
-        "one_behind": ran._replace(seq=seq - 1),
-    }.get(kind, ran)
     if kind == "other_size":
         ran = ran._replace(op="ALLREDUCE")
+    other = {
+        "other_op": ran._replace(op=rng.choice([op for op in _OPS if op != ran.op])),
+        "other_size": ran._replace(numel=ran.numel + rng.choice((1, 64, 4096))),
+        "one_behind": ran._replace(seq=seq - 1),
+    }.get(kind, ran)
     group = ("3", "DATA_PARALLEL_GROUP", 3) if kind == "nobody_in_group" else ("0", "default_pg", 0)
     absent = kind.startswith("absent") or kind == "first_call"
-    inside = [r for r in range(world) if (r in culprits) is (kind == "one_too_many") or not absent and kind != "one_too_many"]
-    first = rng.choice(inside)
+    inside = set(range(world))
+    if absent or kind == "one_too_many":
+        inside = inside - set(culprits) if absent else set(culprits)
+    first = rng.choice(sorted(inside))
     texts, codes, stopped = [], [], []
     quiet = (seq - 1, seq - 1) if group[0] == "0" else (58, 58)
     for rank in range(world):
@@ -185,17 +198,10 @@ def draw(seed: int) -> Logs:
         is_dead = rank in inside or writer.number >= (2, 5)
         codes.append(-6 if is_dead else -15)
         stopped.append(not is_dead)
-    classes = {
-        "other_op": {"collective_order", "collective_mismatch"},
-        "other_size": {"collective_mismatch", "collective_order"},
-        "one_too_many": {"collective_order", "not_joined", "unknown"},
-        "one_behind": {"collective_order", "not_joined", "gpu_stuck"},
-        "nobody": {"unknown", "not_joined"},
-        "nobody_in_group": {"unknown"},
-    }.get(kind, {"not_joined"})
     if kind == "one_too_many" and writer.number < (2, 5):
         culprits = ()  # of the others nothing is known
-    return Logs(kind, writer.version, tuple(texts), tuple(codes), tuple(stopped), culprits, frozenset(classes))
+    classes = _CLASSES.get(kind, frozenset({"not_joined"}))
+    return Logs(kind, writer.version, tuple(texts), tuple(codes), tuple(stopped), culprits, classes)
 
 
 def _mesh(rng: random.Random, writer: _Writer) -> Logs:
@@ -227,7 +233,13 @@ def _mesh(rng: random.Random, writer: _Writer) -> Logs:
         codes.append(-6 if is_dead else -15)
         stopped.append(not is_dead)
     return Logs(
-        "absent_in_mesh", writer.version, tuple(texts), tuple(codes), tuple(stopped), (culprit,), frozenset({"not_joined"})
+        "absent_in_mesh",
+        writer.version,
+        tuple(texts),
+        tuple(codes),
+        tuple(stopped),
+        (culprit,),
+        frozenset({"not_joined"}),
     )
 
 
@@ -252,7 +264,11 @@ def _cut_short(rng: random.Random, writer: _Writer) -> Logs:
     spoke = rng.sample(range(world), 2)
     call = _Call("ALLREDUCE", 4096, seq)
     texts = [
-        "step 9\n" + "\n".join(writer.timed_out(rank, rank, ("0", "default_pg", 0), call, seq, first=True) if rank in spoke else ()) + "\n"
+        "step 9\n"
+        + "\n".join(
+            writer.timed_out(rank, rank, ("0", "default_pg", 0), call, seq, first=True) if rank in spoke else ()
+        )
+        + "\n"
         for rank in range(world)
     ]
     stopped = tuple(rank not in spoke for rank in range(world))
@@ -265,6 +281,9 @@ def _two_apart(rng: random.Random, writer: _Writer) -> Logs:
     seq = rng.randrange(2, 90_000)
     one = _Call(rng.choice(_OPS[:2]), 4096, seq)
     other = _Call(rng.choice(_OPS[2:]), 4096, seq)
-    texts = ["\n".join(writer.timed_out(rank, rank, ("0", "default_pg", 0), call, seq, first=True)) for rank, call in enumerate((one, other))]
+    texts = [
+        "\n".join(writer.timed_out(rank, rank, ("0", "default_pg", 0), call, seq, first=True))
+        for rank, call in enumerate((one, other))
+    ]
     classes = frozenset({"collective_order", "collective_mismatch", "unknown"})
     return Logs("two_apart", writer.version, tuple(texts), (-6, -6), (False, False), (), classes)

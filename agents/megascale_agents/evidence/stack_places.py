@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a main thread is, by a stack that any tool wrote: the table of ``frame_classes``, and what stands beside it.
 
-A stack of the agent's comes with a look at the process; one that somebody hands in comes alone, and often without
+A stack of the agent's comes with a look at the process; one that a user hands in comes alone, and often without
 native frames or with nothing else. So more places are told apart: a compiler, a wait for the GPU, for a lock, for a
 child, for a server, and a backward pass, in which C++ waits for collectives that no Python frame shows.
 
@@ -31,7 +31,9 @@ class Where(NamedTuple):
 
 # Ranks wait for each other in a store as they form a group; bound methods have their class before them.
 _CLASS = re.compile(r"^(?:[\w<>]+\.)+")
-_NATIVE_FORMING = Place("in_rendezvous", "", r"^(c10d::(TCP|File|Hash|Prefix)?Store\b|p?ncclCommInit|.*connectFullMesh)")
+_NATIVE_FORMING = Place(
+    "in_rendezvous", "", r"^(c10d::(TCP|File|Hash|Prefix)?Store\b|p?ncclCommInit|.*connectFullMesh)"
+)
 _SPECIFIC = (
     *(row for row in TABLE if row.mark != "in_native"),
     Place("in_collective", "", r"^(c10d::(?!\w*Store)|gloo::|p?(nccl|rccl)[A-Z]|P?MPI_[A-Z]|opal_|ompi_|ucp_worker_)"),
@@ -56,18 +58,23 @@ _SPECIFIC = (
     Place("in_backward", "", r"^torch::autograd::"),
 )
 _GENERIC = (
-    Place("in_network", r"(^|/)(ssl|http/client|socket)\.py$|(^|/)(urllib3?|requests|aiohttp|httpx|botocore|grpc|wandb)/"),
+    Place("in_network", r"(^|/)(ssl|http/client|socket)\.py$"),
+    Place("in_network", r"(^|/)(urllib3?|requests|aiohttp|httpx|botocore|grpc|wandb)/"),
     Place("in_child", r"(^|/)(subprocess|multiprocessing/(popen_\w+|process))\.py$"),
     Place("in_lock", r"(^|/)threading\.py$", r"^(wait|acquire|join|_wait_for_tstate_lock|__enter__)$"),
     Place("in_lock", r"(^|/)(queue|multiprocessing/(queues|synchronize|connection|pool|managers))\.py$"),
     Place("in_lock", r"(^|/)(filelock|portalocker|concurrent/futures|asyncio)/"),
-    Place("in_lock", "", r"^(PyThread_acquire_lock_timed|\w*acquire_timed|take_gil|_*lll_lock_wait\w*|pthread_mutex_lock)"),
+    Place("in_lock", "", r"^(PyThread_acquire_lock_timed|\w*acquire_timed|take_gil)"),
+    Place("in_lock", "", r"^(_*lll_lock_wait\w*|pthread_mutex_lock)"),
     Place("in_child", "", r"^(__GI_+|__libc_)?(wait4|waitpid|waitid)$"),
     Place("in_network", "", r"^(__GI_+|__libc_)?(recv|recvfrom|recvmsg|connect|accept4?)$|^SSL_read|^sock_recv"),
     Place("in_sleep", "", r"^(__GI_+|__libc_)?(clock_)?nanosleep$|^(py|time_)sleep$"),
-    Place("in_storage", "", r"^(__GI_+|__libc_)?(open(at)?(64)?|p(read|write)v?(64)?|f(data)?sync|f?l?statx?|getdents(64)?)$"),
+    Place("in_storage", "", r"^(__GI_+|__libc_)?(open(at)?(64)?|p(read|write)v?(64)?|f(data)?sync)$"),
+    Place("in_storage", "", r"^(__GI_+|__libc_)?(f?l?statx?|getdents(64)?)$"),
 )  # fmt: skip
-_LIBRARIES = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3\.\d+)/|^<frozen|^(torch|torchdata|numpy|triton)/")
+_LIBRARIES = re.compile(
+    r"(^|/)(site-packages|dist-packages|lib/python3\.\d+)/|^<frozen|^(torch|torchdata|numpy|triton)/"
+)
 # 24 frames: from C++'s wait through pybind to the call in Python.
 _NEAR = 24
 _NO_CALLS = frozenset({"wrapper", "inner", "_fn", "__call__", "decorate_context"})
@@ -91,7 +98,7 @@ def where(frames: Sequence[Frame]) -> Where:
 
 
 def _imports(frame: Frame) -> bool:
-    """Return whether an innermost frame is of an import: what is loaded there is called by nobody yet."""
+    """Return whether an innermost frame is of an import: what is loaded there is not called yet."""
     is_body = frame.function == "<module>" and _LIBRARIES.search(frame.file) is not None
     return is_body or frame.file.startswith("<frozen importlib")
 

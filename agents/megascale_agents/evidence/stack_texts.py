@@ -3,7 +3,7 @@
 
 | tool | a thread begins with | frames |
 | --- | --- | --- |
-| faulthandler, torch's worker server | ``Thread 0x... (most recent call first):``, the main thread last | innermost first |
+| faulthandler, worker server | ``Thread 0x... (most recent call first):``, the main thread last | innermost first |
 | py-spy dump | ``Thread 123 (idle): "MainThread"`` | innermost first |
 | py-spy dump --json | an object | innermost first |
 | gdb, gstack | ``Thread 1 (Thread 0x... (LWP 123) "python"):`` | innermost first, C |
@@ -51,7 +51,9 @@ _GDB = re.compile(r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|proces
 _EU = re.compile(r"^TID (\d{1,9})(?: \"?(.*?)\"?)?:\s*$")
 _EU_PROCESS = re.compile(r"^PID (\d{1,9}) - process")
 _PYSTACK = re.compile(r"^Traceback for thread (\d{1,9}) \((.*?)\) \[(.*)\] \(most recent call last\):\s*$")
-_FRAME = re.compile(r'^\s*(?:\((?:Python|C)\) )?File "(?P<file>.*?)", line (?P<line>\d{1,9}|\?+),? in (?P<function>.*)$')
+_FRAME = re.compile(
+    r'^\s*(?:\((?:Python|C)\) )?File "(?P<file>.*?)", line (?P<line>\d{1,9}|\?+),? in (?P<function>.*)$'
+)
 _SPY_FRAME = re.compile(r"^\s+(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\)\s*$")
 _GDB_FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ (?:in )?)?(?:- \d+ )?(?P<rest>\S.*)$")
 _GDB_WHERE = re.compile(r" (?:at|from) (?P<file>\S+?)(?::(?P<line>\d{1,9}))?$")
@@ -84,8 +86,8 @@ def _json(text: str) -> list[Look]:
         main = next((one for one in threads if one.os_thread_id == pid or one.thread_name == "MainThread"), threads[0])
         state = ("active" if main.active else "idle") + ("+gil" if main.owns_gil else "")
         frames = tuple(Frame(one.name, one.filename, one.line, one.module is not None) for one in main.frames)
-        thread = Thread(str(main.os_thread_id or 0), main.thread_name or "", state, frames[:_MOST_FRAMES])
-        found.append(Look(pid, "", thread, len(threads) - 1))
+        seen = Thread(str(main.os_thread_id or 0), main.thread_name or "", state, frames[:_MOST_FRAMES])
+        found.append(Look(pid, "", seen, len(threads) - 1))
     return found
 
 
@@ -115,23 +117,36 @@ class _JsonProcess(msgspec.Struct):
     pid: int = 0
 
 
+class _OpenThread(NamedTuple):
+    """A thread whose frames are being read."""
+
+    number: str
+    name: str
+    state: str
+    frames: list[Frame]
+
+
+class _OpenLook(NamedTuple):
+    """A look whose threads are being read; ``tool`` is "" before the first of them."""
+
+    pid: int
+    command: str
+    tool: str
+    threads: list[Thread]
+
+
 class _Reader:
     """Takes lines one by one; ``end`` has what they were."""
 
     def __init__(self) -> None:
         self._found: list[Look] = []
-        self._threads: list[Thread] = []
-        self._tool = ""
-        self._pid, self._command = 0, ""
-        self._frames: list[Frame] = []
-        self._head: tuple[str, str, str] | None = None
+        self._look = _OpenLook(0, "", "", [])
+        self._thread: _OpenThread | None = None
 
     def take(self, line: str) -> None:
         """Take one line."""
         if (process := _PROCESS.match(line)) or (process := _EU_PROCESS.match(line)):
-            self._close_look()
-            self._pid = int(process[1])
-            self._command = process[2] if process.re is _PROCESS else ""
+            self._close_look(int(process[1]), process[2] if process.re is _PROCESS else "")
         elif found := _PY_SPY.match(line):
             self._begin("py-spy", found[1], found[3] or "", found[2])
         elif found := _FAULT.match(line):
@@ -142,54 +157,58 @@ class _Reader:
             self._begin("gdb", found[1], found[2] or "", "")
         elif found := _PYSTACK.match(line):
             self._begin("pystack", found[1], found[2], "active+gil" if "GIL" in found[3] else "")
-        elif self._head is None and _STACK.match(line):
+        elif self._thread is not None:
+            self._frame(self._thread.frames, line)
+        elif _STACK.match(line):
             self._begin("faulthandler", "0", "", "")
-        elif self._head is None and line.startswith("#0 "):
+        elif line.startswith("#0 "):
             self._begin("gdb", "0", "", "")
-            self._frame(line)
-        elif self._head is not None:
-            self._frame(line)
+            self.take(line)
 
     def _begin(self, tool: str, number: str, name: str, state: str) -> None:
         self._close_thread()
-        if tool != self._tool or any(thread.number == number for thread in self._threads):
-            self._close_look(keep_process=tool == self._tool or not self._tool)
-        self._tool = tool
-        self._head = (number, name, state)
+        look = self._look
+        if look.tool not in ("", tool):
+            self._close_look(0, "")
+        elif any(thread.number == number for thread in look.threads):
+            self._close_look(look.pid, look.command)
+        self._look = self._look._replace(tool=tool)
+        self._thread = _OpenThread(number, name, state, [])
 
-    def _frame(self, line: str) -> None:
+    def _frame(self, frames: list[Frame], line: str) -> None:
+        tool = self._look.tool
         if found := _FRAME.match(line):
             number = int(found["line"]) if found["line"].isdigit() else 0
-            self._frames.append(Frame(found["function"].strip(), found["file"], number))
-        elif self._tool == "gdb" and (found := _GDB_FRAME.match(line)):
-            self._frames.append(_gdb_frame(found["rest"]))
-        elif self._tool == "py-spy" and (found := _SPY_FRAME.match(line)):
-            number = int(found["line"] or 0)
+            frames.append(Frame(found["function"].strip(), found["file"], number))
+        elif tool == "gdb" and (found := _GDB_FRAME.match(line)):
+            frames.append(_gdb_frame(found["rest"]))
+        elif tool == "py-spy" and (found := _SPY_FRAME.match(line)):
             native = not found["file"].endswith((".py", ">", ".pyx")) or found["function"].startswith("0x")
-            self._frames.append(Frame(found["function"], found["file"], number, native))
-        elif line.strip() and self._tool == "faulthandler" and not line.startswith((" ", "\t")):
+            frames.append(Frame(found["function"], found["file"], int(found["line"] or 0), native))
+        elif line.strip() and tool == "faulthandler" and not line.startswith((" ", "\t")):
             self._close_thread()
             if line.startswith(("Timeout (", "Fatal Python error", "Traceback")):
-                self._close_look()
+                self._close_look(0, "")
 
     def _close_thread(self) -> None:
-        if self._head is not None:
-            frames = tuple(reversed(self._frames)) if self._tool == "pystack" else tuple(self._frames)
-            self._threads.append(Thread(*self._head, frames[:_MOST_FRAMES]))
-        self._head, self._frames = None, []
+        if self._thread is not None:
+            number, name, state, read = self._thread
+            frames = tuple(reversed(read)) if self._look.tool == "pystack" else tuple(read)
+            self._look.threads.append(Thread(number, name, state, frames[:_MOST_FRAMES]))
+        self._thread = None
 
-    def _close_look(self, *, keep_process: bool = False) -> None:
+    def _close_look(self, pid: int, command: str) -> None:
+        """End a look; the next one is at the process that is told."""
         self._close_thread()
-        if self._threads:
-            main = _main_of(self._threads, self._tool, self._pid)
-            self._found.append(Look(self._pid, self._command, main, len(self._threads) - 1))
-        self._threads, self._tool = [], ""
-        if not keep_process:
-            self._pid, self._command = 0, ""
+        look = self._look
+        if look.threads:
+            main = _main_of(look.threads, look.tool, look.pid)
+            self._found.append(Look(look.pid, look.command, main, len(look.threads) - 1))
+        self._look = _OpenLook(pid, command, "", [])
 
     def end(self) -> list[Look]:
         """Return what the lines were."""
-        self._close_look()
+        self._close_look(0, "")
         return [look for look in self._found if look.main.frames or look.others]
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is elsewhere, by nothing but a stack of each rank: what is left of a hung job of which no program of ours took part.
+"""Who is elsewhere, by nothing but a stack of each rank: what is left of a hung job that ran without us.
 
 In a hang most ranks wait for peers. Those are alike, so the crowd shows what is right, and the few that are in another
-place hold it up. What a stack shows is not all of it: a wait that Python sees as one line of the script (``Work.wait()``,
-``.item()``) may be a wait for peers, and a host that waits for its GPU may wait for a collective on it. So
+place hold it up. What a stack shows is not all of it: a wait that Python sees as one line of the script
+(``Work.wait()``, ``.item()``) may be a wait for peers, and a host that waits for its GPU may wait for a collective that
+the GPU is in. So
 
 - ranks in a collective or forming a group wait for peers, for certain; those in a backward pass, or in a wait for the
   GPU, perhaps; those in a data loader, in storage, in a compiler, at a lock, a child or a server do not;
@@ -66,14 +67,16 @@ PLACES = {
 # The same behind "are in".
 _AT = {
     "in_script": "Python code", "in_native": "native code", "in_collective": "a collective", "in_storage": "storage",
-    "in_rendezvous": "the forming of a process group", "in_backward": "a backward pass", "in_gpu_wait": "a wait for the GPU",
-    "in_data_loader": "the data loader", "in_compiler": "a compiler", "in_import": "an import", "in_lock": "a wait for a lock",
+    "in_rendezvous": "the forming of a process group", "in_backward": "a backward pass",
+    "in_gpu_wait": "a wait for the GPU",
+    "in_data_loader": "the data loader", "in_compiler": "a compiler", "in_import": "an import",
+    "in_lock": "a wait for a lock",
     "in_child": "a wait for a child", "in_network": "a wait for a server", "in_sleep": "sleep", "gone": "no process",
     "": "no stack",
 }  # fmt: skip
 _CERTAIN = frozenset({"in_collective", "in_rendezvous"})
 _PERHAPS = frozenset({"in_backward", "in_gpu_wait"})
-# Places that nobody who waits for peers is in. A line of the script may be such a wait, and so may native code.
+# Places that no rank that waits for peers is in. A line of the script may be such a wait, and so may native code.
 _ELSEWHERE = frozenset(PLACES) - _CERTAIN - _PERHAPS - {"in_script", "in_native", ""}
 # Calls that ranks of a pipeline rightly make in different lines.
 _PAIRS = ("send", "recv", "p2p", "batch_isend_irecv", "wait")
@@ -211,7 +214,7 @@ def _in_another_call(crowd: _Crowd) -> _Answer | None:
 
 
 def _in_another_line(crowd: _Crowd) -> _Answer | None:
-    """Name few in other lines of the script, where a crowd is in one line: that of the crowd may be a wait for peers."""
+    """Name few in other lines of the script than a crowd is in, which may wait for peers there."""
     known = [rank for rank in crowd.stood if rank not in crowd.unread]
     if len(known) < _FEW:
         return None

@@ -81,7 +81,7 @@ def test_a_fatal_error_has_the_main_thread_last() -> None:
 
 
 def test_dumps_that_follow_each_other_are_looks() -> None:
-    """faulthandler repeats itself without a line between."""
+    """The main thread comes again: faulthandler repeats itself without a line between."""
     text = stacks_of("faulthandler")["waits_for_thread"]
 
     found = looks(text + text + text)
@@ -96,7 +96,9 @@ def test_a_loaded_module_is_an_import() -> None:
     assert where(look.main.frames).place == "in_import"
 
 
-@pytest.mark.parametrize("text", ["", "step 1 loss 2.0\n", CPP, "[1, 2", "[]", "{}", "Thread 12", "#0 ", "Thread 1 (idle"])
+@pytest.mark.parametrize(
+    "text", ["", "step 1 loss 2.0\n", CPP, "[1, 2", "[]", "{}", "Thread 12", "#0 ", "Thread 1 (idle"]
+)
 def test_what_is_no_stack_is_none(text: str) -> None:
     """Logs, torch's C++ frames of its watchdog's thread, and torn texts."""
     assert not [look for look in looks(text) if look.main.frames and look.main.frames[0].function]

@@ -68,7 +68,10 @@ def test_drawn_logs_with_nothing_but_a_watchdogs_words(tmp_path: Path) -> None:
 
 def test_a_crash_explains_the_hang_of_the_others(tmp_path: Path) -> None:
     """One log ends with a full GPU, the others' stacks wait for that rank: the full GPU comes first."""
-    error = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n'
+    error = (
+        'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
     files = {f"rank{rank}.txt": WAITING for rank in (0, 1, 3)} | {"rank2.txt": error}
 
     found = examine([write(tmp_path, files)])
