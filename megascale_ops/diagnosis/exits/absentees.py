@@ -43,6 +43,13 @@ _TOLD_TO_END = "nccl_dump"
 _WHOLE_JOB = "0"  # the name of the group of all ranks
 # 2 ranks that died of the store's time-out each for itself: one may have been no other than the one that was stopped.
 _FEWEST = 2
+# A third, or fewer, that waited alone are odder than all others.
+_FEW = 3
+# 3 times as many that each timed out make it unlikely that the rest were only ended before their own time-out.
+_MANY = 3
+_FEW_SURE = 0.4
+# 0.7: who is behind may have left one call out, or its GPU or its network has not ended it.
+_BEHIND_SURE = 0.7
 
 
 class _End(NamedTuple):
@@ -59,7 +66,13 @@ def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) ->
     ends = [_end_of(one) for one in judged]
     if len(ends) < world_size or not any(end.timed_out for end in ends):
         return verdict
-    return _behind(verdict, ends) or _contradict(verdict, ends) or _silent(verdict, ends) or verdict
+    return (
+        _behind(verdict, ends)
+        or _contradict(verdict, ends)
+        or _fell_behind(verdict, ends)
+        or _silent(verdict, ends)
+        or verdict
+    )
 
 
 def _end_of(one: Judged) -> _End:
@@ -91,6 +104,8 @@ def _behind(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
         absent = [end.exit for end in ends if end.exit.rank in said and not end.timed_out]
     if not absent or len(absent) == len(ends):
         return None
+    if (alone := _alone(verdict, ends, absent, latest)) is not None:
+        return alone
     ranks = tuple(sorted(exit_.rank for exit_ in absent))
     place = _missed(absent[0], latest)
     waiters = [end.exit.rank for end in ends if end.waited]
@@ -99,6 +114,23 @@ def _behind(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
     )
     sure = 0.95 if said == set(ranks) or 2 * len(ranks) <= len(ends) else 0.7
     return _named(verdict, "not_joined", text, sure, ranks)
+
+
+def _alone(
+    verdict: Verdict, ends: Sequence[_End], absent: Sequence[RankExit], latest: dict[str, CollectiveFact]
+) -> Verdict | None:
+    """Return the verdict on few that waited in a call which all others, with nothing unfinished, have never entered.
+
+    A script has most of its ranks right: those few called once too often, or the others wait for them elsewhere.
+    """
+    waiters = [end.exit for end in ends if end.waited]
+    is_few = _FEW * len(waiters) <= len(ends) and len(absent) + len(waiters) == len(ends)
+    if not is_few or any(not fact.done for exit_ in absent for fact in exit_.calls):
+        return None
+    ranks = tuple(sorted(exit_.rank for exit_ in waiters))
+    place = _missed(absent[0], latest)
+    text = f"{named(ranks)} alone waited in {place}, which the other {len(absent)} ranks never entered"
+    return _named(verdict, "collective_order", f"{text}: called once too often, or left out by them", 0.5, ranks)
 
 
 def _facts_in(end: _End) -> list[CollectiveFact]:
@@ -160,14 +192,36 @@ def _contradict(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
     return None
 
 
+def _fell_behind(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
+    """Name the few that waited in a call of a group which most had ended: they waited in the next one."""
+    places = [(end.exit, end.place) for end in ends if end.place is not None and end.place.function and end.timed_out]
+    for group, count in Counter(fact.group for _, fact in places).most_common():
+        there = [(exit_, fact) for exit_, fact in places if fact.group == group]
+        furthest = max((fact for _, fact in there), key=lambda fact: fact.seq)
+        behind = [(exit_, fact) for exit_, fact in there if fact.seq < furthest.seq]
+        together = sum(fact.seq == furthest.seq for _, fact in there)
+        if not behind or together <= len(behind) or count <= _FEWEST:
+            continue
+        ranks = tuple(sorted(exit_.rank for exit_, _ in behind))
+        first = behind[0][1]
+        text = f"{named(ranks)} waited in {describe(first)}, which was over for {together} others: they waited in "
+        text += describe(furthest)
+        if first.seq + 1 == furthest.seq and not difference(first, furthest):
+            text += "; the calls are alike: one before it was left out, or the rank's GPU or network did not end it"
+        return _named(verdict, "not_joined", text, _BEHIND_SURE, ranks)
+    return None
+
+
 def _silent(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
-    """Name the only rank that did not die of a time-out, where at least two did, each for itself."""
+    """Name the only rank that did not die of a time-out, or few of many, where all others did, each for itself."""
     rest = [end.exit for end in ends if not end.timed_out]
-    if len(rest) != 1 or len(ends) - 1 < _FEWEST or any(not end.waited for end in ends if end.timed_out):
-        return None
     waiters = [end.exit.rank for end in ends if end.timed_out]
-    text = f"rank {rest[0].rank} alone did not die of the time-out, {_waited(ends, waiters)}{_last(rest[0])}"
-    return _named(verdict, "not_joined", text, 0.5, (rest[0].rank,))
+    is_few = len(rest) == 1 or (rest and _MANY * len(rest) <= len(waiters))
+    if not is_few or len(waiters) < _FEWEST or any(not end.waited for end in ends if end.timed_out):
+        return None
+    ranks = tuple(sorted(exit_.rank for exit_ in rest))
+    text = f"{named(ranks)} alone did not die of the time-out, {_waited(ends, waiters)}{_last(rest[0])}"
+    return _named(verdict, "not_joined", text, 0.5 if len(rest) == 1 else _FEW_SURE, ranks)
 
 
 def _waited(ends: Sequence[_End], waiters: Sequence[int]) -> str:

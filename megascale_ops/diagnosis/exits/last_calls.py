@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from megascale_ops.diagnosis.exits.left_out import left_out
+from megascale_ops.diagnosis.exits.watchdog_words import UNNAMED
 from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, Deviation, compare, describe, difference
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.schema.folding import named
@@ -23,6 +24,8 @@ from megascale_ops.schema.messages import RankExit
 _MODELS = 3
 # What differs is on record; that a rank is past a call follows from its way there.
 _SURE, _SURE_OF_A_TRAIL = 0.95, 0.9
+# 0.7: two groups may be at one number.
+_SURE_OF_UNNAMED = 0.7
 # Fewer ranks have no majority: one of two is wrong, and it is not known which.
 _FEWEST = 3
 
@@ -49,7 +52,7 @@ def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Ver
         verdict,
         fault=FAULT_OF[kind],
         reason=f"{named(ranks)} {odd[ranks[0]].text}; {victims}",
-        confidence=_SURE_OF_A_TRAIL if odd is past else _SURE,
+        confidence=_SURE_OF_UNNAMED if odd[ranks[0]].group == UNNAMED else _SURE_OF_A_TRAIL if odd is past else _SURE,
         culprits=ranks,
         nodes=tuple(sorted({node for node, exit_ in ended if exit_.rank in ranks})),
         otherwise="no rank would be named, had all called the same",

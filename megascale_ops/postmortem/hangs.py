@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From stacks and flight recorder dumps to a verdict on a hang, by the judge that a controller asks.
+
+Where there are dumps, they say which collective each rank waits in, and stacks say what the others do: that is what
+agents hand in, and it is judged alike. Without a dump the stacks are grouped (``diagnosis/hangs/stack_groups``).
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+from megascale_agents.evidence import flight_recorder, stack_places, stack_texts
+
+from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.hangs import stack_groups
+from megascale_ops.diagnosis.hangs.evidence import gather
+from megascale_ops.diagnosis.hangs.stack_groups import Stood
+from megascale_ops.diagnosis.hangs.verdict import judge
+from megascale_ops.diagnosis.rank_view import RankView
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import MARKS, EvidenceItem
+from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
+
+# It is not known how long a rank has stood; an hour is beyond all patience.
+_SILENT_S = 3600.0
+_GONE = ("No such process", "no such process", "not found", "Failed to find process", "ptrace: No such")
+
+
+def stand_of(text: str) -> Stood | None:
+    """Return where the newest look of a text shows a rank, None where it holds no stack."""
+    looks = stack_texts.looks(text)
+    if not looks:
+        return None
+    places = [stack_places.where(look.main.frames) for look in looks]
+    newest, state = places[-1], looks[-1].main.state
+    moved = any(one.frames[1:] != newest.frames[1:] for one in places[:-1] if one.frames)
+    return Stood(newest.place, newest.call, newest.line, state, moved=moved, frames=newest.frames)
+
+
+def unread(text: str) -> Stood | None:
+    """Return the stand of a rank of whose stack only the tool's complaint is left, None where it is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or len(lines) > 8:
+        return None
+    complaint = next((line for line in lines if any(words in line for words in _GONE)), "")
+    if complaint:
+        return Stood("gone", note=complaint[:120])
+    return Stood("", note=lines[-1][:120]) if lines[-1].startswith(("Error:", "ptrace", "Permission")) else None
+
+
+def judge_hang(
+    dumps: Mapping[int, flight_recorder.Summary], stands: Mapping[int, Stood], names: Mapping[int, str] | None
+) -> Verdict | None:
+    """Return the verdict, None where there is too little for one."""
+    if not dumps:
+        return stack_groups.judge(stands, names)
+    items = []
+    for rank, dump in dumps.items():
+        items.append(
+            EvidenceItem("flight_recorder", ok=True, rank=rank, collectives=dump.collectives, groups=dump.groups)
+        )
+    for rank, one in stands.items():
+        marks = (one.place,) if one.place in MARKS else ()
+        items.append(EvidenceItem("stacks", ok=True, rank=rank, marks=marks, frames=one.frames))
+    ranks = range(1 + max((*dumps, *stands)))
+    views = [_view(rank) for rank in ranks if rank in dumps or rank in stands]
+    policy = JobPolicy(absent_patience_s=0.0)
+    suspicion = watchdog.judge(views, policy, 0.0)
+    if suspicion is None:
+        return None
+    verdict = judge(suspicion, views, gather(items), len(ranks), policy).verdict
+    return msgspec.structs.replace(verdict, since_wall_s=0.0, nodes=())
+
+
+def _view(rank: int) -> RankView:
+    """Return a rank as a heartbeat would have shown it: silent, and nothing else known."""
+    progress = Progress(
+        state="running", step=1, steps_seen=100, phase="forward", moved_mono_s=1.0, beat_mono_s=_SILENT_S,
+        step_p50_s=1.0, step_p99_s=1.0,
+    )  # fmt: skip
+    report = RankReport(rank, rank, 1 + rank, 1, 0, progress=progress, process=ProcessReading(state="S"))
+    return RankView("", report, _SILENT_S, 0.0, _SILENT_S, 0.0)
