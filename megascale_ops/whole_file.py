@@ -7,6 +7,7 @@ folder takes that name again.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ def open_beside(
     if follow and place.exists() and not place.is_file():
         what = "a folder" if place.is_dir() else "a device or a pipe"
         raise UsageError(f"{path} is {what}: give a file, which is written beside and renamed")
+    if not place.name:  # "", "." and "/" have none, and it is a folder that they name
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     beside = place.with_name(f".{place.name[:_MOST_KEPT]}.{os.urandom(8).hex()}.partial")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.cpu_times import pytest_addoption, pytest_runtest_protocol
+from tests import cpu_times
+from tests.cpu_times import pytest_runtest_protocol
 
 if TYPE_CHECKING:
     from tests.fakes.postgres import PostgresServer
 
-__all__ = ["pytest_addoption", "pytest_runtest_protocol"]  # pytest finds hooks by their names
+__all__ = ["pytest_runtest_protocol"]  # pytest finds hooks by their names
 
 # A test never asserts speed; an example that takes more than 0.2 s on a machine with other work would be a failure.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of our own."""
+    cpu_times.pytest_addoption(parser)
+    parser.addoption("--seed", type=int, default=0, help="of commands that are drawn (unit/cli/test_drawn_commands.py)")
 
 
 @pytest.hookimpl(wrapper=True)

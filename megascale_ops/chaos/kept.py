@@ -12,8 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.chaos.faults import BY_NAME, Fault
 from megascale_ops.chaos.score import Outcome
+
+# A trial has some 2 kB, the whole matrix a hundred rows: thousands of runs.
+_MOST_BYTES = 1 << 30
+_BEGINS = b'{"nproc":'
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -33,20 +38,22 @@ def read(path: Path) -> list[Trial]:
     A last line without its end is what a call left that was killed while it wrote: that trial is held again.
 
     Raises:
-        ValueError: a line is no trial of ours; the message names file and line.
+        ValueError: a line is no trial of ours, nor the beginning of one; the message names file and line.
         OSError: the file can't be read.
     """
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = foreign.read(path, _MOST_BYTES, follow=True).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     trials = []
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
+            if line[: len(_BEGINS)] != _BEGINS[: len(line)]:  # else `add` would cut off the end of another's file
+                raise ValueError(f"{path}, line {number}: not the beginning of a trial of `chaos score`")
             break
         try:
             trial = msgspec.json.decode(line, type=Trial)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except foreign.UNREADABLE as error:
             raise ValueError(f"{path}, line {number}: not a trial of `chaos score`: {error}") from error
         if trial.outcome.fault not in BY_NAME:
             raise ValueError(f"{path}, line {number}: there is no fault {trial.outcome.fault!r}")

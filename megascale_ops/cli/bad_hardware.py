@@ -8,7 +8,7 @@ import click
 
 from megascale_ops.cli.sources.locate import Wanted
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options, where_options
 from megascale_ops.schema.health import BadHardware
 
 
@@ -58,7 +58,7 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 
 
 @bad_hardware.command
-@click.argument("uuid")
+@argument("uuid")
 @where_options
 @log_options
 def forget(uuid: str, controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.terminal.completion import offers
-from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, argument, json_option, log_options
 from megascale_ops.errors import MegascaleError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=offers("job"))
+@argument("names", nargs=-1, metavar="[JOB]...", shell_complete=offers("job"))
 @click.option("--job", "more", multiple=True, metavar="JOB", help="A JOB, too.", shell_complete=offers("job"))
 @click.option("--older-than", type=FiniteRange(min=0), metavar="DAYS", help="Runs that ended so many days ago.")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N that are over.")

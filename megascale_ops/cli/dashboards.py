@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops import foreign
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from megascale_ops.grafana.push import Done
     from megascale_ops.grafana.shape import Checked, Model
 
+# Ours have 60 kB; Grafana's own limit for what is sent to it is below this.
+_MOST_BYTES = 16 << 20
+
 
 @click.group(cls=NamingGroup)
 def dashboards() -> None:
@@ -25,7 +29,7 @@ def dashboards() -> None:
 
 
 @dashboards.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--datasource-url", metavar="URL", help="Where Grafana reaches Prometheus.  [http://prometheus:9090]")
 @click.option(
     "--dashboards-path",
@@ -109,7 +113,7 @@ def _link(option: str, url: str | None, example: str, place: str = "") -> str:
 
 
 @dashboards.command("push")
-@click.argument("place", type=click.Path(path_type=Path), metavar="[DIR|FILE]", required=False)
+@argument("place", type=click.Path(path_type=Path), metavar="[DIR|FILE]", required=False)
 @click.option("--url", required=True, metavar="URL", help="Address of the Grafana server.")
 @click.option("--token-file", metavar="FILE", help="File with the token of a service account (role Editor or Admin).")
 @click.option("--user", metavar="NAME", help="Log in by name instead of by token.")
@@ -165,7 +169,7 @@ def push(
 
 
 @dashboards.command("check")
-@click.argument("place", type=click.Path(path_type=Path), metavar="[DIR|FILE]", required=False)
+@argument("place", type=click.Path(path_type=Path), metavar="[DIR|FILE]", required=False)
 @click.option("--url", metavar="URL", help="A Prometheus server: run every query there, and list those without data.")
 @click.option("--token-file", metavar="FILE", help="File with a bearer token for that server.")
 @json_option
@@ -179,7 +183,9 @@ def check(place: Path | None, url: str | None, token_file: str | None, as_json: 
     from megascale_ops.grafana import files, shape
 
     prometheus = _prometheus(url, token_file)
-    recording = {name for path in files.rule_files(place) for name in shape.recorded(path.read_text("utf-8"))}
+    recording = {
+        name for path in files.rule_files(place) for name in shape.recorded(_bytes(path).decode(errors="replace"))
+    }
     reports = []
     seen: dict[str, Path] = {}
     for path in files.dashboard_files(place):
@@ -224,7 +230,7 @@ def _sound(place: Path | None) -> "list[Model]":
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return foreign.read(path, _MOST_BYTES, follow=True)
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror or error}") from error
 

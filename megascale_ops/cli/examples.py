@@ -8,7 +8,7 @@ import click
 
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options
 from megascale_ops.errors import UsageError
 from megascale_ops.suggest import unknown
 
@@ -43,8 +43,8 @@ def list_(as_json: bool) -> None:
 
 
 @examples.command
-@click.argument("name", required=False, metavar="[NAME]", shell_complete=offers("example"))
-@click.argument("folder", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
+@argument("name", required=False, metavar="[NAME]", shell_complete=offers("example"))
+@argument("folder", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
 @click.option("--force", is_flag=True, help="Replace files that are there and differ.")
 @log_options
 def copy(name: str | None, folder: Path | None, force: bool) -> None:

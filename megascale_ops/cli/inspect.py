@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options
 from megascale_ops.errors import MegascaleError, UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 # readable=False: click would refuse all paths for the one that may not be read.
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False), metavar="PATH...")
+@argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False), metavar="PATH...")
 @json_option
 @log_options
 def inspect(paths: tuple[Path, ...], *, as_json: bool) -> int:

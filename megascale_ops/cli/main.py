@@ -171,6 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: what follows the program's name; None takes ``sys.argv``.
     """
+    _print_anything()
     try:
         with ctrl_c_ends(EXIT_INTERRUPTED):
             outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=_names)
@@ -184,13 +185,22 @@ def main(arguments: list[str] | None = None) -> int:
         _speak_to_nobody()  # the reader of the output has ended (`| head`)
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise  # one of the product's files: the verb should have reported it
-        _speak_to_nobody()
-        return _report(MegascaleError(f"what was to be printed can't be written: {error.strerror}"))
+        return _report(MegascaleError(_surroundings(error)))
+    except UnicodeEncodeError:
+        given = sys.argv[1:] if arguments is None else arguments
+        foreign = next((word for word in given if not word.isprintable() and "\\udc" in ascii(word)), None)
+        if foreign is None:
+            raise
+        return _report(click.UsageError(f"{foreign!r} can't be: it is not in UTF-8"))
     except (click.ClickException, MegascaleError, ModuleNotFoundError) as error:
         return _report(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _print_anything() -> None:
+    """Let what the terminal's encoding lacks be written as an escape: a sign for people must not end a command."""
+    if sys.stdout is not None and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream, as at any start
 
 
 def _names(kind: str, given: dict[str, Any]) -> "Iterable[tuple[str, str]]":
@@ -198,6 +208,35 @@ def _names(kind: str, given: dict[str, Any]) -> "Iterable[tuple[str, str]]":
     from megascale_ops.cli.sources.names import names
 
     return names(kind, given)
+
+
+def _surroundings(error: OSError) -> str:
+    """Return the sentence for what the system refused and no verb told: a file's name, an output, the current folder.
+
+    A question whether a file exists raises this, too, where a folder is closed or a name too long.
+
+    Raises:
+        OSError: the same, where it names no file: that is a bug of ours.
+    """
+    if error.filename is not None:
+        import logging
+
+        logging.getLogger(__name__).debug("where the system refused", exc_info=error)
+        return f"{os.fsdecode(error.filename)}: {error.strerror} (`--log-level debug` shows what it was needed for)"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+        _speak_to_nobody()
+        return f"what was to be printed can't be written: {error.strerror}"
+    if _has_folder():
+        raise error
+    return "the current folder has been removed: change to another one (`cd ~`)"
+
+
+def _has_folder() -> bool:
+    """Say whether the folder in which the command was typed is still there; relative paths lead nowhere without it."""
+    try:
+        return bool(os.getcwd())  # noqa: PTH109  as above all that uses it
+    except OSError:
+        return False
 
 
 def _speak_to_nobody() -> None:
@@ -218,9 +257,9 @@ def _report(error: click.ClickException | MegascaleError | ModuleNotFoundError) 
         sentence, code = _missing(PROGRAM, error), 1
     else:
         raise error
-    from megascale_ops.schema.wording import escaped  # a mistake may take a millisecond more; --help may not
+    from megascale_ops.schema.wording import escaped, shortened  # a mistake may take a millisecond more; --help may not
 
-    click.echo(f"{PROGRAM}: {escaped(sentence)}", err=True)
+    click.echo(f"{PROGRAM}: {shortened(escaped(sentence))}", err=True)
     return code
 
 

@@ -11,7 +11,7 @@ import click
 
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import argument, job_argument, json_option, log_options, where_options
 from megascale_ops.suggest import unknown
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def show(
 
 
 @policy.command("set")
-@click.argument("name", metavar="JOB", shell_complete=offers("job"))
-@click.argument("items", nargs=-1, metavar="NAME=VALUE...", shell_complete=offers("setting"))
+@argument("name", metavar="JOB", shell_complete=offers("job"))
+@argument("items", nargs=-1, metavar="NAME=VALUE...", shell_complete=offers("setting"))
 @where_options
 @json_option
 @log_options

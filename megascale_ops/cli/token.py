@@ -12,7 +12,7 @@ import click
 
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import FiniteRange, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, argument, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def token() -> None:
 
 
 @token.command("new")
-@click.argument("file", type=click.Path(dir_okay=False))
+@argument("file", type=click.Path(dir_okay=False))
 @log_options
 def new(file: str) -> None:
     """Write a random token of 256 bits into FILE, mode 0600, for a controller and all who may do everything."""
@@ -41,7 +41,7 @@ def new(file: str) -> None:
 
 
 @token.command("rotate")
-@click.argument("file", type=click.Path(dir_okay=False))
+@argument("file", type=click.Path(dir_okay=False))
 @click.option("--end", is_flag=True, help="End the change: the token before is no longer valid.")
 @log_options
 def rotate(file: str, *, end: bool) -> None:

@@ -5,11 +5,11 @@ import click
 
 from megascale_ops.cli.sources.locate import Wanted, find_place, narrowed, reader_of
 from megascale_ops.cli.terminal.completion import offers
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options, where_options
 
 
 @click.command
-@click.argument("incident", required=False, shell_complete=offers("incident"))
+@argument("incident", required=False, shell_complete=offers("incident"))
 @where_options
 @json_option
 @log_options

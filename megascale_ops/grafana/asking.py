@@ -84,13 +84,16 @@ class Prometheus:
         answer = _decoded(body, self.url)
         if status != 200:
             raise ValueError(str(answer.get("error", f"status {status}")))
-        result = answer.get("data", {}).get("result", [])
-        return len(result) if answer["data"].get("resultType") in {"vector", "matrix"} else 1
+        data = answer.get("data")
+        result = data.get("result", []) if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(result, list):
+            raise MegascaleError(f"what answers at {self.url} is no Prometheus")
+        return len(result) if data.get("resultType") in {"vector", "matrix"} else 1
 
 
 def _decoded(body: bytes, url: str) -> dict[str, Any]:
     answer = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(body)
     if not isinstance(answer, dict) or "status" not in answer:
         raise MegascaleError(f"what answers at {url} is no Prometheus")

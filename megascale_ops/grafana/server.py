@@ -163,7 +163,7 @@ class Server:
             raise MegascaleError(f"no TLS connection to {self.url} ({cause}): {remedy}") from error
         except NoConnectionError as error:
             raise MegascaleError(f"no Grafana answers at {self.url}: {_cause(error)}") from error
-        except (RequestException, OSError) as error:
+        except (RequestException, OSError, RecursionError) as error:
             raise MegascaleError(f"what answers at {self.url} is no Grafana, or not well: {_cause(error)}") from error
 
     def _refusal(self, what: str, status: int, response: object, text: str) -> MegascaleError:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times, certainties and foreign texts as people read them, the same in a terminal, in a log and in a report."""
 
+import re
 from datetime import datetime, tzinfo
 
 # 1.5: starts of one job on one machine differ by less; a start that takes longer is no longer "about" as long.
 LONG_START = 1.5
+# A file's name has 255 bytes at most; what is longer and has no space is nothing that a person reads to its end.
+_ENDLESS = re.compile(r"\S{256,}")
 # What ``Verdict.sure_of`` may limit a confidence to.
 PLACE = "place"
 # What is being done, by the state of a job that is not training as it should: a headline's words and a title's.
@@ -33,6 +36,11 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def shortened(text: str) -> str:
+    """Return ``text`` with the middle of each word left out that is longer than a name of a file may be."""
+    return _ENDLESS.sub(lambda found: f"{found[0][:60]}...{found[0][-20:]} ({len(found[0])} characters)", text)
 
 
 def pictured(text: str) -> str:

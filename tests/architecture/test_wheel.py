@@ -128,7 +128,7 @@ def test_wheel_names_its_entry_points(wheel: zipfile.ZipFile) -> None:
     """The console script and torch's rendezvous backend are registered."""
     text = next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
 
-    assert "megascale-ops = megascale_ops.cli.main:main" in text
+    assert "megascale-ops = megascale_ops.cli.__main__:start" in text
     assert "[torchrun.handlers]" in text
     assert "megascale = megascale_ops.runner.rendezvous:get_handler" in text
 

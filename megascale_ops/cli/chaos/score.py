@@ -159,6 +159,6 @@ def _check_writable(option: str, path: str | None) -> None:
     if path is None:
         return
     try:
-        Path(path).open("a").close()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))  # a FIFO has no reader
     except OSError as error:
         raise UsageError(f"{option} {path} can't be written: {error.strerror}") from error

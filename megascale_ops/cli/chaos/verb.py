@@ -19,7 +19,7 @@ from megascale_ops.cli.chaos.trials import (
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def list_faults(nproc: int, rank: int, as_json: bool) -> None:
 
 
 @chaos.command("run")
-@click.argument("faults", nargs=-1, required=True, metavar="FAULT...", shell_complete=offers("fault"))
+@argument("faults", nargs=-1, required=True, metavar="FAULT...", shell_complete=offers("fault"))
 @trial_options
 @click.option("--keep", is_flag=True, help="Keep the run folders and say where they are.")
 @click.option("--job", metavar="JOB", shell_complete=offers("job"), help="Do it to this running job here instead.")

@@ -8,7 +8,14 @@ import click
 import msgspec
 
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import FiniteRange, job_argument, json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import (
+    FiniteRange,
+    argument,
+    job_argument,
+    json_option,
+    log_options,
+    where_options,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -26,7 +33,7 @@ def _folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> "
     return [CompletionItem(incomplete, type="dir")]
 
 
-_path_argument = click.argument("path", metavar="PATH", type=click.Path(), shell_complete=_folders)
+_path_argument = argument("path", metavar="PATH", type=click.Path(), shell_complete=_folders)
 _SECONDS = FiniteRange(min=0)
 
 
@@ -109,7 +116,7 @@ def verify(path: str, as_json: bool) -> int:
 
 @checkpoint.command(short_help="Show which tensors changed, and how much.")
 @_path_argument
-@click.argument("other", metavar="[PATH]", required=False, type=click.Path(), shell_complete=_folders)
+@argument("other", metavar="[PATH]", required=False, type=click.Path(), shell_complete=_folders)
 @json_option
 @log_options
 def diff(path: str, other: str | None, as_json: bool) -> None:

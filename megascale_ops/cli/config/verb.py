@@ -6,7 +6,7 @@ import re
 import click
 
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import config_option, json_option, log_options
+from megascale_ops.cli.terminal.options import argument, config_option, json_option, log_options
 from megascale_ops.suggest import unknown
 
 
@@ -16,7 +16,7 @@ def config() -> None:
 
 
 @config.command
-@click.argument("section", required=False, metavar="[SECTION]")
+@argument("section", required=False, metavar="[SECTION]")
 @config_option
 @json_option
 @log_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import FiniteRange, argument, json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from megascale_ops.link import BlockingLink
@@ -52,7 +52,7 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 
 
 @nodes.command
-@click.argument("node")
+@argument("node")
 @where_options
 @json_option
 @log_options
@@ -73,7 +73,7 @@ def history(
 
 
 @nodes.command
-@click.argument("node")
+@argument("node")
 @_reason
 @click.option(
     "--for", "hours", type=FiniteRange(0, 24 * 365), default=0, metavar="HOURS", help="Then it ends by itself."
@@ -98,7 +98,7 @@ def quarantine(
 
 
 @nodes.command
-@click.argument("node")
+@argument("node")
 @_reason
 @where_options
 @log_options
@@ -111,7 +111,7 @@ def release(
 
 
 @nodes.command
-@click.argument("node")
+@argument("node")
 @_reason
 @where_options
 @log_options

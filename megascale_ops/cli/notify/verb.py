@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import config_option, json_option, log_options
+from megascale_ops.cli.terminal.options import argument, config_option, json_option, log_options
 from megascale_ops.errors import UsageError
 from megascale_ops.suggest import unknown
 
@@ -31,7 +31,7 @@ def notify() -> None:
 
 
 @notify.command()
-@click.argument("target", required=False, metavar="[TARGET]")
+@argument("target", required=False, metavar="[TARGET]")
 @config_option
 @json_option
 @log_options

@@ -13,7 +13,7 @@ import click
 
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import FiniteRange, job_option, json_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, argument, job_option, json_option, log_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def recording() -> None:
 
 
 @recording.command
-@click.argument("named", required=False, metavar="[INCIDENT|JOB]", shell_complete=offers("incident"))
+@argument("named", required=False, metavar="[INCIDENT|JOB]", shell_complete=offers("incident"))
 @click.option("-o", "--out", type=click.Path(), metavar="FILE", help="The file to write.  [INCIDENT.recording]")
 @click.option("--from", "folder", type=click.Path(), metavar="DIR", help="A controller's folder with its recordings.")
 @click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`.")
@@ -85,7 +85,7 @@ def export(
 
 
 @recording.command
-@click.argument("file", type=click.Path())
+@argument("file", type=click.Path())
 @click.option("--texts", is_flag=True, help="Print every text and name that is in it.")
 @json_option
 @log_options
@@ -109,7 +109,7 @@ def show(file: str, *, texts: bool, as_json: bool) -> None:
 
 
 @recording.command
-@click.argument("file", type=click.Path())
+@argument("file", type=click.Path())
 @click.option("-o", "--out", type=click.Path(), metavar="FILE", help="The file to write.  [FILE, in its place]")
 @log_options
 def anonymize(file: str, out: str | None) -> None:
@@ -128,7 +128,7 @@ def anonymize(file: str, out: str | None) -> None:
 
 
 @recording.command
-@click.argument("file", type=click.Path())
+@argument("file", type=click.Path())
 @click.option("--speed", type=FiniteRange(0, min_open=True), metavar="N",
               help="So many times as fast as it happened.  [as fast as possible]")  # fmt: skip
 @click.option("--policy", "items", multiple=True, metavar="NAME=VALUE", help="Under this setting; repeatable.")

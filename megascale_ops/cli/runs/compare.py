@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options
 
 if TYPE_CHECKING:
     from megascale_ops.trace.compare import Side
 
 
 @click.command
-@click.argument("first", metavar="RUN")
-@click.argument("second", metavar="RUN")
+@argument("first", metavar="RUN")
+@argument("second", metavar="RUN")
 @click.option("--controller", metavar="URL", help="Both are jobs of this controller, and not runs of this machine.")
 @click.option("--token-file", type=click.Path(), help="File that holds the controller's token.")
 @json_option

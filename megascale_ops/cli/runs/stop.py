@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
-from megascale_ops.cli.terminal.options import FiniteRange, log_options, where_options
+from megascale_ops.cli.terminal.options import FiniteRange, argument, log_options, where_options
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.suggest import unknown
 
@@ -29,7 +29,7 @@ _SAVE_S, _END_S = 60.0, 90.0
 
 
 @click.command
-@click.argument("name", metavar="JOB")
+@argument("name", metavar="JOB")
 @click.option("--checkpoint", is_flag=True, help="Ask for one first (SIGUSR1), and stop only when it was written.")
 @click.option("--wait", "wait_s", type=FiniteRange(0), default=_SAVE_S, metavar="S", help="For the checkpoint.  [60]")
 @where_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.options import argument, json_option, log_options
 
 if TYPE_CHECKING:
     from megascale_ops.engines.slurm.nodes import SlurmNodes
@@ -47,8 +47,8 @@ def nodes(*, show_all: bool, as_json: bool) -> None:
 
 
 @slurm.command()
-@click.argument("node")
-@click.argument("reason")
+@argument("node")
+@argument("reason")
 @log_options
 def drain(node: str, reason: str) -> None:
     """Let no new job onto NODE, with REASON behind our prefix; what runs there goes on."""
@@ -56,7 +56,7 @@ def drain(node: str, reason: str) -> None:
 
 
 @slurm.command()
-@click.argument("node")
+@argument("node")
 @log_options
 def resume(node: str) -> None:
     """Put NODE back into service where a verdict of ours has drained it."""
@@ -64,7 +64,7 @@ def resume(node: str) -> None:
 
 
 @slurm.command()
-@click.argument("node")
+@argument("node")
 @click.option("--reason", default="restart", metavar="TEXT", help="Why, behind our prefix.  [restart]")
 @log_options
 def reboot(node: str, reason: str) -> None:

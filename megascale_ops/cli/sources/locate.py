@@ -47,10 +47,14 @@ def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
     """Return the controller to ask, or the journal to read when ``journal_too`` and no controller runs.
 
     Raises:
+        UsageError: what was given is no address.
         ControllerUnreachableError: there is neither; the message names where was looked and what to do.
     """
     url = wanted.controller or os.environ.get("MEGASCALE_CONTROLLER", "")
     if url:
+        from megascale_ops.link.connection import addresses
+
+        addresses(url)  # what can't be one is told before anything else is
         return Place(url=url)
     folders = run_folders(wanted)
     for folder in folders:

@@ -32,6 +32,20 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class _Given(click.Argument):
+    """An argument that is something: a shell's variable that is not set is "", which would be the current folder."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401  as in click
+        """Refuse nothing, and return the value as its type."""
+        if "" in (value if isinstance(value, (tuple, list)) else (value,)):
+            raise click.BadParameter("it is empty: is a variable of the shell not set?", ctx, self)
+        return super().type_cast_value(ctx, value)
+
+
+argument = functools.partial(click.argument, cls=_Given)
+"""``click.argument`` for a name or a path: "" is refused."""
+
+
 def _configure_logs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Set up logging with what is known so far; what stands behind the verb comes later and wins."""
     chosen: dict[str, str] = ctx.find_root().meta.setdefault("megascale_ops.logs", {})
@@ -99,8 +113,8 @@ def job_argument(command: _Command) -> _Command:
         given["job"] = named or given["job"]
         return command(*args, **given)
 
-    argument = click.argument("named", required=False, metavar="[JOB]", shell_complete=offers("job"))
-    return argument(merged)  # type: ignore[return-value]  # a verb, as it was
+    named = argument("named", required=False, metavar="[JOB]", shell_complete=offers("job"))
+    return named(merged)  # type: ignore[return-value]  # a verb, as it was
 
 
 def where_options(command: _Command) -> _Command:

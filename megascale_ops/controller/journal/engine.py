@@ -85,6 +85,13 @@ def _is_of_several(url: sa.URL) -> bool:
     return "," in hosts if isinstance(hosts, str) else len(hosts) > 1
 
 
+def shown_of(engine: sa.Engine) -> str:
+    """Return an engine's address as a person would give it: without its password, and without our options."""
+    if engine.dialect.name == "sqlite":
+        return f"sqlite:///{sqlite_path(engine)}"
+    return engine.url.render_as_string(hide_password=True)
+
+
 def sqlite_path(engine: sa.Engine) -> Path:
     """Return the file of an SQLite engine of ours."""
     return Path(unquote((engine.url.database or "").removeprefix("file:").partition("?")[0]))

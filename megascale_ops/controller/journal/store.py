@@ -29,6 +29,7 @@ from megascale_ops.controller.journal.engine import (
     give_pages_back,
     sentence_of,
     set_pragmas,
+    shown_of,
     sqlite_path,
 )
 from megascale_ops.controller.journal.fence import Fence
@@ -231,7 +232,7 @@ class Store:
             with self._engine.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            shown = self._engine.url.render_as_string(hide_password=True)
+            shown = shown_of(self._engine)
             raise UsageError(f"store {shown} can't be read: {sentence_of(error)}") from error
 
 
@@ -282,7 +283,7 @@ def open_store(
         VersionError: it was written by a program that is too new or too old.
     """
     engine = engine_of(url, readonly=readonly, application=application)
-    shown = engine.url.render_as_string(hide_password=True)
+    shown = shown_of(engine)
     losses: list[str] = []
     salvaged = _salvage(engine, losses) if not readonly else None
     try:

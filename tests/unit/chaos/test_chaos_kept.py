@@ -54,6 +54,7 @@ def test_a_line_that_was_cut_short_is_held_again(tmp_path: Path) -> None:
     ("line", "sentence"),
     [
         ("hello\n", "line 2: not a trial of `chaos score`"),
+        ("a file of somebody's, without an end", "line 2: not the beginning of a trial of `chaos score`"),
         ('{"nproc": "four"}\n', "line 2: not a trial of `chaos score`"),
         ('{"nproc":4,"rank":1,"backend":"gloo","outcome":{"fault":"flood"}}\n', "line 2: there is no fault 'flood'"),
     ],

@@ -2,6 +2,9 @@
 """What a user sees of the command line itself: help, mistakes, exit codes."""
 
 import asyncio
+import errno
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from megascale_ops.cli import main as cli_main
 from megascale_ops.cli.config.configuration import struct_of
 from megascale_ops.cli.config.settings import settings_of
 from megascale_ops.cli.main import VERBS, main, program
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 
 
@@ -257,6 +261,94 @@ def test_a_full_disk_is_one_sentence_and_a_closed_output_none(where: str, said: 
     )
 
     assert (done.stderr, done.returncode) == (said, code)
+
+
+@pytest.mark.parametrize(("program", "code"), [("megascale_ops.cli", 130), ("megascale_ops.cli.main", -signal.SIGINT)])
+def test_ctrl_c_while_the_program_still_imports_is_no_traceback(program: str, code: int, tmp_path: Path) -> None:
+    """The console script takes it before it imports click; negative control: the module behind it does not."""
+    slow = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    (tmp_path / "click.py").write_text(slow)
+
+    done = subprocess.run(
+        [sys.executable, "-m", program, "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == code
+    assert ("Traceback" in done.stderr) == (code != 130)
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "code"),
+    [
+        (["status", "--job", "x" * 5000], "File name too long (`--log-level debug` shows what it was needed for)", 1),
+        (["jobs", "--limit", "9" * 5001], "(5003 characters) is not a whole number", 2),
+        (["checkpoint", "ls", ""], "invalid value for 'PATH': it is empty: is a variable of the shell not set?", 2),
+        (["clean", "gpt", ""], "invalid value for '[JOB]...': it is empty: is a variable of the shell not set?", 2),
+        (["checkpoint", "ls", "caf\udce9"], "there is no caf\\udce9", 2),
+        (["incidents", "--before", "\udcff"], "'\\udcff' can't be: it is not in UTF-8", 2),
+        (["page", "--controller", "127.0.0.1"], "controller address '127.0.0.1' can't be used", 2),
+    ],
+)
+def test_what_no_system_takes_gets_its_sentence(
+    line: list[str],
+    said: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Names that no file can have, words that are nothing or not in UTF-8, addresses that are none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = tmp_path / "megascale-ops" / "gpt"
+    folder.mkdir(parents=True)
+    open_store(f"sqlite:///{folder / 'journal.db'}").close()
+
+    assert main(line) == code
+
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert len(err) < 500
+
+
+def test_a_folder_that_has_been_removed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is relative leads nowhere then; where all is well, the same error is a bug of ours."""
+    monkeypatch.setattr(program, "get_command", lambda *_: raising(FileNotFoundError(errno.ENOENT, "No such file")))
+    with pytest.raises(FileNotFoundError):
+        main(["status"])
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert main(["status"]) == 1
+
+    assert capsys.readouterr().err == (
+        "megascale-ops: the current folder has been removed: change to another one (`cd ~`)\n"
+    )
+
+
+def test_a_terminal_without_utf_8_is_written_to() -> None:
+    """What its encoding lacks is written as an escape; it ends no command."""
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "MEGASCALE_AGENT_NODE": "\u2603"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_ops.cli", "config", "show", "agent"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2603" in done.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

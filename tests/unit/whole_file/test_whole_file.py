@@ -133,3 +133,10 @@ def test_written_anew_it_takes_nobody_s_place(tmp_path: Path) -> None:
 
     assert (tmp_path / "token").read_bytes() == b"first"
     assert [one.name for one in tmp_path.iterdir()] == ["token"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_place_without_a_name_is_a_folder(name: str) -> None:
+    """What an unset variable of a shell gives is refused as the system refuses a folder."""
+    with pytest.raises(IsADirectoryError):
+        write_whole(Path(name), b"new")
