@@ -88,9 +88,7 @@ class Controller(Program):
     def link(self) -> BlockingLink:
         """Return a link to it, for the test."""
         token = self.token_file.read_text().strip() if self.token_file else None
-        return BlockingLink(
-            self.url, token, timeout_s=30.0
-        )  # a busy machine may need more than 5 s
+        return BlockingLink(self.url, token, timeout_s=30.0)  # a busy machine may need more than 5 s
 
 
 class Node(Program):
