@@ -68,7 +68,7 @@ class Receiver:
             self.refused += 1
             self._news.notify_all()
 
-    def until(self, has: Callable[["Receiver"], bool], what: str, within_s: float = 60.0) -> None:
+    def until(self, has: Callable[["Receiver"], bool], what: str, within_s: float = 150.0) -> None:
         """Wait until something has come; fails with what was waited for."""
         with self._news:
             if not self._news.wait_for(lambda: has(self), within_s):

@@ -79,8 +79,10 @@ class PostgresServer:
 
     def freeze(self) -> None:
         """SIGSTOP to the server and all that it has started."""
-        for process in self._processes():
-            process.send_signal(signal.SIGSTOP)
+        for _ in range(2):  # what the first of them has started meanwhile, too
+            for process in self._processes():
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -110,7 +112,7 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._as_user, str(self._programs / program), *arguments]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

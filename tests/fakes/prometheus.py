@@ -125,7 +125,7 @@ class RealPrometheus(RealServer):
         groups: list[dict[str, Any]] = self._ask("/api/v1/rules", {})["groups"]
         return groups
 
-    def wait_for_target(self, job: str, deadline_s: float = 60.0) -> None:
+    def wait_for_target(self, job: str, deadline_s: float = 150.0) -> None:
         """Wait until every target of a scrape job has been scraped well at least once.
 
         Raises:
@@ -143,7 +143,7 @@ class RealPrometheus(RealServer):
 
         self.until(is_scraped, f"job {job} is scraped", deadline_s, errors)
 
-    def wait_for(self, expr: str, deadline_s: float = 60.0) -> list[dict[str, Any]]:
+    def wait_for(self, expr: str, deadline_s: float = 150.0) -> list[dict[str, Any]]:
         """Wait until an expression has a value, and return it.
 
         Raises:

@@ -55,7 +55,7 @@ class Relay:
     def cut(self) -> None:
         """Close every connection and refuse new ones."""
         self._is_cut = True
-        asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result(60.0)
 
     def hold(self) -> None:
         """Keep connections open, take new ones, and let nothing through."""
@@ -69,9 +69,9 @@ class Relay:
     def close(self) -> None:
         """End it."""
         self._is_cut = True
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10.0)
+        self._thread.join(60.0)
         self._loop.close()
 
     def __enter__(self) -> Self:

@@ -19,14 +19,14 @@ import pytest
 
 T = TypeVar("T")
 
-# 30 s: Prometheus and Alertmanager start in 0.3 s on a quiet machine; a loaded one has needed 8 s.
+# Prometheus and Alertmanager start in 0.3 s on a quiet machine; a loaded one has needed 8 s.
 START_S = 60.0
 _LISTENS = re.compile(r'msg="Listening on" address=(\S+)')
 # No proxy of the machine's environment may stand between a test and its own server.
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def until(condition: Callable[[], T], what: str, deadline_s: float = 60.0, why: Callable[[], str] = str) -> T:
+def until(condition: Callable[[], T], what: str, deadline_s: float = 150.0, why: Callable[[], str] = str) -> T:
     """Return the first true answer of a condition.
 
     Raises:

@@ -6,7 +6,6 @@ Needs Debian's openssh-server. It runs as whoever runs the tests, reads nothing 
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Self
 
 import pytest
 
-from tests.fakes.servers import until
+from tests.fakes.servers import free_ports, until
 
 _SSHD = "/usr/sbin/sshd"
 # AcceptEnv takes nothing, as a rule; SetEnv is for the test, which finds its processes by that.
@@ -73,9 +72,7 @@ class Sshd:
             pytest.skip("needs sshd (Debian: openssh-server), which make test installs")
         self.folder = folder
         folder.mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as probe, socket.create_server(("127.0.0.1", 0)) as other:
-            port, closed = probe.getsockname()[1], other.getsockname()[1]
-        self._closed = closed
+        port, self._closed = free_ports(2)
         for name in ("host_key", "user_key", "other_key"):
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
         (folder / "authorized").write_bytes((folder / "user_key.pub").read_bytes())
@@ -84,7 +81,7 @@ class Sshd:
             lines = (f"[{host}]:{port} {kind} {text}\n" for host in ("127.0.0.1", "127.0.0.2"))
             (folder / name).write_text("".join(lines))
         (folder / "sshd_config").write_text(_CONFIGURATION.format(port=port, folder=folder, state=state))
-        (folder / "config").write_text(_CLIENT.format(port=port, closed=closed, folder=folder))
+        (folder / "config").write_text(_CLIENT.format(port=port, closed=self._closed, folder=folder))
         self.ssh = f"ssh -F {folder / 'config'}"
         self._within = within
         self._daemon: subprocess.Popen[bytes] | None = None

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.errors import MegascaleError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
-from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, Launch, all_have_made, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PASSING, PATIENCE_S, Launch, all_have_made, until
 from tests.processes.warmed import start
 
 MARK = "TEST_NODE_MARK"
@@ -87,7 +87,8 @@ class Controller(Program):
 
     def link(self) -> BlockingLink:
         """Return a link to it, for the test."""
-        return BlockingLink(self.url, self.token_file.read_text().strip() if self.token_file else None)
+        token = self.token_file.read_text().strip() if self.token_file else None
+        return BlockingLink(self.url, token, timeout_s=30.0)  # a busy machine may need more than 5 s
 
 
 class Node(Program):
@@ -241,15 +242,22 @@ class Cluster:
 
     def incidents(self) -> list[Incident]:
         """Return all incidents, in order, as the controller knows them now."""
-        with self.controller.link() as link:
-            return [link.incident(one.id) for one in link.incidents(self.job).incidents]
+
+        def told() -> tuple[list[Incident]] | None:
+            try:
+                with self.controller.link() as link:
+                    return ([link.incident(one.id) for one in link.incidents(self.job).incidents],)
+            except ControllerUnreachableError:
+                return None
+
+        return until(told, f"the controller to tell of incidents; so far:\n{self.outputs()}")[0]
 
     def faults(self, *, warnings: bool = False) -> list[str]:
         """Return the classes of all incidents that were acted upon, or of all."""
         return [
             incident.verdict.fault
             for incident in self.incidents()
-            if incident.verdict is not None and (warnings or incident.state not in ("watching", "over"))
+            if incident.verdict is not None and (warnings or incident.state not in PASSING)
         ]
 
     def events(self) -> list[Event]:

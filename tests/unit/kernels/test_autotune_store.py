@@ -140,7 +140,7 @@ def test_jobs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(timeout=60)
+        writer.join(timeout=180)
 
     assert [writer.exitcode for writer in writers] == [0] * 4
     assert len(read(path, "here")) == 40

@@ -110,7 +110,7 @@ def test_a_copier_follows_the_workspace(tmp_path: Path) -> None:
 
     with BoardCopier(workspace, tmp_path / "board", every_s=0.001):  # type: ignore[arg-type]
         words[32] = 41 << 20 | 12
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not read_board(tmp_path / "board").roles and time.monotonic() < deadline:
             time.sleep(0.001)
     view = read_board(tmp_path / "board")
@@ -125,7 +125,7 @@ def test_a_copier_that_fails_says_why_and_spares_the_job(tmp_path: Path, caplog:
     workspace = shown(torch.zeros(5, dtype=torch.int32), rank=0)
 
     with BoardCopier(workspace, tmp_path / "board", every_s=0.001) as copier:  # type: ignore[arg-type]
-        copier._thread.join(5)
+        copier._thread.join(60)
 
     assert copier.error is not None
     assert "no longer updated" in caplog.text
@@ -188,7 +188,7 @@ def test_watching_survives_a_name_that_is_no_text(tmp_path: Path) -> None:
         assert watching.stdout is not None
         told = [next(line for line in watching.stdout if "cannot be read" in line) for _ in range(2)]
         watching.send_signal(signal.SIGINT)
-        _, err = watching.communicate(timeout=30)
+        _, err = watching.communicate(timeout=90)
 
     assert (watching.returncode, err) == (0, "")
     assert all(line.startswith(f"{tmp_path}/odd\\udcff cannot be read") for line in told)
@@ -201,7 +201,7 @@ def test_a_full_disk_costs_one_sentence(tmp_path: Path) -> None:
 
     with Path("/dev/full").open("w") as full:
         shown = subprocess.run(
-            [*MODULE, path], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [*MODULE, path], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180, check=False
         )
 
     assert (shown.returncode, shown.stderr) == (2, "the boards cannot be shown: No space left on device\n")
@@ -212,8 +212,8 @@ def test_a_killed_writer_leaves_its_board(tmp_path: Path) -> None:
     """SIGKILL leaves what was stored, and the reader says that the writer is gone."""
     path = tmp_path / "board"
 
-    killed = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, timeout=60, check=False)
-    shown = subprocess.run([*MODULE, path], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    killed = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, timeout=180, check=False)
+    shown = subprocess.run([*MODULE, path], cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
 
     assert killed.returncode == -signal.SIGKILL
     assert shown.stdout.startswith("rank 1 of 2: ag_gemm launch 8, M per rank 64, N 64, K 64, slot 0 (its process")
@@ -237,7 +237,7 @@ def test_watching_ends_cleanly_with_ctrl_c(tmp_path: Path, shell: list[str]) -> 
         while "cannot be read" not in watching.stdout.readline():
             pass
         watching.send_signal(signal.SIGINT)
-        _, err = watching.communicate(timeout=30)
+        _, err = watching.communicate(timeout=90)
 
     assert first.startswith("rank 0 of 4")
     assert (watching.returncode, err) == (0, "")
@@ -249,7 +249,7 @@ def test_a_reader_needs_neither_torch_nor_triton() -> None:
     code = "import sys, megascale_kernels.progress, megascale_kernels.tracing; print(*sys.modules)"
 
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=180, check=True
     )
 
     assert not {"torch", "triton", "numpy"} & set(found.stdout.split())

@@ -367,7 +367,7 @@ def test_a_summary_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
 
     def run(stdout: int) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*command, odd], env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [*command, odd], env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=180, check=False
         )
 
     shown, closed = run(subprocess.PIPE), run(write)
