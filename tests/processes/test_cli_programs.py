@@ -42,6 +42,8 @@ RUN_TOGETHER = (
     "megascale-ops run --controller http://127.0.0.1:7070 --nnodes 1:2 --nproc-per-node 2 "
     "-- examples/train_gpt.py --steps 60"
 )
+# More options of the example: as many steps that compute next to nothing.
+IDLE = ("--width=32", "--layers=1", "--heads=2", "--sequence-length=32", "--batch-size=4", "--step-sleep=0.03")
 README_COMMANDS = (
     "megascale-ops run --nproc-per-node 2 -- examples/train_gpt.py --steps 60",
     "megascale-ops status",
@@ -75,8 +77,8 @@ def test_the_commands_are_the_readmes() -> None:
 def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     """A rank is killed; the run recovers, ends well, and ``incidents`` and ``why`` name the rank after the run."""
     launch.env["PYTHONPATH"] = str(SOON)
-    # 150 steps take 5 s, 60 take 2: one report a second, and the kill must still find the rank at work.
-    run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), "--steps=150")
+    # 150 steps take 5 s: one report a second, and the kill must still find the rank at work. They are slept.
+    run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), "--steps=150", *IDLE)
     launch.until_step(5, "gpt")
     following = launch.spawn("logs", "gpt", "--follow", "-n", "0", log="follow.log")
     os.kill(launch.pid(1, "gpt"), signal.SIGKILL)

@@ -137,7 +137,7 @@ def test_several_programs_work_without_a_checkout(installed: Installed, tmp_path
 
     done = installed.run(
         f"megascale-ops run --controller http://{address} --nnodes 1:2 --nproc-per-node 2 "
-        "--policy last_call_s=0 -- examples/train_gpt.py --steps 60"
+        "--policy last_call_s=0 -- examples/train_gpt.py --steps 60 --width=32 --layers=1 --heads=2 --batch-size=4"
     )
     page = subprocess.run(
         [str(installed.python), "-c",
