@@ -79,7 +79,7 @@ def checked(settings: Settings) -> Settings:
     if ranks // tp % pp:
         raise UsageError(f"{ranks} ranks in groups of {tp} make {ranks // tp} groups, which {pp} stages don't divide")
     read_code(settings.coded, ranks // tp // pp)
-    spares = settings.spares if settings.spares >= 0 else _spares_for(settings)
+    spares = settings.spares if settings.spares >= 0 else spares_for(settings, 1.0)
     return msgspec.structs.replace(settings, tp=tp, pp=pp, spares=spares)
 
 
@@ -112,12 +112,13 @@ def _check_numbers(settings: Settings) -> None:
             raise UsageError(f"{name.replace('_', '-')} {value:g} can't be simulated: take {least:g} to {most:g}")
 
 
-def _spares_for(settings: Settings) -> int:
-    """Return the number of machines that break in a day at most, with 99 %: a Poisson quantile, at least one."""
+def spares_for(settings: Settings, days: float) -> int:
+    """Return the number of machines that break in so long at most, with 99 %: a Poisson quantile, at least one."""
     a_day = sum(LAWS[name].machines_a_day(settings.ranks, settings.ranks_per_node) for name in settings.faults)
-    chance, total, spares = math.exp(-a_day), math.exp(-a_day), 0
+    expected = a_day * days
+    chance, total, spares = math.exp(-expected), math.exp(-expected), 0
     while total < 0.99 and spares < 4096:
         spares += 1
-        chance *= a_day / spares
+        chance *= expected / spares
         total += chance
     return max(1, spares)
