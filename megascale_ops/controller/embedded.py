@@ -17,13 +17,14 @@ from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import TICK_S, Loop
 from megascale_ops.controller.record.job_record import JobRecord
-from megascale_ops.controller.recording.recorded_loop import RecordedLoop
+from megascale_ops.controller.recording.recorded_loop import RecordedLoop, known_of
 from megascale_ops.controller.recording.ring import Ring
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Event, Incident, JobStatus
 from megascale_ops.schema.health import BadHardware
 from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, Join, JoinReply, Leave, OrdersReply
+from megascale_ops.schema.recording.entries import Start
 
 # 60 s: the journal's writer gives a batch up within seconds; a disk that is away for longer is no simulation's.
 _SETTLE_S = 60.0
@@ -133,6 +134,10 @@ class Embedded:
         """End a job by hand; see ``ByHand.stop``."""
         if job in self._loop.jobs:
             self._loop.by_hand.stop(self._loop.jobs[job], reason)
+
+    def known(self) -> Start:
+        """Return all that this controller knows now, but for requests that wait: another one can go on from it."""
+        return known_of(self._loop)
 
     def tick(self) -> None:
         """Let time pass, as ``Loop.run`` does every ``TICK_S``; raise what is a fault of ours."""

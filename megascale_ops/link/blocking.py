@@ -23,6 +23,7 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     PolicyView,
 )
+from megascale_ops.schema.recording.blocks import RecordedBlocks
 from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 
@@ -101,6 +102,14 @@ class BlockingLink:
     def incident(self, incident_id: str) -> Incident:
         """See ``Link.incident``."""
         return self._wait(self._link.incident(incident_id))
+
+    def recordings(self) -> RecordedBlocks:
+        """See ``Link.recordings``."""
+        return self._wait(self._link.recordings())
+
+    def recorded_block(self, name: str) -> bytes:
+        """See ``Link.recorded_block``."""
+        return self._wait(self._link.recorded_block(name))
 
     def hardware(self) -> BadHardwareList:
         """See ``Link.hardware``."""

@@ -30,6 +30,7 @@ from megascale_ops.schema.messages import (
     PolicyView,
     StopAsk,
 )
+from megascale_ops.schema.recording.blocks import RecordedBlock, RecordedBlocks
 from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
@@ -38,6 +39,8 @@ from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 LOG_WAIT_S = 10.0
 # 3 s: with the 5 of every request a leader that is paused is left after 8, when a standby has taken over.
 SEVERAL_WAIT_S = 3.0
+# 60 s: a block has a megabyte, and comes at 20 kB a second.
+BLOCK_WAIT_S = 60.0
 _frames = msgspec.json.Decoder(Frame)
 
 
@@ -188,6 +191,15 @@ class Link(Connection):
     async def history(self, job: str) -> bytes:
         """Return the history of a job's steps, as ``schema.history.decode`` reads it."""
         return (await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/history", HistoryReply)).data
+
+    async def recordings(self) -> RecordedBlocks:
+        """Return which blocks of recordings the controller has; it journals who has asked."""
+        return await self._ask("GET", "/v1/recordings", RecordedBlocks)
+
+    async def recorded_block(self, name: str) -> bytes:
+        """Return one block of a recording."""
+        path = f"/v1/recordings/{quote(name, safe='')}"
+        return (await self._ask("GET", path, RecordedBlock, wait_s=BLOCK_WAIT_S)).data
 
     async def logs(self, job: str, query: LogQuery) -> LogPart:
         """Return a part of what a rank printed, which its node's agent may take seconds to read."""

@@ -8,9 +8,11 @@ its verdicts up to there are what a replay can tell.
 """
 
 import asyncio
+import contextlib
+import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,22 +79,49 @@ def replay(
         MegascaleError: the controller has a fault of its own.
     """
     job = job_of(recording)
-    began_s = time.perf_counter()
+    began_s, clock = time.perf_counter(), Clock()
+    with _playing(recording, clock, settings) as player:
+        player.pace = _Pace(speed, sleep) if speed else None
+        with on_virtual_time(clock) as runner:
+            runner.run(player.run())
+        controller = player.controller
+        names = [one.id for one in controller.incidents(job)]
+        found = tuple(one for name in names if (one := controller.incident(name)) is not None)
+    return Replayed(found, recording.span_s, time.perf_counter() - began_s, tuple(player.refused))
+
+
+@contextlib.contextmanager
+def _playing(recording: Recording, clock: Clock, settings: Mapping[str, str] | None = None) -> Iterator["_Player"]:
+    """Yield who plays a recording to a controller with a journal in a folder of its own, which goes."""
     memory = str(_MEMORY) if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="megascale-replay-", dir=memory) as folder:
-        clock = Clock()
         wall = _Wall(clock, recording.header.began_wall_s)
         controller = Embedded(f"sqlite:///{Path(folder) / 'ops.db'}", clock=clock.mono_s, wall=wall.now_s)
-        try:
-            player = _Player(recording, controller, clock, wall, settings or {})
-            player.pace = _Pace(speed, sleep) if speed else None
-            with on_virtual_time(clock) as runner:
-                runner.run(player.run())
-            names = [one.id for one in controller.incidents(job)]
-            found = tuple(one for name in names if (one := controller.incident(name)) is not None)
-        finally:
-            controller.close()
-    return Replayed(found, recording.span_s, time.perf_counter() - began_s, tuple(player.refused))
+        with contextlib.closing(controller):
+            yield _Player(recording, controller, clock, wall, settings or {})
+
+
+def begun_later(recording: Recording, from_s: float) -> Recording:
+    """Return a recording that begins later: with what a controller knows by then, told all that came before.
+
+    Args:
+        recording: of one job.
+        from_s: seconds since its beginning.
+    """
+    clock = Clock()
+    with _playing(recording, clock) as player:
+        with on_virtual_time(clock) as runner:
+            runner.run(player.run(from_s))
+        start, wall_s = player.known, player.wall_s
+    header = msgspec.structs.replace(
+        recording.header, began_mono_s=recording.header.began_mono_s + from_s, began_wall_s=wall_s
+    )
+    later = (
+        msgspec.structs.replace(entry, t=round(entry.t - from_s, 4))
+        for entry in recording.entries
+        if entry.t >= from_s and not isinstance(entry, Start)
+    )
+    return Recording(header, (start, *later))
 
 
 class _Wall:
@@ -131,7 +160,7 @@ class _Player:
         settings: Mapping[str, str],
     ) -> None:
         self._entries = recording.entries
-        self._controller, self._clock, self._wall = controller, clock, wall
+        self.controller, self._clock, self._wall = controller, clock, wall
         self._settings = settings
         self._answers = Answers()
         self._requests: dict[int, asyncio.Task[None]] = {}
@@ -139,12 +168,16 @@ class _Player:
         self._stirs = 0
         self.pace: _Pace | None = None
         self.refused: list[str] = []
+        self.known = Start(0.0)
+        self.wall_s = 0.0
 
-    async def run(self) -> None:
-        """Replay all of it."""
+    async def run(self, until_s: float = math.inf) -> None:
+        """Replay all of it, or what came before ``until_s``: then what is known is noted."""
         is_first = True
         try:
             for entry in self._entries:
+                if entry.t >= until_s:
+                    break
                 await self._pass(entry.t)
                 if isinstance(entry, Start):
                     if is_first:
@@ -157,11 +190,27 @@ class _Player:
                     self._take(entry)
                 is_first = False
                 await self._settle()
+            if until_s < math.inf:
+                await self._pass(until_s)
             await self._settle()
+            self._note_known()
         finally:
             for task in self._requests.values():
                 task.cancel()
             await asyncio.gather(*self._requests.values(), return_exceptions=True)
+
+    def _note_known(self) -> None:
+        """Note what the controller knows, and which of the recorded requests wait."""
+        waiting = {number for number, task in self._requests.items() if not task.done()}
+        started = self._entries[0] if self._entries and isinstance(self._entries[0], Start) else Start(0.0)
+        asked = [one for one in (*started.polls, *started.joins, *self._entries) if isinstance(one, (Polled, Joined))]
+        open_ = {one.n: msgspec.structs.replace(one, t=0.0) for one in asked if one.n in waiting}
+        self.wall_s = self._wall.now_s()
+        self.known = msgspec.structs.replace(
+            self.controller.known(),
+            polls=tuple(one for one in open_.values() if isinstance(one, Polled)),
+            joins=tuple(one for one in open_.values() if isinstance(one, Joined)),
+        )
 
     def _begin(self, start: Start) -> None:
         """Go on from what was known when the recording begins."""
@@ -169,7 +218,7 @@ class _Player:
             records = {name: _under(bytes(raw), self._settings) for name, raw in start.records.items()}
         except UNREADABLE as error:
             raise UsageError(f"what was known of the job at the beginning can't be read: {error}") from error
-        self._controller.restore(records, start.incidents, start.hardware)
+        self.controller.restore(records, start.incidents, start.hardware)
         for order in (order for raw in records.values() for order in _orders_of(raw)):
             self._answers.note(order.id, order.node, order.kind)
             self._answers.give((order,))
@@ -188,7 +237,7 @@ class _Player:
         if done:
             heartbeat = msgspec.structs.replace(heartbeat, done_orders=done)
         try:
-            reply = self._controller.heartbeat(heartbeat, entry.only_job)
+            reply = self.controller.heartbeat(heartbeat, entry.only_job)
         except MegascaleError as error:
             self._note_refused(f"a heartbeat of {heartbeat.node}", error)
             return
@@ -218,13 +267,13 @@ class _Player:
         """Hand in a runner's or a person's word."""
         try:
             if isinstance(entry, Left):
-                self._controller.leave(entry.m)
+                self.controller.leave(entry.m)
             elif isinstance(entry, PolicySet):
                 kept = {name: value for name, value in entry.settings.items() if name not in self._settings}
                 if kept:
-                    self._controller.set_policy(entry.job, kept)
+                    self.controller.set_policy(entry.job, kept)
             elif isinstance(entry, StopAsked):
-                self._controller.stop(entry.job, entry.reason)
+                self.controller.stop(entry.job, entry.reason)
         except MegascaleError as error:
             self._note_refused(type(entry).__name__, error)
 
@@ -232,7 +281,7 @@ class _Player:
         """Hand in evidence whose order has been given."""
         for evidence in self._answers.due(self._clock.passed_s):
             try:
-                self._controller.evidence(evidence)
+                self.controller.evidence(evidence)
             except MegascaleError as error:
                 self._note_refused(f"evidence of {evidence.node}", error)
 
@@ -245,7 +294,7 @@ class _Player:
         if self._settings:
             join = msgspec.structs.replace(join, policy=apply_settings(join.policy, self._settings))
         try:
-            await self._controller.join(join, wait_s)
+            await self.controller.join(join, wait_s)
         except MegascaleError as error:
             self._note_refused(f"the join of {join.node}", error)
         self._stirs += 1
@@ -253,7 +302,7 @@ class _Player:
     async def _poll(self, entry: Polled) -> None:
         after = self._answers.name_now(entry.after)
         try:
-            reply = await self._controller.orders(
+            reply = await self.controller.orders(
                 entry.job, entry.node, entry.runner_id, entry.round, after, entry.incidents, entry.wait_s
             )
             self._answers.give(reply.orders)
@@ -272,7 +321,7 @@ class _Player:
             self._clock.advance(due_s, with_timers=True)
             if self.pace is not None:
                 self.pace.keep(due_s)
-            self._controller.tick()
+            self.controller.tick()
             await self._settle()
         self._clock.advance(max(until_s, self._clock.passed_s), with_timers=True)
 
@@ -282,7 +331,7 @@ class _Player:
         while idle < _IDLE_TURNS:
             before = self._stirs
             await asyncio.sleep(0)
-            idle = 0 if self._controller.settle() or self._stirs != before else idle + 1
+            idle = 0 if self.controller.settle() or self._stirs != before else idle + 1
 
 
 def _under(raw: bytes, settings: Mapping[str, str]) -> bytes:

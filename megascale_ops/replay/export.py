@@ -13,11 +13,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from megascale_ops.replay.anonymous import Anonymiser, anonymise, anonymiser_of
-from megascale_ops.replay.drive import replay
+from megascale_ops.replay.drive import begun_later, replay
 from megascale_ops.replay.files import Recording
-from megascale_ops.replay.thinning import WAYS, thin
+from megascale_ops.replay.thinning import FEW, WAYS, thin
 from megascale_ops.replay.verdicts import Judged, compare, judged, recorded_incidents
 from megascale_ops.schema.recording.entries import Beat, Start
+
+# 4,000 entries: two minutes of 32 nodes, some 60 kB. Of more the time before an incident is most of the file.
+_MANY = 4000
+# 15 s: three times as long as a node is silent until it is looked at.
+_BEFORE_S = 15.0
 
 
 class Exported(NamedTuple):
@@ -50,10 +55,14 @@ def export(
     recorded = judged(recorded_incidents(recording))
     if not compare(recorded, said).is_none:
         notes.append("replayed as it was recorded it says something else than was said then; replay it to see what")
-    made = recording
+    made = _later(recording, said, tell) if is_thinned and len(recording.entries) > _MANY else recording
+    if made is not recording:
+        notes.append(
+            f"of {recording.span_s:.0f} s the last {made.span_s:.0f} are kept, with what was known when they began"
+        )
     if is_anonymous:
-        one = anonymiser_of(recording)
-        made = anonymise(recording, one)
+        one = anonymiser_of(made)
+        made = anonymise(made, one)
         said, recorded = _renamed(one, said), _renamed(one, recorded)
         tell("replaying it without names and texts")
         without = judged(replay(made).incidents)
@@ -68,10 +77,22 @@ def export(
     return Exported(made, recorded, said, tuple(notes))
 
 
+def _later(recording: Recording, said: tuple[Judged, ...], tell: Callable[[str], None]) -> Recording:
+    """Return what came shortly before the first incident and since then, where that says the same; else all."""
+    began_s = [one.marks.began - recording.header.began_wall_s for one in recorded_incidents(recording)]
+    from_s = min(began_s, default=0.0) - _BEFORE_S
+    if not said or from_s <= 0.0:
+        return recording
+    tell(f"replaying its last {recording.span_s - from_s:.0f} s")
+    later = begun_later(recording, from_s)
+    return later if compare(said, judged(replay(later).incidents)).is_none else recording
+
+
 def _thinned(recording: Recording, said: tuple[Judged, ...], tell: Callable[[str], None]) -> Recording | None:
     """Return the smallest that says the same; None where none does."""
     has_ended = any(not one.is_warning for one in said)
-    for way in WAYS if has_ended else WAYS[1:] if said else WAYS[2:]:
+    ways = WAYS if has_ended else WAYS[1:] if said else WAYS[2:]
+    for way in (FEW, *ways) if has_ended and len(recording.entries) > _MANY else ways:
         thinned = thin(recording, way)
         tell(f"replaying it thinned ({way.name})")
         if compare(said, judged(replay(thinned).incidents)).is_none:

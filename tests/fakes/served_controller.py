@@ -6,11 +6,13 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.recording.recorded_loop import RecordedLoop
+from megascale_ops.controller.recording.ring import Ring
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.listen import listening
 
@@ -25,6 +27,13 @@ class Served:
         self.api = api
 
 
+def _loop(store: Store, post: Callable[..., object], record: Path | None) -> Loop:
+    if record is None:
+        return Loop(store, clock=time.monotonic, wall=time.time, post=post)
+    ring = Ring(record, most_bytes=1 << 26, keep_s=1e9, clock=time.monotonic, wall=time.time)
+    return RecordedLoop(store, ring, clock=time.monotonic, wall=time.time, post=post)
+
+
 @contextlib.asynccontextmanager
 async def serve_controller(
     folder: Path,
@@ -33,11 +42,12 @@ async def serve_controller(
     open_page: bool = False,
     tls: ssl.SSLContext | None = None,
     logs_of: Path | None = None,
+    record: Path | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve until the block ends; the journal is ``folder/ops.db``."""
+    """Serve until the block ends; the journal is ``folder/ops.db``. ``record``: where what comes in is recorded."""
     events = asyncio.get_running_loop()
     store = open_store(f"sqlite:///{folder}/ops.db")
-    loop = Loop(store, clock=time.monotonic, wall=time.time, post=events.call_soon_threadsafe)
+    loop = _loop(store, events.call_soon_threadsafe, record)
     loop.restore(store.jobs(), store.newest_incidents(10))
     listener = socket.create_server(("127.0.0.1", 0))
     try:

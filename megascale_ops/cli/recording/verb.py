@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops recording``: export what led to an incident, look at it, send it, replay it.
 
-A controller records what it takes in beside its journal; nothing is asked of a controller here, so a recording can be
-exported while it runs and when it is gone.
+A controller records what it takes in beside its journal, and a recording is exported from there while it runs and when
+it is gone. Without its disk the blocks are asked of the controller; all else is done here either way.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import click
 
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import FiniteRange, argument, job_option, json_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, argument, json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # 120 s: starts, or two dozen steps of a large model, before what went wrong; a straggler's beginning lies further back.
 _BEFORE_S = 120.0
+# 256 MB: four times what a controller keeps by default.
+_MOST_FETCHED_BYTES = 256 * 1024 * 1024
 # 15 s: evidence that came late, and the orders that followed.
 _AFTER_S = 15.0
 
@@ -38,8 +41,7 @@ def recording() -> None:
 @argument("named", required=False, metavar="[INCIDENT|JOB]", shell_complete=offers("incident"))
 @click.option("-o", "--out", type=click.Path(), metavar="FILE", help="The file to write.  [INCIDENT.recording]")
 @click.option("--from", "folder", type=click.Path(), metavar="DIR", help="A controller's folder with its recordings.")
-@click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`.")
-@job_option
+@where_options
 @click.option("--before", type=FiniteRange(0), default=_BEFORE_S, show_default=True, metavar="SECONDS",
               help="From so long before an incident began.")  # fmt: skip
 @click.option("--after", type=FiniteRange(0), default=_AFTER_S, show_default=True, metavar="SECONDS",
@@ -52,6 +54,8 @@ def export(
     named: str | None,
     out: str | None,
     folder: str | None,
+    controller: str | None,
+    token_file: str | None,
     run_dir: str | None,
     job: str | None,
     before: float,
@@ -64,14 +68,18 @@ def export(
     """Write what led to INCIDENT into one file that can be sent; of a JOB all that is kept; by default of the newest.
 
     Names, paths, addresses and texts are replaced, and what changes no verdict is left out; what stays is listed. The
-    recordings are those beside the newest run's journal, or in the folder that is given.
+    recordings are those beside the newest run's journal, in the folder that is given, or of the controller that is.
     """
     from megascale_ops.replay.export import contents
     from megascale_ops.replay.export import export as make
     from megascale_ops.replay.files import write_recording
 
     _require_numpy()
-    name, cut = _cut(named, job, _folder(folder, run_dir, job, named), before, after)
+    url = controller or ("" if folder or run_dir else os.environ.get("MEGASCALE_CONTROLLER", ""))
+    if url and (folder or run_dir):
+        raise click.UsageError("--controller asks a controller, --from and --run-dir read a folder: give one of them")
+    files = _fetched(url, token_file) if url else _kept(_folder(folder, run_dir, job, named))
+    name, cut = _cut(named, job, files, before, after)
     place = Path(out or ".")
     if place.is_dir():
         from megascale_ops.schema.recording.entries import SUFFIX
@@ -231,7 +239,48 @@ def _folder(folder: str | None, run_dir: str | None, job: str | None, named: str
     )
 
 
-def _cut(named: str | None, job: str | None, folder: Path, before_s: float, after_s: float) -> "tuple[str, Recording]":
+def _kept(folder: Path) -> "list[tuple[Path, bytes]]":
+    """Return the blocks in a folder."""
+    from megascale_ops.replay.files import read_blocks
+    from megascale_ops.schema.recording.entries import BLOCK_SUFFIX
+
+    return read_blocks(folder, BLOCK_SUFFIX)
+
+
+def _fetched(url: str, token_file: str | None) -> "list[tuple[Path, bytes]]":
+    """Return the blocks that a controller has.
+
+    Raises:
+        UsageError: they are more than is taken over a network.
+        MegascaleError: there are none.
+    """
+    from megascale_ops.cli.sources.locate import Place, read_token
+    from megascale_ops.errors import MegascaleError, RefusedError, UsageError
+    from megascale_ops.link import BlockingLink
+
+    found: list[tuple[Path, bytes]] = []
+    with BlockingLink(url, read_token(token_file, Place(url=url))) as link:
+        blocks = link.recordings().blocks
+        size_bytes = sum(one.bytes for one in blocks)
+        if size_bytes > _MOST_FETCHED_BYTES:
+            raise UsageError(
+                f"the controller at {link.url} has {size_bytes >> 20} MB of recordings, and no more than "
+                f"{_MOST_FETCHED_BYTES >> 20} are fetched: export them where its disk is, with --from DIR"
+            )
+        for number, one in enumerate(blocks, start=1):
+            _tell(f"fetching block {number} of {len(blocks)}")
+            try:
+                found.append((Path(one.id), link.recorded_block(one.id)))
+            except RefusedError:  # the oldest goes meanwhile
+                continue
+        if not found:
+            raise MegascaleError(f"the controller at {link.url} has recorded nothing yet: it writes each half a minute")
+    return found
+
+
+def _cut(
+    named: str | None, job: str | None, files: "Sequence[tuple[Path, bytes]]", before_s: float, after_s: float
+) -> "tuple[str, Recording]":
     """Return what is wanted, and its name.
 
     Raises:
@@ -239,10 +288,9 @@ def _cut(named: str | None, job: str | None, folder: Path, before_s: float, afte
     """
     from megascale_ops.errors import UsageError
     from megascale_ops.replay.cutting import Window, blocks_of, cut, find
-    from megascale_ops.replay.files import jobs_of, parse, read_blocks
-    from megascale_ops.schema.recording.entries import BLOCK_SUFFIX
+    from megascale_ops.replay.files import jobs_of, parse
 
-    blocks, found = blocks_of(read_blocks(folder, BLOCK_SUFFIX))
+    blocks, found = blocks_of(files)
     if job is not None:
         found = {name: one for name, one in found.items() if one.incident.job == job}
     whole = named if named is not None and named not in found else job if named is None and not found else None

@@ -66,7 +66,7 @@ class RecordedLoop(Loop):
 
     def begin_recording(self) -> None:
         """Begin: what was restored is known by now."""
-        self.ring.begin(self._start)
+        self.ring.begin(lambda: known_of(self))
 
     def look(self) -> None:
         """Note what has changed since the look before."""
@@ -122,17 +122,18 @@ class RecordedLoop(Loop):
             self.ring.note(PolicySet(self.ring.now_s, name, dict(settings)))
         return super().policy(name, settings)
 
-    def _start(self) -> Start:
-        """Return all that is known now."""
-        records = {
-            name: msgspec.Raw(_encode(msgspec.structs.replace(job.record, orders=tuple(job.orders.values()))))
-            for name, job in self.jobs.items()
-        }
-        lasting = (one for one in self.incidents.values() if one.state in ("open", "watching"))
-        known = tuple(msgspec.structs.replace(one, events=()) for one in lasting)
-        wall_s = self.wall()
-        agents = tuple(Known(_as_heartbeat(view, wall_s), view.only_job) for view in self.registry.nodes())
-        return Start(0.0, records, known, agents, self.hardware.book.entries())
+
+def known_of(loop: Loop) -> Start:
+    """Return all that a loop knows now, but for requests that wait."""
+    records = {
+        name: msgspec.Raw(_encode(msgspec.structs.replace(job.record, orders=tuple(job.orders.values()))))
+        for name, job in loop.jobs.items()
+    }
+    lasting = (one for one in loop.incidents.values() if one.state in ("open", "watching"))
+    known = tuple(msgspec.structs.replace(one, events=()) for one in lasting)
+    wall_s = loop.wall()
+    agents = tuple(Known(_as_heartbeat(view, wall_s), view.only_job) for view in loop.registry.nodes())
+    return Start(0.0, records, known, agents, loop.hardware.book.entries())
 
 
 def _as_heartbeat(view: NodeView, wall_s: float) -> Heartbeat:

@@ -117,6 +117,11 @@ class Ring:
         self.entries = self.bytes = 0  # so far, of this process
 
     @property
+    def folder(self) -> Path:
+        """Where blocks are."""
+        return self._folder
+
+    @property
     def now_s(self) -> float:
         """Seconds since the block's beginning, as entries have them; never less than 0."""
         return round(max(0.0, self._clock() - self._now.began_s), 4)

@@ -49,6 +49,7 @@ from megascale_ops.controller.server.operations import (
 )
 from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.controller.server.rank_logs import RankLogs
+from megascale_ops.controller.server.recordings import Recordings
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.controller.server.standing import ALONE, Reply, Standing
 from megascale_ops.errors import MegascaleError, NotFoundError, RefusedError, UsageError, VersionError
@@ -134,6 +135,7 @@ class Api:
         self._live = LiveStream(loop)
         self._pages = Pages()
         self._runbooks = Runbooks()
+        self._recordings = Recordings(loop)
         self._rank_logs = RankLogs(logs_of)
         self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
@@ -176,6 +178,8 @@ class Api:
         add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
         add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
         add("GET", "/v1/audit", self._guard(partial(audit.show, self._store), may=_may_read_all))
+        add("GET", "/v1/recordings", self._guard(self._audited(self._recordings.show), may=_may_read_all))
+        add("GET", "/v1/recordings/{id}", self._guard(self._recordings.block, may=_may_read_all))
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
         add("GET", "/v1/sd/agents", self._guard(self._targets, may=_may_read_all))
         add("GET", "/leader", self._guard(self._standing.show, open_to_all=True))
@@ -361,9 +365,7 @@ class Api:
         return answer(self._loop.self_checks.view(request.match_info["node"]))
 
     async def _history(self, request: web.Request) -> web.Response:
-        job = request.match_info["job"]
-        if job not in self._loop.jobs:
-            raise NotFoundError(f"there is no job {job!r}")
+        job = self._job(request).name
         raw = await self._files.raw(job)
         if raw is None:
             raise NotFoundError(f"no history of steps is kept of job {job!r}")

@@ -31,6 +31,7 @@ from megascale_ops.schema.messages import (
     StopAsk,
 )
 from megascale_ops.schema.ranges import Count, Round, Seconds, Word
+from megascale_ops.schema.recording.blocks import RecordedBlock, RecordedBlocks
 from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 
@@ -191,6 +192,14 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /v1/audit": Operation(
         "audit", READ, "Who ordered what, from where, and what came of it.", AuditEntries, query=AuditQuery
+    ),
+    "GET /v1/recordings": Operation(
+        "recordings", READ, "Blocks of what the controller took in of late; who asks is journaled.",
+        RecordedBlocks, refuses=(404,),
+    ),
+    "GET /v1/recordings/{id}": Operation(
+        "recorded_block", READ, "One block, packed; `megascale-ops recording export` makes a file of them.",
+        RecordedBlock, refuses=(404,),
     ),
     "GET /metrics": Operation(
         "metrics", READ, "The controller's metrics for Prometheus.",

@@ -77,6 +77,8 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("POST", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", CheckAsk(), {"own"}),
     ("GET", "/v1/nodes/{node}/check"): ("/v1/nodes/n/check", None, READ_ALL),
     ("GET", "/v1/audit"): ("/v1/audit", None, READ_ALL),
+    ("GET", "/v1/recordings"): ("/v1/recordings", None, READ_ALL),
+    ("GET", "/v1/recordings/{id}"): ("/v1/recordings/1", None, READ_ALL),
     ("GET", "/v1/hardware"): ("/v1/hardware", None, READ_ALL),
     ("GET", "/v1/nodes"): ("/v1/nodes", None, READ_ALL),
     ("GET", "/v1/nodes/{node}"): ("/v1/nodes/n", None, READ_ALL),
