@@ -24,7 +24,9 @@ from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
 
 # It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
-_GONE = re.compile(r"[Nn]o such process|[Ff]ailed to (?:find|open) process|\b(?:process|pid|PID) \d{1,9} (?:is )?not found")
+_GONE = re.compile(
+    r"[Nn]o such process|[Ff]ailed to (?:find|open) process|\b(?:process|pid|PID) \d{1,9} (?:is )?not found"
+)
 _REFUSED = re.compile(r"^(?:Error: )?(?:Permission [Dd]enied|ptrace\b|Failed to (?:suspend|get stack|copy|merge))")
 
 

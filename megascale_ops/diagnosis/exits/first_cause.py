@@ -112,8 +112,7 @@ def judge_exits(
         reason=verdict.reason,
         confidence=verdict.confidence,
         culprits=verdict.culprits,
-        nodes=verdict.nodes
-        or tuple(sorted({one.node for one in ended if one.exit.rank in verdict.culprits} - {""})),
+        nodes=verdict.nodes or tuple(sorted({one.node for one in ended if one.exit.rank in verdict.culprits} - {""})),
         otherwise=verdict.otherwise,
         since_wall_s=wall_s - since_s,
         since_step=min(steps, default=verdict.since_step),
