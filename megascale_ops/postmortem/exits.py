@@ -9,6 +9,8 @@ its launcher, which is how most ranks of a failed job end.
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from megascale_ops.diagnosis.exits.classify import Ended, classify
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_words import end_of
@@ -22,6 +24,7 @@ _ROOT = re.compile(r"Root Cause \(first observed failure\):.{0,400}?rank\s*: (\d
 # 2 s: the rank that a launcher has seen fail first.
 _EARLIER_S = 2.0
 _NOTHING_SAID = "exit_code"
+_CANCELLED = "cancelled"
 
 
 def judge_logs(logs: Mapping[int, str], launchers: str = "") -> Verdict:
@@ -31,20 +34,28 @@ def judge_logs(logs: Mapping[int, str], launchers: str = "") -> Verdict:
         logs: what each rank printed.
         launchers: what was printed by no rank.
     """
-    everything = "\n".join((*logs.values(), launchers))
-    codes = {int(found["rank"]): int(found["code"]) for found in _FAILURE.finditer(everything)}
-    roots = {int(found[1]) for found in _ROOT.finditer(everything)}
+    # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
+    codes = {int(found["rank"]): int(found["code"]) for found in _FAILURE.finditer(launchers)}
+    roots = {int(found[1]) for found in _ROOT.finditer(launchers)}
     ended = []
     for rank, text in sorted(logs.items()):
         tail = end_of(text[-_SOUGHT:], _TAIL)
         exit_ = RankExit(rank, rank, 1 + rank, codes.get(rank, 1), 0.0, stderr_tail=tail)
         one = Ended("", exit_, _EARLIER_S if rank in roots else 0.1)
-        if rank not in codes and classify(one, None, None).fault == _NOTHING_SAID:
-            exit_ = RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True)
-            one = one._replace(exit=exit_)
+        judged = classify(one, None, None)
+        if rank not in codes and judged.fault == _NOTHING_SAID:
+            one = one._replace(exit=RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True))
+        elif rank not in codes and judged.fault == "killed" and _CANCELLED in judged.said:
+            one = one._replace(exit=msgspec.structs.replace(exit_, code=-15))
         ended.append(one)
     for rank in sorted(set(codes) - set(logs)):
         exit_ = RankExit(rank, rank, 1 + rank, codes[rank], 0.0)
         ended.append(Ended("", exit_, _EARLIER_S if rank in roots else 0.1))
     size = 1 + max(one.exit.rank for one in ended)
-    return judge_exits(ended, world_size=size, missing=(), reports={}, hosts={}, round_=0, wall_s=0.0)
+    verdict = judge_exits(ended, world_size=size, missing=(), reports={}, hosts={}, round_=0, wall_s=0.0)
+    asked = verdict.fault == "killed" and all(one.exit.code == -15 for one in ended if not one.exit.by_us)
+    if asked:  # who was asked to go was asked for a reason, which may stand in no log
+        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, 0.5))
+    if verdict.fault == "unknown" and all(one.exit.by_us for one in ended):
+        return msgspec.structs.replace(verdict, reason="no log tells why its rank ended", nodes=())
+    return verdict

@@ -5,6 +5,7 @@ Where there are dumps, they say which collective each rank waits in, and stacks 
 agents hand in, and it is judged alike. Without a dump the stacks are grouped (``diagnosis/hangs/stack_groups``).
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -23,7 +24,10 @@ from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
 
 # It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
-_GONE = ("No such process", "no such process", "not found", "Failed to find process", "ptrace: No such")
+_GONE = re.compile(
+    r"[Nn]o such process|[Ff]ailed to (?:find|open) process|\b(?:process|pid|PID) \d{1,9} (?:is )?not found"
+)
+_REFUSED = re.compile(r"^(?:Error: )?(?:Permission [Dd]enied|ptrace\b|Failed to (?:suspend|get stack|copy|merge))")
 
 
 def stand_of(text: str) -> Stood | None:
@@ -42,10 +46,10 @@ def unread(text: str) -> Stood | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or len(lines) > 8:
         return None
-    complaint = next((line for line in lines if any(words in line for words in _GONE)), "")
+    complaint = next((line for line in lines if _GONE.search(line)), "")
     if complaint:
         return Stood("gone", note=complaint[:120])
-    return Stood("", note=lines[-1][:120]) if lines[-1].startswith(("Error:", "ptrace", "Permission")) else None
+    return Stood("", note=lines[-1][:120]) if _REFUSED.search(lines[-1]) else None
 
 
 def judge_hang(

@@ -140,10 +140,11 @@ def _split(path: Path, data: bytes) -> list[Piece]:
     named = rank_of(path)
     text = "" if _OTHER.match(data) else data.decode("utf-8", "replace")
     by_rank = _by_prefix(text)
-    if len(by_rank) > 1:
-        return [Piece(path, rank, "\n".join(lines).encode()) for rank, lines in sorted(by_rank.items())]
-    if named < 0 and len(by_rank) == 1:
-        named = next(iter(by_rank))
+    ranks = sorted(rank for rank in by_rank if rank >= 0)
+    if len(ranks) > 1:  # what no rank has printed is the launcher's
+        return [Piece(path, rank, "\n".join(by_rank[rank]).encode()) for rank in by_rank if "".join(by_rank[rank])]
+    if named < 0 and ranks:
+        named = ranks[0]
     if named < 0 and text:
         told = _OF_COMMAND.search(text[:4096])
         named = int(told[1] or told[2]) if told is not None else -1
@@ -158,7 +159,7 @@ def _split(path: Path, data: bytes) -> list[Piece]:
 
 
 def _by_prefix(text: str) -> dict[int, list[str]]:
-    """Return the lines of each rank, where a launcher has marked them; empty where none has."""
+    """Return the lines of each rank, and by -1 of none, where a launcher has marked them; empty where none has."""
     lines = text.splitlines()
     for at, form in enumerate(_LINES):
         marked = [(form.match(line), line) for line in lines]
@@ -167,8 +168,7 @@ def _by_prefix(text: str) -> dict[int, list[str]]:
             continue
         by_rank: dict[int, list[str]] = {}
         for found, line in marked:
-            if found is not None:
-                by_rank.setdefault(int(found[1]), []).append(line)
+            by_rank.setdefault(int(found[1]) if found is not None else -1, []).append(line)
         return by_rank
     return {}
 

@@ -13,7 +13,7 @@ What differs between versions and backends, and what is made of it:
 - ``retired`` without "completed" is an end on Gloo, which never has "completed"; on NCCL, which asks the GPU first, it
   is one that timed out (pytorch#114804): the first rank whose watchdog gave up has not finished before the others. The
   last one only: nothing of its group ends behind a call that timed out.
-- An empty dump has no ``entries`` at all.
+- An empty dump has no ``entries`` at all. Keys that a version adds (``comm_lib_version``) are passed over.
 
 Pure: bytes in, entries out.
 """
@@ -101,6 +101,10 @@ class _Trace(msgspec.Struct):
 
 
 _ENTRY = msgspec.json.Decoder(Entry)
+# What may be null where it is an empty list.
+_LISTS = frozenset(
+    {"input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "input_split_sizes", "output_split_sizes"}
+)
 
 
 def read(dump: bytes) -> Dump:
@@ -120,13 +124,27 @@ def read(dump: bytes) -> Dump:
     entries, broken = [], ""
     for raw in recorded:
         try:
-            entries.append(_numbered(_ENTRY.decode(raw)))
+            entries.append(_numbered(_entry(raw)))
         except UNREADABLE as error:
             broken = broken or str(error)
     unread = len(recorded) - len(entries)
     entries = _settled(_living(entries))
     ranks = _ranks(_tables(trace.pg_config, or_nothing=True))
     return Dump(entries, len(recorded), unread, broken, reached, ranks, _is_timed(entries))
+
+
+def _entry(raw: msgspec.Raw) -> Entry:
+    """Read one entry; programs that write a dump anew make texts of numbers, nulls of empty lists and lists of one."""
+    try:
+        return _ENTRY.decode(raw)
+    except UNREADABLE:
+        told = msgspec.json.decode(raw, type=dict[str, object])
+        if "profiling_name" not in told:
+            raise
+        kept = {key: value for key, value in told.items() if value is not None or key not in _LISTS}
+        if isinstance(group := kept.get("process_group"), str):
+            kept["process_group"] = [group]
+        return msgspec.convert(kept, Entry, strict=False)
 
 
 def _numbered(entry: Entry) -> Entry:

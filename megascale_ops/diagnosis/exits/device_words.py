@@ -22,6 +22,8 @@ GPU_TEXTS = (
     r"|CUDA driver version is insufficient|PTX was compiled with an unsupported toolchain|invalid program counter"
     r"|unsupported display driver / cuda driver|operation not supported on global/shared address space"
     r"|(?:CUDA|[Cc]uda|HIP) failure ?(?:\d|'|:|\S{1,200}:\d)"
+    # Names of errors in a check of HIP's own: "guarantee(false && \"hipErrorNoBinaryForGpu: ...".
+    r"|\bhipError(?!NotReady|PeerAccessAlreadyEnabled)[A-Z]\w{3,40}: "
 )
 # Names as their back ends of torch write them before "out of memory" and "error".
 _NAMES = r"(?:NPU|MUSA|MLU|HPU|GCU|TPU|XPU|MPS backend|Neuron)"

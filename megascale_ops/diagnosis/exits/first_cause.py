@@ -112,7 +112,7 @@ def judge_exits(
         reason=verdict.reason,
         confidence=verdict.confidence,
         culprits=verdict.culprits,
-        nodes=verdict.nodes or tuple(sorted({one.node for one in ended if one.exit.rank in verdict.culprits})),
+        nodes=verdict.nodes or tuple(sorted({one.node for one in ended if one.exit.rank in verdict.culprits} - {""})),
         otherwise=verdict.otherwise,
         since_wall_s=wall_s - since_s,
         since_step=min(steps, default=verdict.since_step),
@@ -140,7 +140,8 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         return _blame_nobody(first, culprits)
     if fault == "exception" and len(culprits) == world_size and world_size > 1:
         fault = "exception_everywhere"
-    who = f"rank {culprits[0]} on {first.ended.node}" if len(culprits) == 1 else f"ranks {listed(culprits)}"
+    on = f" on {first.ended.node}" if first.ended.node else ""
+    who = f"rank {culprits[0]}{on}" if len(culprits) == 1 else f"ranks {listed(culprits)}"
     exit_ = first.ended.exit
     where = f" in phase {exit_.phase}" if exit_.phase else ""
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
@@ -151,7 +152,7 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         reason=f"{who}: {first.why}{after}{where}{follow}",
         confidence=_confidence(first, culprits, rivals),
         culprits=culprits,
-        nodes=tuple(sorted({one.ended.node for one in together})),
+        nodes=tuple(sorted({one.ended.node for one in together} - {""})),
         otherwise=_rivals(rivals) or "an earlier end of another rank that speaks of no lost peer",
     )
 

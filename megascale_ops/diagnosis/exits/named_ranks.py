@@ -6,6 +6,7 @@ Most words of victims name no rank. A few do, for their library has looked:
 - Gloo's monitored barrier names the ranks that did not come, within its group;
 - torch's report of a desync names the ranks that did not join the collective that the others are in;
 - a kernel of torch's symmetric memory names the rank whose signal did not come;
+- Horovod's look for stalls names the ranks that have not submitted a tensor;
 - JAX's coordination service names the processes whose heartbeats have stopped, or that did not come to a barrier;
 - a store that waits for NCCL's id names the rank that should have put it there;
 - distributed checkpoints gather the exceptions of all ranks and raise them in all of them.
@@ -34,6 +35,9 @@ _LATE = re.compile(rf"[Tt]imed out task names:((?:\s{{0,8}}{_A_TASK},?)+)")
 _TASK = re.compile(r"/task:(\d{1,9})")
 # torch/distributed/checkpoint/api.py, CheckpointException: each rank's traceback, its exception last.
 _GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d{1,9}(?:, \d{1,9})*)\]\)")
+# Horovod's stall_inspector.cc: a rank a line with the tensors that it has not submitted.
+_STALLED = re.compile(r"Missing ranks:((?:\s{0,4}\n?\d{1,9}: \[[^\]\n]{0,2000}\]){1,64})")
+_A_RANK = re.compile(r"(?:^|\n)\s{0,4}(\d{1,9}): \[")
 _OF_RANK = re.compile(r"Traceback \(most recent call last\): \(RANK (\d{1,9})\)")
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _RAISED = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]{0,120}): ([^\n]{0,440})", re.MULTILINE)
@@ -103,6 +107,13 @@ def _of_nccl_id(text: str) -> Named | None:
     return Named(ranks, "not_joined", f"{named(ranks)} did not give NCCL's id, for which the others waited", 0.6)
 
 
+def _of_stall(text: str) -> Named | None:
+    if not (found := _STALLED.findall(text)):
+        return None
+    ranks = tuple(sorted({int(rank) for rank in _A_RANK.findall(found[-1])}))
+    return Named(ranks, "not_joined", f"{named(ranks)} did not submit what Horovod waited for on the others", 0.8)
+
+
 def gathered_in(text: str) -> Named | None:
     """Return whose exceptions a distributed checkpoint has carried to all ranks, and of which class they are."""
     pieces = _OF_RANK.split(text)  # before the first, then a rank's number and its traceback in turn
@@ -122,7 +133,7 @@ def gathered_in(text: str) -> Named | None:
     return Named(ranks, "exception" if fault in ("peer", "unknown") else fault, why, 0.9)
 
 
-_READERS = (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_late_tasks, _of_nccl_id)
+_READERS = (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_late_tasks, _of_nccl_id, _of_stall)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

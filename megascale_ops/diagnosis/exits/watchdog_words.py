@@ -51,6 +51,8 @@ _FUNCTIONS = {
 }  # fmt: skip
 # Backend names of sends and receives, whose SeqNum is that of the last collective before them.
 _PAIRS = frozenset({"SEND", "RECV", "RECVANYSOURCE"})
+# To these all ranks bring equally much. Lists may be uneven, and a batch tells of its last piece alone.
+_ALIKE = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "REDUCE"})
 # The group of calls whose words name none.
 UNNAMED = "?"
 # 3: of two ranks in two groups the numbers may well be equal.
@@ -83,8 +85,9 @@ def given_up(text: str) -> Given | None:
         for place in _PLACE.finditer(text)
         if (work := _GAVE_UP.search(place["text"])) is not None and int(work[1]) == seq
     }
-    sizes = f"[[{found['brought'] or found['shape']}]]" if found["brought"] or found["shape"] else ""
-    outputs = f"[[{found['made']}]]" if found["made"] and found["made"] != found["brought"] else ""
+    brought = (found["brought"] or found["shape"]) if found["operation"] in _ALIKE else None
+    sizes = f"[[{brought}]]" if brought else ""
+    outputs = f"[[{found['made']}]]" if sizes and found["made"] and found["made"] != brought else ""
     function = _FUNCTIONS.get(found["operation"], "")
     return Given(groups.pop() if len(groups) == 1 else "", seq, function, sizes, outputs)
 

@@ -235,7 +235,8 @@ PATTERNS: tuple[Row, ...] = (
         "jax_peer",
         r"(?:JAX distributed|[Cc]oordination) service detected (?:fatal errors|an error)|another task died"
         r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)|/task:\d{1,9} heartbeat timeout"
-        r"|DEADLINE_EXCEEDED: Barrier timed out|[Cc]oordination service agent is in ERROR",
+        r"|DEADLINE_EXCEEDED: Barrier timed out|[Cc]oordination service agent is in ERROR"
+        r"|to join the rendezvous, but not all of them arrived|^F.{0,120}Termination timeout for `",
         "JAX's coordination service, which ends all processes but the one that it hears no more of or waits for",
     ),
     victim(
@@ -444,7 +445,7 @@ PATTERNS: tuple[Row, ...] = (
         "cancelled",
         r"slurmstepd\S{0,80}: error: \*\*\* (?:JOB|STEP) .{0,80}CANCELLED|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
         r"|^Terminated$|:(?: line \d+:)? +\d+ Terminated\b"
-        r"|got signal: (?:2|15)\b|Signal 15 \(SIGTERM\) received by PID|exitcode *: -15\b",
+        r"|got signal: (?:1|2|15)\b|Signal 15 \(SIGTERM\) received by PID|exitcode *: -15\b",
         "killed",
         "Slurm when it ends a job or a step, launchers that were asked to go",
         weak=True,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stacks and flight-recorder dumps look like, and what is read out of them."""
 
+import json
 import signal
 
 import pytest
@@ -159,6 +160,29 @@ def test_one_broken_entry_costs_no_other(broken: bytes) -> None:
     assert [(fact.function, fact.seq) for fact in found.collectives] == [("barrier", 6)]
     assert found.text.startswith("2 collectives recorded\n1 of them can't be read: ")
     assert "not finished: gloo:barrier 6 of group 0" in found.text
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"collective_seq_id": "41"},
+        {"input_dtypes": None, "input_split_sizes": None},
+        {"process_group": "0"},
+        {"frames": ["step (train.py:3)"], "tags": [1], "priority": None},
+    ],
+)
+def test_dumps_that_a_program_wrote_anew_are_read(odd: dict[str, object]) -> None:
+    """Numbers as text, nulls, a group without its description, and keys that no version has: what is known counts."""
+    entry = {
+        "process_group": ["0", "default_pg"], "collective_seq_id": 41, "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[8]], "input_dtypes": ["Float"], "state": "started", "is_p2p": False, "retired": False,
+    }  # fmt: skip
+    plain = {"version": "2.10", "comm_lib_version": "2.28.9", "nccl_comm_state": {}, "entries": [entry]}
+
+    found = flight_recorder.parse(json.dumps(plain | {"entries": [entry | odd]}).encode())
+
+    (fact,) = found.collectives
+    assert (fact.group, fact.seq, fact.function, fact.done) == ("0", 41, "all_reduce", False)
 
 
 def test_an_empty_recorder_is_a_dump_too() -> None:
