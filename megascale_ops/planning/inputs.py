@@ -11,7 +11,6 @@ from megascale_ops.diagnosis.statistics.spares import DAY_S
 from megascale_ops.errors import UsageError
 from megascale_ops.sim.laws import LAWS, law_names
 
-
 GIVEN = "given"  # the source of what a person has typed
 
 

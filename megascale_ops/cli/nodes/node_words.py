@@ -48,7 +48,8 @@ def lines_of(view: NodesView) -> list[str]:
         lines += [f"{printable(one.node)}  healthy", *check_lines(one)]
     lines += [
         "",
-        f"{counted(view.known, 'node')} {'is' if view.known == 1 else 'are'} known; {view.moved_out} of at most {view.most_out} a day went by themselves",
+        f"{counted(view.known, 'node')} {'is' if view.known == 1 else 'are'} known; "
+        f"{view.moved_out} of at most {view.most_out} a day went by themselves",
     ]
     out = any(life.state in OUT for life in view.nodes)
     if out and not view.engine:
