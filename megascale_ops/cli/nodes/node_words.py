@@ -46,10 +46,10 @@ def lines_of(view: NodesView) -> list[str]:
         lines = ["every node is healthy"]
     for one in checks.values():  # what a check found is held against no node that is healthy all the same
         lines += [f"{printable(one.node)}  healthy", *check_lines(one)]
+    known = "1 node is" if view.known == 1 else f"{view.known:,} nodes are"
     lines += [
         "",
-        f"{counted(view.known, 'node')} {'is' if view.known == 1 else 'are'} known; "
-        f"{view.moved_out} of at most {view.most_out} a day went by themselves",
+        f"{known} known; {view.moved_out} of at most {view.most_out} a day went by themselves",
     ]
     out = any(life.state in OUT for life in view.nodes)
     if out and not view.engine:
