@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _DEPLOY = "deploy"
 _SCRIPTS = "examples"
+# Proposed where all were copied: it needs no GPU.
+_FIRST = "train_gpt"
 
 
 @click.group(cls=NamingGroup)
@@ -48,7 +50,7 @@ def list_(as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace files that are there and differ.")
 @log_options
 def copy(name: str | None, folder: Path | None, force: bool) -> None:
-    """Copy NAME into DIR: one script, or `deploy`; without NAME both scripts.
+    """Copy NAME into DIR: one script, or `deploy`; without NAME all scripts.
 
     DIR is ./examples unless it is given, for `deploy` ./deploy. Files of yours that differ are not replaced.
     """
@@ -61,8 +63,9 @@ def copy(name: str | None, folder: Path | None, force: bool) -> None:
     except OSError as error:
         raise UsageError(f"{error.filename or target} can't be written: {error.strerror or error}") from error
     click.echo("\n".join(map(str, plan)))
-    script = next((place for place in plan if place.suffix == ".py"), None)
-    if script is not None:
+    scripts = [place for place in plan if place.suffix == ".py"]
+    if scripts:
+        script = next((place for place in scripts if place.stem == _FIRST), scripts[0])
         click.echo(f"try: megascale-ops run --nproc-per-node 2 -- {script} --steps 60")
 
 

@@ -11,6 +11,8 @@ from megascale_ops.diagnosis.statistics.spares import DAY_S
 from megascale_ops.errors import UsageError
 from megascale_ops.sim.laws import LAWS, law_names
 
+GIVEN = "given"  # the source of what a person has typed
+
 
 class Given(NamedTuple):
     """One number and where it is from; ``is_bound``: nothing was seen yet, it is the most that this allows."""
@@ -136,7 +138,12 @@ def job_of(given: dict[str, Given]) -> tuple[Job, dict[str, Given]]:
         least, most = _RANGES[name]
         if not (math.isfinite(one.value) and least <= one.value <= most):
             option = name.removesuffix("_s").replace("_", "-")
-            raise UsageError(f"--{option} {one.value:g} can't be planned with: take {least:g} to {most:g}")
+            if one.source == GIVEN:
+                raise UsageError(f"--{option} {one.value:g} can't be planned with: take {least:g} to {most:g}")
+            raise UsageError(
+                f"{option.replace('-', ' ')} {one.value:g} ({one.source}) can't be planned with: "
+                f"give --{option} yourself, {least:g} to {most:g}"
+            )
     return Job(**{name: one.value for name, one in known.items()}), known
 
 

@@ -54,6 +54,11 @@ def _picture(char: str) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
+def counted(number: int, thing: str) -> str:
+    """Return how many of a thing there are: ``1 node``, ``1,536 nodes``."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 def percent(share: float) -> str:
     """Return a share as people read it, everywhere with the same digit: ``23.6 %``."""
     return f"{share * 100:.1f} %"

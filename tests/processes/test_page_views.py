@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Join
@@ -43,6 +44,45 @@ async def _job_with(served: Served, name: str, losses: list[StepWork]) -> None:
     for rank in range(2):
         for at, work in enumerate(losses):
             history.ingest_steps(rank, "a", Mesh(), (work,), history.origin_s + 10.0 * at + 5.0)
+
+
+async def test_long_names_that_differ_at_their_ends_are_told_apart(tmp_path: Path, opened: Open) -> None:
+    """On a phone the map shows the ends of nodes' names; no sentence changes one, nothing is wider than the page."""
+    node = "gpu-pool.of.a.cluster.with-a-long-name." * 2
+    names = [f"{node}{at}" for at in range(2)]
+    async with serve_controller(tmp_path) as served:
+        policy = JobPolicy(node_lost_s=3600.0)
+        joins = [
+            Join("g" * 100, name, name, name, 1, 2, 2, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+            for name in names
+        ]
+        await asyncio.gather(*(served.loop.joining.join(join, PATIENCE_S) for join in joins))
+        path = "/a/long/path" * 20
+        verdict = Verdict("node_lost", f"{names[0]}: no answer", 0.9, (0,), (names[0],))
+        incident = Incident("g-1", "g" * 100, 1, "open", Marks(began=time.time(), detected=time.time()), verdict, path)
+        job = served.loop.jobs["g" * 100]
+        job.change(state="stopping", incident="g-1")
+        served.loop.transitions.put_incident(job, incident)
+        served.loop.transitions.save(job)
+
+        async with opened(served.url, width=320, dark=True) as seen:
+            await seen.says(".reason", "no answer")
+            await seen.page.evaluate(LISTEN)
+            await seen.page.set_viewport_size({"width": 330, "height": 844})  # all is drawn anew
+            await seen.page.wait_for_function("() => [...(window.written ?? [])].some((text) => text.endsWith('.1'))")
+            written = await seen.page.evaluate("[...window.written]")
+            beyond = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            wider = [await seen.page.evaluate(beyond)]
+            said = await seen.text(".reason >> nth=0")
+            assert seen.wrong == []  # below, the journal may not have the incident at the first try
+            await seen.page.evaluate("location.hash = '#incident=g-1'")
+            await seen.says("#incident", path)
+            wider.append(await seen.page.evaluate(beyond))
+
+    labels = [text for text in written if text.startswith("map: ") and "\u2026" in text]
+    assert {label[-2:] for label in labels} == {".0", ".1"}
+    assert max(wider) <= 0
+    assert said == verdict.reason
 
 
 async def test_the_loss_is_drawn_where_ranks_tell_one(tmp_path: Path, opened: Open) -> None:

@@ -14,7 +14,7 @@ from megascale_ops.schema.health import (
     NodesView,
     SelfCheckView,
 )
-from megascale_ops.schema.wording import clock, duration, printable
+from megascale_ops.schema.wording import clock, counted, duration, printable
 
 NO_ENGINE = (
     "no Slurm and no Kubernetes is known here (`controller --engine`): rounds of this controller leave out what is "
@@ -46,9 +46,10 @@ def lines_of(view: NodesView) -> list[str]:
         lines = ["every node is healthy"]
     for one in checks.values():  # what a check found is held against no node that is healthy all the same
         lines += [f"{printable(one.node)}  healthy", *check_lines(one)]
+    known = "1 node is" if view.known == 1 else f"{view.known:,} nodes are"
     lines += [
         "",
-        f"{view.known:,} nodes are known; {view.moved_out} of at most {view.most_out} a day went by themselves",
+        f"{known} known; {view.moved_out} of at most {view.most_out} a day went by themselves",
     ]
     out = any(life.state in OUT for life in view.nodes)
     if out and not view.engine:
@@ -89,7 +90,7 @@ def _full_check_lines(view: SelfCheckView | None) -> Iterator[str]:
         return
     yield from check_lines(CheckedNode(view.node, found.status, view.asked_wall_s, found.worst))
     why = f"; {printable(view.reason)}" if view.reason else ""
-    yield f"       {found.made} checks in {duration(found.seconds)} ({found.depth}{why})"
+    yield f"       {counted(found.made, 'check')} in {duration(found.seconds)} ({found.depth}{why})"
     yield from (f"       - {printable(one.text)}" for one in found.figures if one.text)
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from megascale_ops.checkpoint.interval import failures_seen
 from megascale_ops.cli.sources.measured import Input, has_stopped_it, measure
 from megascale_ops.errors import UsageError
-from megascale_ops.planning.inputs import Given, by_law
+from megascale_ops.planning.inputs import GIVEN, Given, by_law
 from megascale_ops.schema.fault_classes import FAULTS, Hang
-from megascale_ops.schema.wording import duration
+from megascale_ops.schema.wording import counted, duration
 
 if TYPE_CHECKING:
     from megascale_ops.trace.report_facts import Report
@@ -29,7 +29,7 @@ def numbers_of(
     found = by_law(law, ranks_per_node)
     if any(where.values()):
         found |= _measured(where)
-    return found | {name: Given(value, "given") for name, value in options.items() if value is not None}
+    return found | {name: Given(value, GIVEN) for name, value in options.items() if value is not None}
 
 
 def _measured(where: dict[str, str | None]) -> dict[str, Given]:
@@ -57,8 +57,10 @@ def of_report(report: "Report") -> dict[str, Given]:
     faults = [told.incident.verdict for told in gathered.told if has_stopped_it(told.incident.marks)]
     if observed_s > 0.0:
         seen = failures_seen(observed_s, len(faults))
-        what = f"{len(faults)} failures" if len(faults) != 1 else "1 failure"
-        source = f"{what} in {duration(observed_s)} on {nodes} nodes" + (", with 95 % no more" if seen.is_bound else "")
+        what = counted(len(faults), "failure")
+        source = f"{what} in {duration(observed_s)} on {counted(nodes, 'node')}" + (
+            ", with 95 % no more" if seen.is_bound else ""
+        )
         found["failures"] = Given(_DAY_S / seen.between_s / nodes, source, seen.is_bound)
     if len(faults) >= _ENOUGH:
         kinds = [FAULTS[verdict.fault] for verdict in faults if verdict is not None and verdict.fault in FAULTS]

@@ -314,10 +314,10 @@ def _cut(
 
 
 def _print_contents(held: "Contents", *, texts: bool) -> None:
-    from megascale_ops.schema.wording import duration, printable
+    from megascale_ops.schema.wording import counted, duration, printable
 
     click.echo(
-        f"job {printable(held.job) or 'several'}: {held.ranks} ranks on {len(held.nodes)} nodes, "
+        f"job {printable(held.job) or 'several'}: {counted(held.ranks, 'rank')} on {counted(len(held.nodes), 'node')}, "
         f"{duration(held.span_s)}"
     )
     click.echo("  " + ", ".join(f"{number} {kind}" for kind, number in held.entries.items()))

@@ -43,7 +43,7 @@ def nodes(*, show_all: bool, as_json: bool) -> None:
         whose = "ours" if one.is_ours else one.by
         click.echo(" · ".join(filter(None, (one.name, one.words, whose, one.reason))))
     if not shown:
-        click.echo(f"all {len(states)} nodes are in service")
+        click.echo("the one node is in service" if len(states) == 1 else f"all {len(states)} nodes are in service")
 
 
 @slurm.command()

@@ -114,6 +114,10 @@ def test_rates_of_a_law_add_up_to_its_own(name: str) -> None:
     [
         ({}, "--nodes is not known: give it, or name a JOB"),
         ({"nodes": Given(0.0, "given")}, "--nodes 0 can't be planned with: take 1 to"),
+        (
+            {"nodes": Given(1.0, "nodes of gpt"), "failures": Given(1358.9, "1 failure in 1 min on 1 node")},
+            r"failures 1358.9 \(1 failure in 1 min on 1 node\) can't be planned with: give --failures yourself",
+        ),
         ({"nodes": Given(4.0, "given"), "hang_share": Given(1.5, "given")}, "--hang-share 1.5 can't be planned with"),
         ({"nodes": Given(4.0, "given"), "silence_s": Given(0.0, "given")}, "--silence 0 can't be planned with"),
     ],

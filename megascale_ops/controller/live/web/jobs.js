@@ -131,6 +131,7 @@ export class JobsView {
         fill(row.glyph, glyph(job.level));
       }
       say(row.what, job.what || stateOf(job));
+      if (row.what.title !== row.what.textContent) row.what.title = row.what.textContent;
       row.what.className = job.level === "act" ? "what act" : "what";
       say(row.step, (job.step ?? -1) >= 0 ? `step ${count(job.step)}` : "no step");
       say(row.ranks, some(job.world_size ?? 0, "rank"));
@@ -149,7 +150,7 @@ export class JobsView {
   row(name) {
     const row = { level: "" };
     for (const part of ["glyph", "what", "step", "ranks", "since"]) row[part] = make("span", { class: part === "glyph" ? "sign" : part });
-    row.link = make("a", { href: address(name) }, row.glyph, make("span", { class: "name" }, name), row.what, row.step, row.ranks, row.since);
+    row.link = make("a", { href: address(name) }, row.glyph, make("span", { class: "name", title: name }, name), row.what, row.step, row.ranks, row.since);
     row.line = make("li", {}, row.link);
     return row;
   }

@@ -12,6 +12,8 @@ const FEW_NODES = 16;
 const LARGEST_PITCH = 16;
 const LEAST_PITCH = 3;
 const ROW_PITCH = 26;
+// Of a name of 12 pixels, from one to the next.
+const LINE = 16;
 // Up to 64 ranks in trouble are drawn larger than their place; more of them are seen anyway.
 const MOST_MARKED = 64;
 const MARK = 11;
@@ -126,7 +128,7 @@ export class MapView {
       const block = this.label + this.each * this.pitch + 28;
       this.perBand = Math.max(1, Math.min(this.nodes, Math.floor((width + 28) / block)));
       this.blockX = block;
-      this.blockY = this.pitch + 6;
+      this.blockY = Math.max(this.pitch + 6, LINE);
       return Math.ceil(this.nodes / this.perBand) * this.blockY + 2;
     }
     this.isRows = false;
@@ -294,7 +296,8 @@ export class MapView {
       const x = (place % this.perBand) * this.blockX;
       const y = Math.floor(place / this.perBand) * this.blockY;
       const most = Math.floor((this.label - 12) / 7.3);
-      brush.fillText(node.length > most ? `${node.slice(0, most - 1)}…` : node, x, y + cell / 2 + 1);
+      const shown = node.length > most ? `…${node.slice(1 - most)}` : node; // names of a cluster differ at their ends
+      brush.fillText(shown, x, Math.max(LINE / 2, y + cell / 2 + 1));
     });
     if (cell < LEAST_FOR_NUMBER) return;
     brush.textAlign = "center";

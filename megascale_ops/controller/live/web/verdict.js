@@ -2,7 +2,7 @@
 // The verdict first: one sentence, where, since when, how sure, what to type next. Then how far the job is.
 
 import { OVER } from "./frames.js";
-import { age, clock, command, copyable, count, date, duration, fill, make, say, share, some, unbroken } from "./words.js";
+import { age, begun, clock, command, copyable, count, date, duration, fill, make, say, share, some, unbroken } from "./words.js";
 
 // A shape for each level, so that colour is never the only sign: circle, triangle, square, ring, tick.
 const SHAPES = {
@@ -63,7 +63,7 @@ export class VerdictView {
       make("h1", {}, glyph(headline.level), make("span", {}, unbroken(headline.sentence))),
       places.length ? make("ol", { class: "where" }, places.map(path), more > 0 ? make("li", {}, `and ${count(more)} more`) : null) : null,
       make("p", { class: "line" }, facts),
-      headline.reason ? make("p", { class: "reason" }, headline.reason) : null,
+      headline.reason ? make("p", { class: "reason" }, begun(headline.reason)) : null,
       headline.done ? make("p", { class: "reason" }, make("span", { class: "label" }, "So far: "), headline.done) : null,
       headline.command ? copyable(command(headline.command, this.hasToken())) : null,
     );

@@ -55,6 +55,10 @@ export function share(part) {
   return `${(part * 100).toFixed(1)} %`;
 }
 
+/** A sentence with a capital letter, unless it begins with a name: node `gpu-3` is not `Gpu-3`. */
+export const begun = (text) =>
+  /^(ranks?|nodes?|all|every|no|the) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
+
 /** The same sentence, whose numbers stay on one line with their units. */
 export const unbroken = (text) => text.replaceAll(/(\d) (%|s|ms|min|h)(?=\W|$)/g, "$1\u00a0$2");
 
