@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-processes test-matrix test-versions fuzz sbom audit locked demo docs clean
+.PHONY: help setup debian helm lint test test-unit test-processes test-matrix test-versions fuzz sbom audit locked demo docs clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -34,11 +34,18 @@ help:
 
 setup: $(STAMP)
 
+# pip compiles each file of 183 packages, one after the other: four fifths of that nobody imports. The pip that comes with
+# Python 3.11 takes three times as long to choose releases as its newest; without an index it stays. What can't be
+# compiled (syntax of a newer Python, in tests of torch) can't be imported either.
+COMPILED_WHEN_WANTED := /tests?/|/testing/|/(transformers/models|moto|plotly|sympy|networkx|pip|setuptools|torch/(_inductor|onnx|ao))/
+
 $(STAMP): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11 to 3.14, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 15) or sys.exit("MegaScale Ops needs Python 3.11 to 3.14; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 2 -x '$(COMPILED_WHEN_WANTED)' $(VENV)/lib/python*/site-packages || true
 	@touch $@
 
 lint: setup
@@ -48,16 +55,21 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/licences.py
 
-# mypy uses one core, the unit tests what is left. Processes last: two cores are soon full.
-test: setup
-	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin openssh-server openssh-client
-	@.ci/helm.sh >/dev/null || true
-	@echo "lint and unit tests side by side, a few minutes: each prints what it has to say at its end"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-unit
+# pip uses one core and dpkg the other; then mypy one, the unit tests what is left. Processes last: two cores are soon full.
+test:
+	@echo "set-up, lint and unit tests, side by side where they can be, some minutes: each prints what it has to say at its end"
+	@$(MAKE) --no-print-directory -j3 --output-sync=target UNIT_TESTS_AFTER=debian lint test-unit helm
 	@$(MAKE) --no-print-directory test-processes
 
+debian:
+	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin openssh-server openssh-client
+
+# By pip, and for tests of processes alone.
+helm: setup
+	@.ci/helm.sh >/dev/null || true
+
 # What starts processes or needs a GPU is not even found: 140 files whose asserts each worker would rewrite.
-test-unit: setup
+test-unit: setup $(UNIT_TESTS_AFTER)
 	$(BIN)/pytest tests --ignore=tests/processes --ignore=tests/gpu -m "not gpu and not processes and not matrix" -n 2 --durations=10
 
 test-processes: setup

@@ -279,10 +279,13 @@ class World:
         for _ in range(10):
             await asyncio.sleep(0)
 
-    async def wait(self, seconds: float, *, beating: bool = True) -> None:
-        """Let time pass; agents report five times a second."""
-        for count in range(round(seconds / TICK_S)):
-            self.now_s += TICK_S
+    async def wait(self, seconds: float, *, beating: bool = True, tick_s: float = TICK_S) -> None:
+        """Let time pass, in ticks of the loop; agents report in every second one.
+
+        A story of minutes with a tick of half a second has agents that report once a second, as they do in large jobs.
+        """
+        for count in range(round(seconds / tick_s)):
+            self.now_s += tick_s
             if beating and count % 2 == 0:
                 self.beat_all()
             self.loop.tick()

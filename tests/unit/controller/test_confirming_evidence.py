@@ -117,7 +117,7 @@ async def test_a_compilation_of_ten_minutes_is_left_alone_and_seldom_looked_at()
     world = await _hang(waits=(True, False, True))
     asked = 0
     for _ in range(600):
-        await world.wait(1.0)
+        await world.wait(1.0, tick_s=0.5)
         asked += _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)}) > 0
         await world.settle()
     state = world.state
@@ -135,7 +135,7 @@ async def test_who_hangs_after_a_compilation_is_found_out() -> None:
     """It compiles for five minutes and sleeps from then on: acted upon within a minute, not after half an hour."""
     world = await _hang(waits=(True, False, True), policy=EAGER)
     for _ in range(300):
-        await world.wait(1.0)
+        await world.wait(1.0, tick_s=0.5)
         _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)})
         await world.settle()
     asleep = EvidenceItem("stacks", ok=True, marks=("in_syscall",), frames=LOOP)

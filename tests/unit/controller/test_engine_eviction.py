@@ -88,7 +88,7 @@ async def test_a_job_that_gets_no_nodes_again_is_stopped_and_not_failed() -> Non
     )
     for world in worlds:
         world.ranks.clear()
-        await world.wait(590.0, beating=False)
+        await world.wait(590.0, beating=False, tick_s=0.5)
         assert world.state == "replacing"
         await world.wait(20.0, beating=False)
     record = evicted.loop.jobs["job"].record

@@ -130,7 +130,7 @@ async def _until(world: World, limit_s: float, *items: EvidenceItem) -> float:
     """Let time pass and evidence be given until the job is stopped; return how long it took."""
     began_s = world.now_s
     while world.state != "stopping" and world.now_s - began_s < limit_s:
-        await world.wait(1.0)
+        await world.wait(1.0, tick_s=0.5)
         _answer(world, *items)
         await world.settle()
     return world.now_s - began_s
@@ -180,7 +180,7 @@ async def test_a_rank_that_worked_is_granted_an_absentees_time_from_then_on() ->
     began_s = world.now_s
     copies = _process(ProcessWork(0.0, 4.0, io_bytes=10**9))
     while world.now_s - began_s < 900.0:
-        await world.wait(1.0)
+        await world.wait(1.0, tick_s=0.5)
         seen = msgspec.structs.replace(copies, work=msgspec.structs.replace(copies.work, mono_s=world.now_s))
         _answer(world, seen, SLEEPS[1])
         await world.settle()

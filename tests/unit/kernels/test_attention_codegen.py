@@ -74,8 +74,10 @@ def test_kernels_that_wait_leave_room_for_announcements(head_dim: int) -> None:
     assert 2 * LANES * machine.registers + ANNOUNCEMENT <= REGISTERS_OF_A_QUARTER
 
 
-@pytest.mark.parametrize(("head_dim", "slots"), [(64, 3), (128, 2)])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("head_dim", "slots", "causal"),
+    [(64, 3, True), (128, 2, True), (128, 2, False), pytest.param(64, 3, False, marks=pytest.mark.matrix)],
+)
 def test_the_softmax_runs_while_values_are_multiplied(head_dim: int, slots: int, causal: bool) -> None:
     """In the loop over whole blocks two products are started, and all powers come before the wait for the second."""
     machine = specialised(head_dim, slots, causal=causal)
