@@ -15,7 +15,7 @@ from megascale_agents.evidence import flight_recorder
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.postmortem import exits, hangs, pieces
-from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS, Hang
 from megascale_ops.schema.health import Verdict
 
 if TYPE_CHECKING:
@@ -50,14 +50,18 @@ def examine(paths: Sequence[Path]) -> Examined:
     if not found:
         one = "the stack or dump of one rank" if left.dumps or left.stands else "nothing that tells a rank"
         raise UsageError(f"{', '.join(map(str, paths))} holds {one}: who is elsewhere shows only beside other ranks")
-    found.sort(key=_order)
+    found.sort(key=lambda verdict: _order(verdict, left))
     return Examined(tuple(found), len(left.dumps), len(left.stands), len(left.logs), tuple(left.notes))
 
 
-def _order(verdict: Verdict) -> tuple[bool, bool, float]:
-    """An own death of a rank comes first, then a hang in which ranks are named; what names no rank comes last."""
-    is_hang = FAULTS[verdict.fault].hang is not None or verdict.fault == "unknown"
-    return (not verdict.culprits, is_hang, -verdict.confidence)
+def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
+    """An own death of a rank comes first, then a hang in which ranks are named; what names no rank comes last.
+
+    That all ranks were ended, by Ctrl-C or a launcher, says nothing of why: it comes last, too.
+    """
+    is_hang = FAULTS[verdict.fault].hang is not Hang.NO or verdict.fault == "unknown"
+    is_end = verdict.fault == "killed" and 1 < len(verdict.culprits) == len(left.logs)
+    return (not verdict.culprits or is_end, is_hang, -verdict.confidence)
 
 
 class _Left:

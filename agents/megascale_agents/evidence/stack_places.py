@@ -38,12 +38,13 @@ _SPECIFIC = (
     *(row for row in TABLE if row.mark != "in_native"),
     Place("in_collective", "", r"^(c10d::(?!\w*Store)|gloo::|p?(nccl|rccl)[A-Z]|P?MPI_[A-Z]|opal_|ompi_|ucp_worker_)"),
     Place("in_collective", r"mpi4py/", ""),
+    Place("in_storage", r"(^|/)(botocore|boto3|gcsfs|adlfs)/|google/cloud/storage/"),
     # A compiled model runs through files of the same folders: these are the ones that compile.
     Place(
         "in_compiler",
         r"torch/_inductor/(codecache|compile_fx\w*|graph|scheduler|async_compile|select_algorithm|compile_worker|codegen)\b"
         r"|torch/_dynamo/(convert_frame|output_graph|symbolic_convert|bytecode_transformation|backends)\b"
-        r"|torch/_functorch/(aot_autograd|partitioners)\.py|triton/(compiler|backends)/|triton/runtime/build"
+        r"|torch/_functorch/(aot_autograd|partitioners)\.py|triton/(compiler|backends)/|triton/runtime/(build|autotuner)"
         r"|torch/utils/(cpp_extension|_triton)|jax/_src/(compiler|interpreters)",
     ),
     Place("in_compiler", "", r"^(llvm|mlir)::|^nvrtcCompile"),
@@ -59,7 +60,7 @@ _SPECIFIC = (
 )
 _GENERIC = (
     Place("in_network", r"(^|/)(ssl|http/client|socket)\.py$"),
-    Place("in_network", r"(^|/)(urllib3?|requests|aiohttp|httpx|botocore|grpc|wandb)/"),
+    Place("in_network", r"(^|/)(urllib3?|requests|aiohttp|httpx|grpc|wandb)/"),
     Place("in_child", r"(^|/)(subprocess|multiprocessing/(popen_\w+|process))\.py$"),
     Place("in_lock", r"(^|/)threading\.py$", r"^(wait|acquire|join|_wait_for_tstate_lock|__enter__)$"),
     Place("in_lock", r"(^|/)(queue|multiprocessing/(queues|synchronize|connection|pool|managers))\.py$"),

@@ -9,6 +9,7 @@
 | gdb, gstack | ``Thread 1 (Thread 0x... (LWP 123) "python"):`` | innermost first, C |
 | eu-stack | ``TID 123:`` | innermost first, C |
 | pystack | ``Traceback for thread 123 (...) [...] (most recent call last):`` | outermost first |
+| Python, interrupted | ``Traceback (most recent call last):``, ended by ``KeyboardInterrupt`` | outermost first |
 
 A text may hold several looks at one process: a thread that comes a second time begins a new one. What is no stack
 (log lines, the C++ frames that torch prints of its watchdog's thread) is passed over.
@@ -47,6 +48,8 @@ _PROCESS = re.compile(r"^(?:Process|Python process) (\d{1,9}): (.*)$")
 _PY_SPY = re.compile(r'^\s*Thread (0x[0-9a-fA-F]+|\d{1,20}) \(((?:active|idle)[\w+ ,]*)\)(?:: "(.*)")?\s*$')
 _FAULT = re.compile(r"^\s*(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):\s*$")
 _STACK = re.compile(r"^\s*(?:Stack|Traceback) \(most recent call first\):\s*$")
+_TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\):\s*$")
+_INTERRUPTED = re.compile(r"^(?:KeyboardInterrupt\b|\S{0,80}SignalException: )")
 _GDB = re.compile(r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d{1,9})\)?(?: "(.*)")?\):?\s*$')
 _EU = re.compile(r"^TID (\d{1,9})(?: \"?(.*?)\"?)?:\s*$")
 _EU_PROCESS = re.compile(r"^PID (\d{1,9}) - process")
@@ -147,16 +150,8 @@ class _Reader:
         """Take one line."""
         if (process := _PROCESS.match(line)) or (process := _EU_PROCESS.match(line)):
             self._close_look(int(process[1]), process[2] if process.re is _PROCESS else "")
-        elif found := _PY_SPY.match(line):
-            self._begin("py-spy", found[1], found[3] or "", found[2])
-        elif found := _FAULT.match(line):
-            self._begin("faulthandler", found[1], found[2] or "", "")
-        elif found := _GDB.match(line):
-            self._begin("gdb", found[2], found[3] or "", "")
-        elif found := _EU.match(line):
-            self._begin("gdb", found[1], found[2] or "", "")
-        elif found := _PYSTACK.match(line):
-            self._begin("pystack", found[1], found[2], "active+gil" if "GIL" in found[3] else "")
+        elif (head := _head_of(line)) is not None:
+            self._begin(*head)
         elif self._thread is not None:
             self._frame(self._thread.frames, line)
         elif _STACK.match(line):
@@ -166,7 +161,7 @@ class _Reader:
             self.take(line)
 
     def _begin(self, tool: str, number: str, name: str, state: str) -> None:
-        self._close_thread()
+        self._close_thread(is_whole=self._look.tool != "traceback")
         look = self._look
         if look.tool not in ("", tool):
             self._close_look(0, "")
@@ -185,21 +180,25 @@ class _Reader:
         elif tool == "py-spy" and (found := _SPY_FRAME.match(line)):
             native = not found["file"].endswith((".py", ">", ".pyx")) or found["function"].startswith("0x")
             frames.append(Frame(found["function"], found["file"], int(found["line"] or 0), native))
+        elif tool == "traceback" and line.strip() and not line.startswith((" ", "\t")):
+            # What was raised otherwise is no stack of a rank that hangs.
+            self._close_thread(is_whole=_INTERRUPTED.match(line) is not None)
+            self._close_look(0, "")
         elif line.strip() and tool == "faulthandler" and not line.startswith((" ", "\t")):
             self._close_thread()
             if line.startswith(("Timeout (", "Fatal Python error", "Traceback")):
                 self._close_look(0, "")
 
-    def _close_thread(self) -> None:
-        if self._thread is not None:
+    def _close_thread(self, *, is_whole: bool = True) -> None:
+        if self._thread is not None and is_whole:
             number, name, state, read = self._thread
-            frames = tuple(reversed(read)) if self._look.tool == "pystack" else tuple(read)
+            frames = tuple(reversed(read)) if self._look.tool in ("pystack", "traceback") else tuple(read)
             self._look.threads.append(Thread(number, name, state, frames[:_MOST_FRAMES]))
         self._thread = None
 
     def _close_look(self, pid: int, command: str) -> None:
         """End a look; the next one is at the process that is told."""
-        self._close_thread()
+        self._close_thread(is_whole=self._look.tool != "traceback")
         look = self._look
         if look.threads:
             main = _main_of(look.threads, look.tool, look.pid)
@@ -210,6 +209,21 @@ class _Reader:
         """Return what the lines were."""
         self._close_look(0, "")
         return [look for look in self._found if look.main.frames or look.others]
+
+
+def _head_of(line: str) -> tuple[str, str, str, str] | None:
+    """Return the tool, number, name and state of a thread that a line begins; None where it begins none."""
+    if found := _PY_SPY.match(line):
+        return "py-spy", found[1], found[3] or "", found[2]
+    if found := _FAULT.match(line):
+        return "faulthandler", found[1], found[2] or "", ""
+    if found := _GDB.match(line):
+        return "gdb", found[2], found[3] or "", ""
+    if found := _EU.match(line):
+        return "gdb", found[1], found[2] or "", ""
+    if found := _PYSTACK.match(line):
+        return "pystack", found[1], found[2], "active+gil" if "GIL" in found[3] else ""
+    return ("traceback", "0", "", "") if _TRACEBACK.match(line) else None
 
 
 def _main_of(threads: list[Thread], tool: str, pid: int) -> Thread:

@@ -107,7 +107,8 @@ def judge(stood: Mapping[int, Stood], names: Mapping[int, str] | None = None) ->
         or _nobody(crowd)
     )
     findings = tuple(_finding(rank, stood[rank]) for rank in answer.ranks[:_MOST_TOLD] if rank in stood)
-    reason = f"{_who(answer.ranks, names)} {answer.why}" if answer.ranks else answer.why
+    each = ": each" if len(answer.ranks) > 1 and not answer.why.startswith(("are ", "left ")) else ""
+    reason = f"{_who(answer.ranks, names)}{each} {answer.why}" if answer.ranks else answer.why
     return Verdict(
         fault=answer.fault,
         reason=reason,
@@ -158,7 +159,7 @@ def _outside_a_wait(crowd: _Crowd) -> _Answer | None:
     if not outside:
         return _behind_a_wait(crowd)
     share = 1.0 if crowd.certain else _GUESSED
-    if len(outside) * 2 > len(crowd.stood) - len(crowd.unread):
+    if len(outside) * 2 >= len(crowd.stood) - len(crowd.unread) and len(crowd.stood) > 2:
         share = min(share, 0.6)
     where = crowd.most(waiting)[0]
     return _by_place(crowd, outside, f"while {_count(waiting)} in {_in(where)}", share)

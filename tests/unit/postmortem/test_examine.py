@@ -15,6 +15,8 @@ from megascale_ops.postmortem.pieces import rank_of
 from tests.fakes import drawn_stacks, drawn_watchdog_logs
 from tests.fakes.drawn_stacks import stacks_of
 
+README_COMMANDS = ("megascale-ops inspect FOLDER",)
+
 WAITING = """Thread 0x00007f0000000000 (most recent call first):
   File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
   File "/job/train.py", line 40 in step
@@ -113,6 +115,23 @@ def test_stages_of_a_pipeline_that_receive_and_send_name_nobody(tmp_path: Path) 
     assert found.culprits == ()
 
 
+def test_tracebacks_of_an_interrupt_are_stacks(tmp_path: Path) -> None:
+    """Ctrl-C ends a hung job, and each rank's traceback shows where it was; one that raised is no stack."""
+    library = "/opt/site-packages/torch/"
+    at = dict.fromkeys(range(4), f'{library}distributed/distributed_c10d.py", line 2810, in all_reduce')
+    at[2] = f'{library}utils/data/dataloader.py", line 1443, in _try_get_data'
+    text = 'Traceback (most recent call last):\n  File "/job/train.py", line 40, in step\n    step()\n  File "{}\n{}\n'
+    files = {f"rank{rank}.log": text.format(place, "KeyboardInterrupt") for rank, place in at.items()}
+
+    first = examine([write(tmp_path / "hung", files)]).verdicts[0]
+    raised = {name: text.replace("KeyboardInterrupt", "ValueError: bad") for name, text in files.items()}
+    other = examine([write(tmp_path / "raised", raised)])
+
+    assert (first.fault, first.culprits) == ("data_stall", (2,))
+    assert other.stacks == 0
+    assert other.verdicts[0].fault == "exception_everywhere"
+
+
 def test_a_process_that_is_gone_is_named(tmp_path: Path) -> None:
     """All that py-spy left of it is its complaint."""
     files = {f"rank{rank}.txt": stacks_of("py_spy")["dist_all_reduce"] for rank in range(3)}
@@ -140,7 +159,8 @@ def test_the_command_prints_a_verdict_and_json(tmp_path: Path, capsys: pytest.Ca
     """``inspect`` reads them when there are no black boxes."""
     write(tmp_path, {f"rank{rank}.txt": LOADING if rank == 1 else WAITING for rank in range(4)})
 
-    codes = [main(["inspect", str(tmp_path)]), main(["inspect", str(tmp_path), "--json"])]
+    words = [str(tmp_path) if word == "FOLDER" else word for word in README_COMMANDS[0].split()[1:]]
+    codes = [main(words), main([*words, "--json"])]
 
     out = capsys.readouterr().out
     text, _, told = out.partition("{")
