@@ -40,7 +40,7 @@ def open_beside(
     Raises:
         FileExistsError: with ``anew``, there is something in its place.
         UsageError: with ``follow``, there is a folder, a device or a pipe in its place.
-        OSError: it can't be written there.
+        OSError: it can't be written there; it names the place.
     """
     place = Path(os.path.realpath(path)) if follow else path
     if follow and place.exists() and not place.is_file():
@@ -61,9 +61,11 @@ def open_beside(
             beside.unlink()
         else:
             beside.replace(place)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # the first error is the one to raise
             beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a write that fails, on a full disk, does not say of what
         raise
     if durably:
         sync_folder(place.parent)

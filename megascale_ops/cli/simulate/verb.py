@@ -80,14 +80,14 @@ def simulate(
     if plot is not None and not Path(plot).absolute().parent.is_dir():
         raise UsageError(f"the picture can't be written to {plot}: there is no such folder")
     answer = simulation.compare(settings, read_faults(named), compare)
-    if plot is not None:
-        from megascale_ops.sim.plot import draw
-        from megascale_ops.whole_file import write_whole
-
-        write_whole(Path(plot), draw(answer.run).encode(), follow=True)
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
         print_json(answer)
-        return
-    click.echo("\n".join(sentences(answer)))
+    else:
+        click.echo("\n".join(sentences(answer)))
+    if plot is not None:  # last: on a full disk nothing else is lost
+        from megascale_ops.sim.plot import draw
+        from megascale_ops.whole_file import write_whole
+
+        write_whole(Path(plot), draw(answer.run).encode(), follow=True)

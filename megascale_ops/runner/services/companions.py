@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from megascale_ops.errors import MegascaleError
+from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.link.token_files import write_token_file
 from megascale_ops.link.whereabouts import TOKEN_FILE, Whereabouts, write_whereabouts
 from megascale_ops.schema.tokens import new_token
@@ -148,7 +148,13 @@ def start_controller(
     store = f"sqlite:///{run_dir / 'journal.db'}"
     made = None if token_file else run_dir / f".{TOKEN_FILE}.{os.getpid()}.new"
     if made is not None:
-        write_token_file(made, new_token())
+        try:
+            write_token_file(made, new_token())
+        except UsageError as error:
+            why = getattr(error.__cause__, "strerror", None) or error
+            raise UsageError(
+                f"the run folder {run_dir} can't be written to ({why}): --run-dir names another"
+            ) from error
 
     def arguments(listen: str, token_file: str) -> list[str]:
         return [

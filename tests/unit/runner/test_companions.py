@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A companion that dies is started again, ever more seldom and as long as the run lasts."""
 
+import errno
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from megascale_ops.errors import UsageError
 from megascale_ops.runner.services import companions
 from megascale_ops.runner.services.companions import Companion, pause_s
 
@@ -78,3 +80,17 @@ def test_one_that_lived_for_a_minute_begins_anew(tmp_path: Path, monkeypatch: py
     companion.stop()
 
     assert companion.deaths == 1
+
+
+def test_a_run_folder_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has named the token file that is written there first."""
+
+    def full(*_: object) -> None:
+        raise UsageError("token file") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(companions, "write_token_file", full)
+
+    with pytest.raises(
+        UsageError, match=r"the run folder \S+ can't be written to \(No space left on device\): --run-dir"
+    ):
+        companions.start_controller(tmp_path, {})

@@ -2,6 +2,8 @@
 """A file that is written beside and renamed: what was there is kept until all is well, and only a file is replaced."""
 
 import os
+import resource
+import signal
 import stat
 from pathlib import Path
 
@@ -140,3 +142,20 @@ def test_a_place_without_a_name_is_a_folder(name: str) -> None:
     """What an unset variable of a shell gives is refused as the system refuses a folder."""
     with pytest.raises(IsADirectoryError):
         write_whole(Path(name), b"new")
+
+
+def test_a_write_that_fails_names_the_file(tmp_path: Path) -> None:
+    """The system does not say which one is too large; a person has to know."""
+    path = tmp_path / "page.html"
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_whole(path, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        signal.signal(signal.SIGXFSZ, before)
+
+    assert caught.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []
