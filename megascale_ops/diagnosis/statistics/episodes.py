@@ -107,6 +107,8 @@ class Episodes:
             excess: by how much it is slower in these looks.
             worth: the least that is worth a name.
         """
+        if not self._at:
+            return False  # of the others nothing is known yet
         began = int(self._began[unit])
         if began >= 0:
             window, excess = self._at - began + _HALF, float(self._sum[unit] / self._count[unit])
@@ -123,7 +125,8 @@ class Episodes:
         if unseen or _machines(apart) >= many:
             return window >= max(2 * int(passed.max()), LONG)
         if np.count_nonzero((passed > 0) | apart) >= many:
-            return window >= 2 * int(passed.max())
+            # Not slow now, it comes and goes as they do.
+            return window >= max(2 * int(passed.max()), 0 if began >= 0 else LONG)
         return window >= min(2 * of_any, ALONE)
 
 
