@@ -43,7 +43,7 @@ ALONE = 64
 _SHARE, _LEAST = 1 / 32, 2
 # In the first looks nobody knows who became slow together; as many as these are no faults then.
 _START, _SHARE_AT_START, _LEAST_AT_START = 16, 1 / 8, 3
-# Those that became slow within so many looks of each other did so together.
+# Those that became slow within so many looks of each other did so together; ALONE where noise hides when that was.
 _TOGETHER = 12
 
 
@@ -58,6 +58,7 @@ class Episodes:
         self._ended = np.zeros((2, _SIZES, units), np.int32)
         self._span = 0
         self._at = 0
+        self._least = 0.0
 
     def grow(self, units: int) -> None:
         """Make room for so many units; those that are there keep their places."""
@@ -80,7 +81,7 @@ class Episodes:
         if at // _SPAN > self._span:
             self._span = at // _SPAN
             self._ended = np.stack([np.zeros_like(self._ended[0]), self._ended[0]])
-        self._at = at
+        self._at, self._least = at, least
         was_slow = self._began >= 0
         is_slow = np.where(was_slow, ~(typical < least / 2), typical >= least)
         begins, ends = np.flatnonzero(is_slow & ~was_slow), np.flatnonzero(was_slow & ~is_slow)
@@ -120,7 +121,8 @@ class Episodes:
         slow = (self._began >= 0) & (self._sum * _FACTOR >= excess * self._count)
         slow[unit] = False
         since = began if began >= 0 else self._at - window
-        apart = slow & (np.abs(self._began - since) > _TOGETHER)
+        together = _TOGETHER if excess >= 2 * self._least else ALONE
+        apart = slow & (np.abs(self._began - since) > together)
         unseen = since <= _START and _machines(slow) >= max(_LEAST_AT_START, _SHARE_AT_START * len(slow))
         if unseen or _machines(apart) >= many:
             return window >= max(2 * int(passed.max()), LONG)
