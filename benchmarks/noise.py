@@ -2,16 +2,20 @@
 """How often noise gets an innocent rank named, and how soon a slow one is named in it: many kinds of noise, drawn.
 
     python benchmarks/noise.py [--seed 1] [--kinds "white,memory 0.98"] [--ranks 4,16,64] [--jobs 4] [--steps 4000]
-                               [--step-s 5] [--only alarms|power|traces] [--engine stragglers|skew] [--repeats 6]
+                               [--step-s 5] [--only alarms|power|traces] [--engine stragglers|skew]
+                               [--repeats 6] [--well 600]
 
 *alarms*: for each kind of noise (``tests/fakes/noisy_ranks.py``) and each number of ranks so many jobs without a slow
 rank, each with figures of its own. Printed: names per rank and day, with the exact Poisson interval of 95 %; none in T
 days is at most 3.7/T at the upper end of that (3/T at 95 % of one side). It says how many jobs named anybody, too: one
 that names a rank again and again is one.
 
-*power*: jobs that were well for 600 steps; then one rank becomes 2, 5, 10, 20 or 100 % slower: at once, within 500
-steps, or in one step of ten (by ten times as much). Printed: in how many it was named within 2,000 steps, after how
-many at the median (and on the mean, 2,000 where it was not), and how many others were.
+*power*: jobs that were well for ``--well`` steps (0: slow from the first step); then one rank becomes 2, 5, 10, 20 or
+100 % slower: at once, within 500 steps, or in one step of ten (by ten times as much). Printed: in how many it was named
+within 2,000 steps, after how many at the median (and on the mean, 2,000 where it was not), and how many others were.
+
+*engine*: ``stragglers`` judges steps as hosts time them, ``skew`` the collectives of the same ranks (one all-reduce a
+step, ``tests/fakes/noisy_collectives.py``).
 
 *traces*: the recorded runs of ``tests/real/step_times``: nobody was made slow, but a busy machine starves ranks.
 """
@@ -30,12 +34,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megascale_ops.diagnosis.skew.cusum import PERSISTENT, Sums
-from megascale_ops.diagnosis.statistics import false_alarms
-from megascale_ops.schema.policy import JobPolicy
+from tests.fakes.noisy_collectives import NoisyCollectives
 from tests.fakes.noisy_ranks import KINDS, NoisyRanks, Shares
 
-WELL = 600
 WITHIN = 2_000
 SHARES = (0.02, 0.05, 0.1, 0.2, 1.0)
 GRADUAL = 500
@@ -65,42 +66,10 @@ def interval(count: int, exposure: float) -> tuple[float, float]:
     return (solve(0.975, count - 1) if count else 0.0) / exposure, solve(0.025, count) / exposure
 
 
-class SkewSums:
-    """The tests of arrival skew on the same noise, block by block."""
-
-    def __init__(self, ranks: int, step_s: float) -> None:
-        self._sums = Sums(ranks)
-        self._worth = JobPolicy().straggler_share
-        self._between = false_alarms.steps_between_alarms(ranks, step_s, JobPolicy().straggler_false_alarms_per_day / 7)
-
-    @property
-    def names(self) -> int:
-        """How often a rank was named."""
-        return self._sums.names
-
-    def named(self) -> set[int]:
-        """Return who is named now."""
-        return set(self._sums.held)
-
-    def one(self, shares: Shares) -> None:
-        """Judge one block, as ``skew/detector`` does."""
-        sums, worth, between = self._sums, self._worth, self._between
-        excess = (shares - np.median(shares)).astype(np.float32)[:, None]
-        for unit in sums.add(excess, worth, between):
-            window = sums.window(unit, worth, between)
-            if unit in sums.held or window < PERSISTENT:
-                continue
-            if max(sums.median(unit, window), sums.recurring(unit, window)) < worth + sums.usual(unit):
-                continue
-            if sums.stands(unit, window, worth, between):
-                sums.hold(unit, window, worth)
-        sums.release(worth)
-
-
-def job(options: argparse.Namespace, ranks: int) -> NoisyRanks | SkewSums:
+def job(options: argparse.Namespace, ranks: int) -> NoisyRanks | NoisyCollectives:
     """Return a new job."""
     if options.engine == "skew":
-        return SkewSums(ranks, options.step_s)
+        return NoisyCollectives(ranks, options.step_s)
     return NoisyRanks(ranks, options.step_s)
 
 
@@ -160,20 +129,20 @@ def measure_power(kind: str, options: argparse.Namespace) -> None:
     for ranks in options.ranks:
         for number in range(options.repeats):
             chance = np.random.default_rng([options.seed, zlib.crc32(kind.encode()), ranks, number, 1])
-            shares = KINDS[kind](chance, WELL + WITHIN, ranks)
+            shares = KINDS[kind](chance, options.well + WITHIN, ranks)
             slow = int(chance.integers(ranks))
             well = job(options, ranks)
-            for row in shares[:WELL]:
+            for row in shares[: options.well]:
                 well.one(row)
             for (how, share), fault in wanted.items():
-                found, also = until_named(copy.deepcopy(well), shares[WELL:], slow, fault)
+                found, also = until_named(copy.deepcopy(well), shares[options.well :], slow, fault)
                 others += also
                 took.setdefault((how, share), []).append(found)
     cells = cells_of(took, len(options.ranks) * options.repeats)
     print(f"{kind:<16} {'; '.join(cells)}; others named {others}", flush=True)
 
 
-def until_named(made: NoisyRanks | SkewSums, shares: Shares, slow: int, fault: Fault) -> tuple[int, int]:
+def until_named(made: NoisyRanks | NoisyCollectives, shares: Shares, slow: int, fault: Fault) -> tuple[int, int]:
     """Return after how many steps a rank was named, -1: never, and how many others are then."""
     for since, row in enumerate(shares):
         more = np.zeros(len(row))
@@ -230,6 +199,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=4_000)
     parser.add_argument("--step-s", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=6, help="slow ranks of each sort and number of ranks")
+    parser.add_argument("--well", type=int, default=600, help="steps before the fault")
     parser.add_argument("--faults", type=lambda text: text.split(","), default=[])
     parser.add_argument("--engine", choices=["stragglers", "skew"], default="stragglers")
     parser.add_argument("--only", choices=["alarms", "power", "traces"])

@@ -16,7 +16,7 @@ import numpy as np
 from megascale_ops.diagnosis.skew.tables import Floats, Longs, some_of
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
-from megascale_ops.diagnosis.statistics.levels import Alarm, Levels
+from megascale_ops.diagnosis.statistics.levels import MOST_INNOCENT, Alarm, Levels
 from megascale_ops.diagnosis.statistics.noise import means_of, noise_of, noise_of_late
 
 KEPT = 64
@@ -61,6 +61,8 @@ class Sums:
         self._kept = np.full((units, KEPT), np.nan, np.float32)
         self._costs = AccumulatedCost(tests=3, units=units)
         self._levels = Levels(units)
+        # A unit that is the slowest works all of the time.
+        self._levels.most_innocent = MOST_INNOCENT / (1 + MOST_INNOCENT)
         self._means: list[Floats] = []
         self._seen = 0
         self.trend = np.full((units, _TREND), np.nan, np.float32)
@@ -115,7 +117,7 @@ class Sums:
             noises = (column - self.center - self._levels.usual) / self.noise
             strikes = self._costs.add(noises, tests, self.count, noise=self.noise)
             striking.update(np.flatnonzero(strikes).tolist())
-            if self._levels.add(column - self.center, false_alarms.CUT * self.noise):
+            if self._levels.add(column - self.center, false_alarms.CUT * self.noise, worth):
                 calm = self._costs.are_calm([one.height for one in tests])
                 self._costs.shift(self._levels.settle(calm, list(self.held)), self.noise, self.count)
         if self.count >= LEAST and (not ready or self.count % false_alarms.BLOCK == 0):
@@ -201,6 +203,8 @@ class Sums:
 
     def stands(self, unit: int, window: int, worth: float, between: float) -> bool:
         """Hold an alarm against the noise of late, and against how far innocent units stray; it may be none."""
+        if not self._levels.outlasts(unit, window, self.over_usual(unit, min(window, KEPT)), worth):
+            return False
         noise = self._noise_of_late(unit, max(LATELY, -(-window // LATELY) * LATELY) if self.units > 2 else window + 1)
         if noise > self.noise:
             self._know(noise, worth, between)

@@ -9,18 +9,19 @@ means over as many steps that *innocent* units had, before and now.
 **Usual level.** Each unit's mean of all that is remembered, as far as the units' levels differ by more than noise would
 make them differ: means of even and of odd blocks are two independent looks at a level, so their half sum spreads by
 levels and noise, their half difference by noise alone. A level above what is to be expected among so many (Student's t,
-one in a hundred jobs), or above the most that machines in service differ by, is no unevenness but a slow unit: what is
-beyond is not usual. In a fleet of equals the usual level is 0, and in an uneven one a unit is held against its own
-past. It is never below 0: as slow as its equals is well.
+one in a hundred jobs) is no unevenness but a slow unit: what is beyond is not usual. Where it is more than machines in
+service differ by, nothing is. In a fleet of equals the usual level is 0, and in an uneven one a unit is held against
+its own past. It is never below 0: as slow as its equals is well.
 
 **Straying.** Means of blocks of 8, 32, 128, 512 and 2,048 steps about the usual level: their mean square over units and
 blocks, and how alike a unit's successive ones are (r). Of n blocks that remember n(1-r²)/(1+r²) count (Bartlett, 1935);
 so many degrees of freedom has the mean square, and Student's t of them gives the bar: with unequal machines or with
 noise that remembers longer than anything was watched, one for each unit. Of few units t is no bar at all (thirty times
-what was seen): who is further out than machines in service differ by is slow, whatever t says. What comes rarely and is
-large then (a job of cron, two ways to run) has a small mean square; the mean fourth power over it is the square of how
-large it typically is, and the bar is a half above that. A unit is held against the others: one that strays alone has no
-excuse. What is under suspicion counts for the others little until it has passed by itself, named or not.
+what was seen): who is further out than machines in service differ by is slow, whatever t says. A unit is held against
+others: one that strays alone has no excuse. What is under suspicion counts for the others little until it has passed
+by itself, named or not.
+
+**Coming and going.** What is rare and large has a small mean square: ``episodes`` holds it against what has passed.
 
 **Now.** Noise that has just changed is in no record: where the other units stray more than the record says by more than
 chance, what they do now counts.
@@ -35,8 +36,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megascale_ops.diagnosis.statistics.episodes import EVERY, Episodes
 from megascale_ops.diagnosis.statistics.false_alarms import BLOCK, quantile_of_t
 from megascale_ops.diagnosis.statistics.medians import median, median_and_quantile, medians_of_columns
+from megascale_ops.diagnosis.statistics.sampling import some_of
 
 Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
@@ -45,6 +48,8 @@ TOGETHER = 4
 LENGTHS = tuple(BLOCK * TOGETHER**scale for scale in range(5))
 # Blocks: 2,048 looks of the short ones, as many as give r to a sixth of the long ones. Twice as many are halved.
 _REMEMBERED = np.array([256, 64, 32, 32, 32], np.float32)
+# A quarter of the work: machines in service differ, and stray, by less; what is slower from the first look is slow.
+MOST_INNOCENT = 0.25
 # 4,096 looks: what has been so for so long is usual.
 _LONGEST_SUSPICION = 512
 # A suspect's mean square counts for the others at most six times as much as a typical one's.
@@ -55,6 +60,8 @@ _COMPARABLE = 4
 _ROBUST = 6
 # A median's degrees of freedom, as a share of the mean square's.
 _MEDIANS_SHARE = 0.4
+# Four spreads: the median difference is √2 times 0.6745 of one. Of at most so many units, over so many medians.
+_WHITE, _SAMPLED, _MEDIANS_OF_WHITE = 4.2, 64, 16
 _MAD_TO_SPREAD, _FIFTH_TO_SPREAD = 1.4826, 1 / 0.8416
 # One job in a hundred may have a machine further out than this.
 _ODD_LEVEL = 0.01
@@ -74,11 +81,7 @@ _MANY = 128
 _NEW = 2
 # Of what chance makes of a level.
 _CLEARLY = 4.0
-# Blocks of each unit that show what comes rarely and lasts so long.
-_ENOUGH_BLOCKS = 4
-_COUNT, _SQUARE, _UPPER, _CUBE, _PRODUCT, _LASTING, _FOURTH = range(7)
-# By a half above what innocent units' stretches away from the usual typically are.
-_ABOVE_TYPICAL = 1.5
+_COUNT, _SQUARE, _UPPER, _CUBE, _PRODUCT = range(5)
 
 
 class Straying(NamedTuple):
@@ -102,8 +105,6 @@ class _Pooled(NamedTuple):
     variance: float
     alike: float  # successive blocks
     freedom: float
-    rare: float  # how large is what comes rarely
-    seen: float  # blocks of each unit
     skew: float  # what is sure of it
 
 
@@ -124,15 +125,16 @@ class Levels:
         self._halves = np.zeros((2, units))  # means of even and of odd blocks
         self._halves_count = np.zeros((2, units), np.float32)
         self._open = np.zeros((scales, units))
-        self._open_typical = np.zeros((scales, units))  # the same of medians of eight looks
         self._newest = np.full((BLOCK, units), np.nan, np.float32)
         self._open_count = np.zeros((scales, units), np.float32)
         self._before = np.full((scales, units), np.nan, np.float32)
-        self._known = np.zeros((7, scales, units), np.float32)
-        self._pending = np.zeros((7, scales, units), np.float32)
+        self._known = np.zeros((5, scales, units), np.float32)
+        self._pending = np.zeros((5, scales, units), np.float32)
         self._suspected = np.zeros(units, np.int32)  # blocks
         self._held = np.zeros(units, bool)
         self._looks = self._blocks = 0
+        self._episodes = Episodes(units)
+        self._white = 0.0  # the median difference of two looks, one after the other
         self._pools: dict[tuple[int, int], _Pooled | None] = {}
 
     def grow(self, units: int) -> None:
@@ -141,20 +143,22 @@ class Levels:
         if more <= 0:
             return
         for name in (
-            *("own", "usual", "_halves", "_halves_count", "_open", "_open_count", "_open_typical"),
+            *("own", "usual", "_halves", "_halves_count", "_open", "_open_count"),
             *("_newest", "_before", "_known", "_pending", "_suspected", "_held"),
         ):
             array = getattr(self, name)
             fill = np.full((*array.shape[:-1], more), np.nan if name in {"_before", "_newest"} else 0, array.dtype)
             setattr(self, name, np.concatenate([array, fill], axis=-1))
+        self._episodes.grow(units)
         self._pools.clear()
 
-    def add(self, excess: Floats, most: float) -> bool:
+    def add(self, excess: Floats, most: float, worth: float = math.inf) -> bool:
         """Add a look; return whether a block is full, and ``settle`` is due.
 
         Args:
             excess: (units) the excess of each, NaN where nothing is known.
             most: what is further from the usual level is cut, as it is in the sums.
+            worth: the least excess that is worth a name; what is more and passes is noted (``episodes``).
         """
         about = excess - self.own[: len(excess)]
         self._newest[self._looks % BLOCK, : len(about)] = about
@@ -167,7 +171,23 @@ class Levels:
             self._open[0, : len(about)] += about
             self._open_count[0, : len(about)] += 1
         self._looks += 1
+        if self._looks % EVERY == 0:
+            self._note_white()
+            least = max(worth, min(most / 2, _WHITE * self._white))
+            self._episodes.look(_medians(self._newest), least, worth, self._looks)
         return self._looks % BLOCK == 0
+
+    def _note_white(self) -> None:
+        """Learn how far a look typically is from the one before: what remembers is hardly in it."""
+        some = np.array(some_of(len(self.own), _SAMPLED), np.intp)
+        apart = np.abs(np.diff(self._newest[:, some], axis=0))
+        apart = apart[~np.isnan(apart)]
+        if len(apart):
+            self._white += (median(apart) - self._white) / min(self._looks / EVERY, _MEDIANS_OF_WHITE)
+
+    def outlasts(self, unit: int, window: int, excess: float, worth: float) -> bool:
+        """Return whether a suspect has been slow for longer than units that are well are (see ``episodes``)."""
+        return self._episodes.outlasts(unit, window, excess, worth)
 
     def settle(self, calm: Mask, held: list[int]) -> Floats:
         """Close a block: note how far units strayed, and what is usual; return (units) by how much that has risen.
@@ -210,12 +230,10 @@ class Levels:
             # Half of them at least: a mean of a few steps strays further.
             least = BLOCK if scale == 0 else TOGETHER
             mean = np.where(2 * count >= least, self._open[scale] / np.maximum(count, 1), np.nan)
-            typical = self._open_typical[scale] / np.maximum(count, 1)
-            self._open[scale] = self._open_typical[scale] = 0.0
+            self._open[scale] = 0.0
             self._open_count[scale] = 0.0
             if scale == 0:
                 newest = mean.copy()
-                typical = np.nan_to_num(_medians(self._newest))
                 # When some are slow, the others seem fast: that is no straying.
                 well = mean[calm & ~np.isnan(mean)]
                 if 2 <= len(well) < len(mean):
@@ -226,17 +244,11 @@ class Levels:
             noted[_COUNT] += there
             noted[_SQUARE] += known**2
             noted[_UPPER] += np.maximum(known, 0.0) ** 2
-            # Of medians: one garbage collection is no stretch of time.
-            # And in the first blocks levels are not known yet: what is slow from the first step has not passed.
-            lasting = np.where(there & (self._blocks > _NEW), np.maximum(typical, 0.0), 0.0)
-            noted[_LASTING] += lasting**2
-            noted[_FOURTH] += lasting**4
             noted[_CUBE] += known**3
             noted[_PRODUCT] += np.nan_to_num(known * self._before[scale])
             self._before[scale] = mean
             if scale + 1 < len(LENGTHS):
                 self._open[scale + 1] += known
-                self._open_typical[scale + 1] += np.where(there, typical, 0.0)
                 self._open_count[scale + 1] += there
         return newest
 
@@ -260,10 +272,11 @@ class Levels:
         limit = np.minimum(quantile_of_t(freedom, _ODD_LEVEL / len(self.own)) * uneven, self.most_innocent)
         share = uneven**2 / np.maximum(uneven**2 + noise**2, 1e-30)
         were_equal = not self.own.any()
-        self.own[places] = np.clip(share * usual, -limit, limit)
+        # All of it is news where it is more than machines differ by, not just what is beyond.
+        self.own[places] = np.where(usual > self.most_innocent, 0.0, np.clip(share * usual, -limit, limit))
         uneven_ones = np.count_nonzero(np.abs(self.own[places]) > _CLEARLY * noise)
         if were_equal and uneven_ones >= 2:  # what was noted so far was levels
-            for noted in (self._known, self._pending, self._open, self._open_typical, self._open_count):
+            for noted in (self._known, self._pending, self._open, self._open_count):
                 noted[:] = 0.0
             self._before[:] = np.nan
         self.usual = np.maximum(self.own, 0.0)
@@ -286,15 +299,6 @@ class Levels:
         alike = min(max(pooled.alike, 0.0), _MOST_ALIKE)
         shrinks = min(1.0, LENGTHS[scale] / window * (1 + alike) / (1 - alike))
         return Straying(pooled.variance * shrinks, pooled.freedom, pooled.skew * math.sqrt(shrinks))
-
-    def _rare(self, unit: int, window: int) -> float:
-        """Return above what the median of so many looks must be: by a half more than what comes rarely and passes."""
-        found = 0.0
-        for scale, length in enumerate(LENGTHS):
-            pooled = self._pool(scale, unit) if length <= max(window, BLOCK) else None
-            if pooled is not None and (not scale or pooled.seen >= _ENOUGH_BLOCKS):
-                found = pooled.rare
-        return _ABOVE_TYPICAL * found
 
     def strays(
         self, unit: int, alarms: Iterable[Alarm], between: float, newest: Floats, now: Floats, most: float
@@ -332,7 +336,7 @@ class Levels:
         middle = median(last)
         # Cut, a unit that is far out is as if it were at the cut: where most of the looks are further, so is the mean.
         excess = max(excess, min(middle, float(last.mean())))
-        return excess > self._bar(unit, window, chance, now) and middle > self._rare(unit, window)
+        return excess > self._bar(unit, window, chance, now)
 
     def _bar(self, unit: int, window: int, chance: float, now: Floats) -> float:
         """Return what the mean excess over its usual level of a unit must be more than.
@@ -378,7 +382,7 @@ def _pooled(known: Floats, pending: Floats, units: int) -> _Pooled | None:
     count = known[_COUNT] + pending[_COUNT]
     typical = median((known[_SQUARE] + pending[_SQUARE]) / count)
     weights = np.minimum(1.0, _MOST_OF_TYPICAL * typical * count / np.maximum(pending[_SQUARE], 1e-30))
-    count, squares, upper, _, products, _, _ = known + weights * pending
+    count, squares, upper, _, products = known + weights * pending
     square, above = float(squares.sum()), float(upper.sum())
     variance, seen = square / float(count.sum()), float(count.mean())
     # Half a standard error more: r of few blocks is chance, and it is the large one that would be missed.
@@ -390,11 +394,9 @@ def _pooled(known: Floats, pending: Floats, units: int) -> _Pooled | None:
     cube = float(known[_CUBE].sum()) / max(float(known[_COUNT].sum()), 1.0)
     # What is sure of it, and not while it is hardly more than chance.
     skew = cube / spread**3 - 2 * math.sqrt(6 / (freedom + 6)) if freedom > _ENOUGH_FOR_SKEW else 0.0
-    lasting = float(known[_LASTING].sum())
-    rare = math.sqrt(float(known[_FOURTH].sum()) / lasting) if lasting > 0 else 0.0
     if units < _COMPARABLE:  # below, not above
-        return _Pooled(above, alike, max(1.0, freedom / 2), rare, seen, max(skew, 0.0))
-    return _Pooled(variance, alike, freedom, rare, seen, max(skew, 0.0))
+        return _Pooled(above, alike, max(1.0, freedom / 2), max(skew, 0.0))
+    return _Pooled(variance, alike, freedom, max(skew, 0.0))
 
 
 def _unevenness(usual: Floats, chance: Floats) -> tuple[Floats, Floats, float]:

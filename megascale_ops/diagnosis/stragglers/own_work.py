@@ -20,8 +20,6 @@ from megascale_ops.diagnosis.statistics.sampling import values_of_some
 from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.schema.progress import StepWork
 
-# 4,096 steps: three minutes of 50 ms steps, a day of 20 s ones.
-REMEMBERED = 4_096
 # 8 slow steps show that a rank is slow now.
 SLOW_STEPS = 8
 
@@ -246,26 +244,6 @@ def intermittent_steps(jumps: Sequence[Jump], count: int) -> float:
 def well_after(held: Held) -> int:
     """Return for how many steps a named rank must be as fast as its equals."""
     return max(20, held.window)
-
-
-class Passings:
-    """How long slownesses lasted that passed by themselves in this job: a neighbour's, and there will be more."""
-
-    def __init__(self) -> None:
-        self._ended: deque[tuple[int, int]] = deque(maxlen=16)  # the group's count of steps then, and how many steps
-
-    def learn(self, held: Held, count: int) -> None:
-        """Note the end of a slowness; one that went on for long after it was named did not pass by itself."""
-        well = well_after(held)
-        if not held.intermittent and count - held.named_at <= 2 * well:
-            # A fifth of the steps that count as well may still have been slow: the trimmed mean is blind to them.
-            self._ended.append((count, count - well + well // 5 - held.named_at + held.window))
-
-    def longest(self, count: int) -> int:
-        """Return how many steps the longest lasted that is not too long ago, 0 where there was none."""
-        while self._ended and self._ended[0][0] <= count - REMEMBERED:
-            self._ended.popleft()
-        return max((steps for _, steps in self._ended), default=0)
 
 
 class Slowest:

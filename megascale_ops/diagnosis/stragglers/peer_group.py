@@ -18,7 +18,7 @@ from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
 from megascale_ops.diagnosis.statistics.block_means import BlockMeans
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
-from megascale_ops.diagnosis.statistics.levels import Alarm, Levels
+from megascale_ops.diagnosis.statistics.levels import MOST_INNOCENT, Alarm, Levels
 from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
 from megascale_ops.diagnosis.statistics.sampling import some_of, values_of_some
 from megascale_ops.diagnosis.stragglers.own_work import (
@@ -26,7 +26,6 @@ from megascale_ops.diagnosis.stragglers.own_work import (
     Held,
     Jump,
     MediansOfOthers,
-    Passings,
     Places,
     Rank,
     Row,
@@ -54,8 +53,6 @@ KEPT = 64
 MOST_PENDING = 64
 # The noise is that of at most 64 ranks, looked at again every 8 steps: 0.1 ms a step.
 SAMPLED = 64
-# A quarter of the work: machines in service differ, and stray, by less; what is slower from the first step is slow.
-MOST_INNOCENT = 0.25
 RECALIBRATED = false_alarms.BLOCK
 # What a rank did is kept of fewer steps: enough to find what it needs longer for.
 WORKS_KEPT = 16
@@ -107,7 +104,6 @@ class Group:
         self._blocks_s = BlockMeans(KEPT)  # of ranks that give the noise
         self._jumps = 0  # of all ranks
         self._jumped: dict[int, int] = {}  # by place: the count at the last step that was as slow as a jump
-        self._passed = Passings()
         self._now: tuple[int, Floats] = (-1, np.empty((0, 0)))  # as of which count, what others exceed
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
         self._pending: dict[int, Works] = {}  # by step
@@ -208,7 +204,8 @@ class Group:
             strikes = self._strike(here, own_s[first : first + MOST_SORTED], measure, row)
             striking += places[first + strikes].tolist()
         # Not before noise is known: one large garbage collection among eight steps is no level.
-        is_block = ready and self.levels.add(row.excess_s - self.center_s, false_alarms.CUT * self.noise_s)
+        most_s, worth_s = false_alarms.CUT * self.noise_s, policy.straggler_share * self.step_s
+        is_block = ready and self.levels.add(row.excess_s - self.center_s, most_s, worth_s)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
             self.levels.most_innocent = MOST_INNOCENT * statistics.median(self._owns_s)
@@ -337,7 +334,6 @@ class Group:
         share = policy.straggler_share
         for place, held in list(self.held.items()):
             if self._is_well_again(place, held, share * self.step_s):
-                self._passed.learn(held, self.count)
                 del self.held[place]
                 self._costs.clear(place)
                 self.jumps.pop(place, None)
@@ -348,17 +344,18 @@ class Group:
         worth_s = policy.straggler_share * self.step_s
         is_above = self._costs.totals[:, place] > heights
         window = self.count - int(self._costs.began[is_above, place].min())
-        # Twice as long as slownesses that have passed by themselves in this job.
-        if window < min(max(PERSISTENT, 2 * self._passed.longest(self.count)), KEPT):
+        if window < PERSISTENT:
             return
         # Now, too (``_are_slow_now``), also where some steps are missing.
         worth_s += self.levels.usual[place]
         if statistics.median_high(self.rows.newest_s(place, min(PERSISTENT, window))) < worth_s:
             return
-        if statistics.median_high(self.rows.excesses_s(place)[-window:]) < worth_s:
+        middle_s = statistics.median_high(self.rows.excesses_s(place)[-window:])
+        if middle_s < worth_s:
             return
         worth_s -= self.levels.usual[place]
-        if not self._stands(place, window, heights, policy):
+        outlasts = self.levels.outlasts(place, window, middle_s - self.levels.usual[place], worth_s)
+        if not outlasts or not self._stands(place, window, heights, policy):
             return
         # Of many equals one is slow by chance in every step: who is no slower than that holds no rank up.
         if len(self) > 2 * SAMPLED and self.gained_s(place, window, policy.straggler_share) < worth_s / 2:

@@ -7,8 +7,11 @@ import pytest
 from megascale_ops.diagnosis.skew.cusum import Sums
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.levels import Levels
+from tests.fakes.noisy_collectives import NoisyCollectives
 from tests.fakes.noisy_ranks import KINDS, NoisyRanks
 from tests.real.recorded_steps import FOLDER, read
+
+Engine = type[NoisyRanks] | type[NoisyCollectives]
 
 STEPS, RANKS = 300, 16
 WRONG_BEFORE = [
@@ -37,6 +40,60 @@ def test_what_comes_and_goes_is_learnt(kind: str) -> None:
         names.append(job.names)
 
     assert names[-1] - names[STEPS] <= 2
+
+
+@pytest.mark.parametrize("engine", [NoisyRanks, NoisyCollectives])
+def test_what_comes_and_goes_names_few_from_the_first_step(engine: Engine) -> None:
+    """Of 64 ranks with two ways to run 13 were named within 60 steps: now one is, and others when it has lasted."""
+    job = engine(64, 5.0)
+    for shares in KINDS["regimes"](np.random.default_rng(3), 60, 64):
+        job.one(shares)
+
+    assert job.names <= 2
+
+
+@pytest.mark.parametrize("engine", [NoisyRanks, NoisyCollectives])
+@pytest.mark.parametrize("well", [0, 120])
+@pytest.mark.parametrize(("share", "within"), [(0.05, 40), (0.2, 26)])
+def test_in_white_noise_nobody_waits_for_that(engine: Engine, share: float, within: int, well: int) -> None:
+    """Slow from the first step, or from one step to the next: named as soon as sums of excesses are high."""
+    chance = np.random.default_rng(4)
+    job = engine(RANKS, 5.0)
+    for step in range(well + within + 5):
+        shares = 0.01 * chance.standard_normal(RANKS)
+        shares[5] += share * (step >= well)
+        job.one(shares)
+        assert step >= well or job.names == 0
+
+    assert job.named() == {5}
+
+
+def test_a_fault_among_ranks_that_take_turns_is_named_when_it_outlasts_them() -> None:
+    """Every rank is 20 % slower for 24 steps of 200, one of them for good from some step on."""
+    chance = np.random.default_rng(5)
+    job = NoisyRanks(RANKS, 5.0)
+    starts = chance.integers(0, 200, RANKS)
+    well, named_at = 500, 0
+    for step in range(well + 200):
+        shares = 0.2 * ((step + starts) % 200 < 24) + 0.005 * chance.standard_normal(RANKS)
+        shares[5] = 0.2 if step >= well else shares[5]
+        job.one(shares)
+        assert step >= well or job.names == 0
+        named_at = named_at or step * (5 in job.named())
+
+    assert named_at >= well + 2 * 24
+    assert job.named() == {5}
+
+
+def test_a_rank_far_beyond_what_machines_differ_by_has_no_usual_level() -> None:
+    """Four uneven machines, and one that takes twice as long from the first step on: nothing of it is usual."""
+    chance = np.random.default_rng(6)
+    machines = np.array([0.0, 0.05, -0.06, 0.8])
+    job = NoisyCollectives(4, 5.0)
+    for _ in range(40):
+        job.one(machines + 0.01 * chance.standard_normal(4))
+
+    assert job.named() == {3}
 
 
 @pytest.mark.parametrize("seed", range(3))
