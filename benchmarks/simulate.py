@@ -68,7 +68,7 @@ ROWS: Mapping[str, tuple[dict[str, Any], str]] = {
     "no-eviction": ({"policy": _NO_EVICTION}, "no node is checked or let go: restarts only"),
     "no-spares": ({"spares": 0}, "without spare nodes"),
     "no-checks": ({"policy": JobPolicy(check_suspects=False)}, "without the self-check of a suspected node"),
-    "timeout-only": ({"policy": _TIMEOUT_ONLY}, "hangs end by a time-out of ten minutes, and nobody is named"),
+    "timeout-only": ({"policy": _TIMEOUT_ONLY}, "hangs end by a time-out of ten minutes, whoever is to blame"),
     "slow": (_SLOW, "everything on, slow ranks beside (one a day in 4,000)"),
     "slow-left": (
         {**_SLOW, "policy": JobPolicy(actions={"straggler": "warn"})},
@@ -187,13 +187,16 @@ def settings_of(row: str, seed: int, ranks: int, hours: float, pp: int) -> Setti
 
 def _text_of(settings: Settings) -> str:
     """Return what differs from the defaults, but for what a line says anyway."""
-    default = Settings(ranks=settings.ranks, hours=settings.hours, seed=settings.seed)
-    changed = {
-        name: getattr(settings, name)
-        for name in Settings.__struct_fields__
-        if getattr(settings, name) != getattr(default, name)
-    }
+    changed = _changes(settings, Settings(ranks=settings.ranks, hours=settings.hours, seed=settings.seed))
+    if "policy" in changed:
+        changed["policy"] = _changes(settings.policy, JobPolicy())
     return msgspec.json.encode(changed, order="deterministic").decode()
+
+
+def _changes(one: msgspec.Struct, other: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields in which two differ, by value: what came from another process has other objects."""
+    both = ((name, getattr(one, name), getattr(other, name)) for name in one.__struct_fields__)
+    return {name: mine for name, mine, others in both if mine != others}
 
 
 def _is_there(known: Known, row: str, seed: int, settings: Settings, faults_of: int) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of simulated days: what is there is not run again, what is counted is what happened."""
 
+import pickle
 from pathlib import Path
 from types import ModuleType
 
@@ -45,6 +46,16 @@ def test_the_same_command_goes_on_where_it_was_ended(days: ModuleType, tmp_path:
     assert is_there(line_of(days, settings, reached=0.5), line_of(days, settings))
     assert is_there(line_of(days, settings), line_of(days, settings, reached=0.5))
     assert is_there(line_of(days, settings, reached=0.5, state="failed"))
+
+
+@pytest.mark.parametrize("row", ["all", "patience-60", "no-eviction", "assumed"])
+def test_a_row_is_the_same_in_the_process_that_runs_it(days: ModuleType, row: str) -> None:
+    """Its settings, sent there, read as they did: else its line would be another row's, and it would run again."""
+    settings = days.settings_of(row, 1, 16, 2.0, 1)
+    sent = pickle.loads(pickle.dumps(settings))  # noqa: S301  our own
+
+    assert days._text_of(sent) == days._text_of(settings)
+    assert days._text_of(settings) != days._text_of(days.settings_of("cold", 1, 16, 2.0, 1))
 
 
 def test_the_table_counts_faults_over_all_seeds(days: ModuleType) -> None:
