@@ -3,16 +3,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-import sqlalchemy as sa
 
 from megascale_ops.controller.journal.fence import Leader
 from megascale_ops.controller.leadership import candidate as module
 from megascale_ops.controller.leadership.candidate import Candidate
 from megascale_ops.controller.leadership.rule import Seen
-from megascale_ops.controller.leadership.session import Session
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from megascale_ops.controller.leadership.session import Session
 
 ME = Leader("a", "http://a:1")
 
