@@ -32,7 +32,7 @@ def read_stat(text: str) -> tuple[str, int, int, int]:
 
 
 def is_of_the_kernel(flags: int) -> bool:
-    """Return whether the flags of /proc/PID/stat are those of a thread of the kernel (PF_KTHREAD, include/linux/sched.h)."""
+    """Return whether the flags of /proc/PID/stat are a kernel thread's (PF_KTHREAD, include/linux/sched.h)."""
     return bool(flags & 0x0020_0000)
 
 
