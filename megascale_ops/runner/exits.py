@@ -31,6 +31,11 @@ def read_stat(text: str) -> tuple[str, int, int, int]:
     return fields[0], int(fields[6]), int(fields[19]), int(fields[49])
 
 
+def is_of_the_kernel(flags: int) -> bool:
+    """Return whether the flags of /proc/PID/stat are a kernel thread's (PF_KTHREAD, include/linux/sched.h)."""
+    return bool(flags & 0x0020_0000)
+
+
 def is_exiting(flags: int) -> bool:
     """Return whether the flags of /proc/PID/stat show that the process is dying (PF_EXITING, include/linux/sched.h).
 

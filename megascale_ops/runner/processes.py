@@ -24,6 +24,8 @@ from megascale_ops.schema import environment
 
 # 2 ms: the wait for a dying process is a poll of one small file; at this pace it costs 1 % of a core while it lasts.
 _WAIT_POLL_S = 0.002
+# 1 s: an exec takes less than a millisecond, and longer where its process has to wait for a core.
+_EXEC_S = 1.0
 
 
 def start_ticks(pid: int) -> int:
@@ -158,14 +160,33 @@ def marked_processes(run_id: str, *, before_round: int | None = None, spare: Ite
     """
     mark = f"{environment.RUN_ID}={run_id}".encode()
     spared = {os.getpid(), *spare}
-    return [pid for pid in psutil.pids() if pid not in spared and _carries(pid, mark, before_round)]
+    end = time.monotonic() + _EXEC_S
+    found: list[int] = []
+    unsure = [pid for pid in psutil.pids() if pid not in spared]
+    while unsure:
+        told = {pid: _carries(pid, mark, before_round) for pid in unsure}
+        found += [pid for pid in unsure if told[pid]]
+        unsure = [pid for pid in unsure if told[pid] is None]
+        if unsure and time.monotonic() > end:
+            break
+        time.sleep(_WAIT_POLL_S if unsure else 0.0)
+    return sorted(found)
 
 
-def _carries(pid: int, mark: bytes, before_round: int | None) -> bool:
+def _carries(pid: int, mark: bytes, before_round: int | None) -> bool | None:
+    """Return whether a process has the mark; None while it is in an exec, where the kernel shows no environment."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        if not raw and not is_dying(pid):
+            _, flags, _, _ = exits.read_stat(Path(f"/proc/{pid}/stat").read_text())
+            if exits.is_of_the_kernel(flags):
+                return False
+            if not Path(f"/proc/{pid}/cmdline").read_bytes():
+                return None
+            raw = Path(f"/proc/{pid}/environ").read_bytes()  # the exec is over since, or there is none in it
+    except (OSError, ValueError):
         return False
+    variables = raw.split(b"\0")
     if mark not in variables:
         return False
     if before_round is None:

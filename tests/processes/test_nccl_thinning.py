@@ -161,8 +161,8 @@ def test_the_first_send_or_receive_ends_it_for_ever(built: Binaries, tmp_path: P
 
     Afterwards everything has channels, and the budget changes that no more.
     """
-    # 20 %: 13,000 a second and more are too many, which ThreadSanitizer's three threads reach.
-    played = told(built, tmp_path, 5, "settles", f"{order} 50 0", MEGASCALE_PROFILER_BUDGET="20")
+    # 5 %: 3,300 a second and more are too many, which ThreadSanitizer's three threads reach on a busy machine, too.
+    played = told(built, tmp_path, 5, "settles", f"{order} 50 0", MEGASCALE_PROFILER_BUDGET="5")
 
     said = played.finish()
 
@@ -201,7 +201,8 @@ def test_without_that_sends_do_get_stuck(plain: Binaries, tmp_path: Path) -> Non
 @pytest.mark.parametrize("abi", [5, 6])
 def test_what_is_captured_ends_it_and_is_not_counted_by_nccl(built: Binaries, tmp_path: Path, abi: int) -> None:
     """A captured collective without channels tells of no replay; NCCL would count one with a handle and channels."""
-    played = told(built, tmp_path, abi, "captures", MEGASCALE_PROFILER_BUDGET="10")
+    # 2 %: some 1,300 a second are too many, which ThreadSanitizer makes on a busy machine, too.
+    played = told(built, tmp_path, abi, "captures", MEGASCALE_PROFILER_BUDGET="2")
 
     said = played.finish()
 

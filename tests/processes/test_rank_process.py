@@ -271,6 +271,22 @@ time.sleep(100)
     assert found == [titled.pid]
 
 
+def test_marks_are_found_in_the_midst_of_an_exec(run_id: str, tmp_path: Path) -> None:
+    """One becomes another program 300 times, and for a moment of each the kernel shows no environment of it."""
+    script = tmp_path / "chain.sh"
+    script.write_text('[ "$1" = 0 ] && exec sleep 100\nexec sh "$0" $(($1 - 1))\n')
+    chain = subprocess.Popen(["sh", str(script), "300"], env={**os.environ, environment.RUN_ID: run_id})
+    until(lambda: marked_processes(run_id), "the mark to be seen: before its first exec it has none")
+    missed = 0
+
+    while not Path(f"/proc/{chain.pid}/cmdline").read_bytes().startswith(b"sleep"):
+        missed += chain.pid not in marked_processes(run_id)
+
+    chain.kill()
+    chain.wait(PATIENCE_S)
+    assert missed == 0
+
+
 def test_pid_and_ticks_tell_a_reused_pid_apart() -> None:
     """A process that is not there has no ticks."""
     gone = subprocess.Popen(["true"])

@@ -32,11 +32,12 @@ if os.environ["RANK"] == "0":
 open("ready" + os.environ["RANK"], "w").close()
 while True: time.sleep(0.1)
 """
-# The first round leaves a process and fails; the second leaves one that still has something to do, and succeeds.
+# The first round leaves a process and fails; the second leaves one that still has something to do, and succeeds. That
+# one is done once the runner has told of it, however soon that is.
 LEAVES = """
 import os, subprocess, sys
 first = os.environ["MEGASCALE_ROUND"] == "1"
-command = "sleep 1000" if first else "sleep 2; echo uploaded > uploaded"
+command = "sleep 1000" if first else "until [ -e told ]; do sleep 0.1; done; echo uploaded > uploaded"
 subprocess.Popen(["sh", "-c", command], start_new_session=True)
 sys.exit(3 if first else 0)
 """
@@ -80,12 +81,13 @@ def test_a_signal_before_any_rank_runs_ends_nothing(launch: Launch) -> None:
 def test_what_a_script_leaves_running_may_finish_after_success_and_is_named(launch: Launch) -> None:
     """An upload that outlives a script that ended well is waited for, what a failed round left is not: both told."""
     script = launch.tmp_path / "leaves.py"
-    script.write_text(LEAVES)
-    done = launch.command("run", "--job=toy", "--", str(script), cwd=launch.tmp_path)
+    script.write_text(LEAVES.replace('"sh", "-c", command]', f'"sh", "-c", command], cwd={str(launch.tmp_path)!r}'))
+    run = launch.spawn("run", "--job=toy", "--", str(script))
+    until(lambda: "what they started and left running is given 30 s" in launch.output(), "it to be told of")
+    (launch.tmp_path / "told").touch()
 
-    assert done.returncode == 0, done.stderr
+    assert launch.finish(run) == 0, launch.output()
     assert (launch.tmp_path / "uploaded").exists()
-    assert "(sleep 1000)" in done.stderr or "(sh -c sleep 1000)" in done.stderr
-    assert "what they started and left running is given 30 s" in done.stderr
-    assert "sleep 2; echo uploaded" in done.stderr
+    assert "(sleep 1000)" in launch.output() or "(sh -c sleep 1000)" in launch.output()
+    assert "(sh -c until [ -e told ]; do sleep" in launch.output()
     launch.assert_nothing_left()

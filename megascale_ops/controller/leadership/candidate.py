@@ -269,8 +269,9 @@ class Candidate:
         self._term = None
 
     def depose(self, why: str) -> None:
-        """Take note that another controller leads."""
+        """Take note that another controller leads, or the next one shall: the lock may be ours still, and goes back."""
         if self._term is not None:
+            self._let_go.set()
             self._term = None
             log.error("this controller leads no more: %s", why)
             self._deposed(why)
@@ -312,7 +313,7 @@ class Candidate:
             self._session.close()
         if self.is_leading and time.monotonic() - self._turned_s > HUNG_S:
             return
-        began_s = time.monotonic()
+        began_s, fence = time.monotonic(), self.fence
         try:
             self.seen, self.away = self._session.look(), ""
         except AwayError as error:
@@ -323,7 +324,7 @@ class Candidate:
             self._highest = max(self._highest, self.seen.epoch)
         term = self._term
         if term is not None:
-            self._lead(term, began_s)
+            self._lead(term, began_s, fence.epoch if fence is not None else None)
         else:
             self._wait()
 
@@ -364,13 +365,18 @@ class Candidate:
                 break
         return False
 
-    def _lead(self, term: Term, began_s: float) -> None:
-        """Make sure that the lock is ours, and take note of those that wait for it."""
+    def _lead(self, term: Term, began_s: float, mine: int | None) -> None:
+        """Make sure that the lock is ours, and take note of those that wait for it.
+
+        Args:
+            term: of this leadership.
+            began_s: when the look at the database began.
+            mine: the number that was ours then; None: we had none. What was seen before ours was written is not lost.
+        """
         seen = self.seen
         if seen is None:
             self._ask_peers(term)
             return
-        mine = term.fence.epoch if term.fence is not None else None
         if mine is not None and seen.epoch != mine:
             lost = f"the database has lost what was written since number {seen.epoch}, and begins anew from there"
             who = seen.leader.url if seen.leader is not None else "another one"
