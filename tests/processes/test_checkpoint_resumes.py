@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from megascale_ops.link import BlockingLink
 from tests.processes.launch import SCRIPTS, Launch, until
+from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +54,9 @@ def test_a_training_that_was_killed_goes_on_to_the_bit_and_its_saves_are_told(la
     So weights, moments, the schedule, each rank's place in its data and all generators are back; without the
     generators the losses are others. The ledger books stall and restart, and both pages of metrics tell of the saves.
     """
-    proc = launch.run(script=SCRIPTS / "resumes.py")
+    script = SCRIPTS / "resumes.py"
+    launch.ahead = Ahead(scripts=(str(script),))
+    proc = launch.run(script=script)
     folder = launch.run_dir() / "checkpoints"
     written = [folder / f"control-2-{rank}.json" for rank in range(2)]
     until(lambda: all(path.exists() for path in written), f"the second round; so far:\n{launch.output()}")

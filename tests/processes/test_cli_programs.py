@@ -43,7 +43,7 @@ RUN_TOGETHER = (
     "-- examples/train_gpt.py --steps 60"
 )
 # More options of the example: as many steps that compute next to nothing.
-IDLE = ("--width=32", "--layers=1", "--heads=2", "--sequence-length=32", "--batch-size=4", "--step-sleep=0.03")
+IDLE = ("--width=32", "--layers=1", "--heads=2", "--sequence-length=32", "--batch-size=4", "--step-sleep=0.08")
 README_COMMANDS = (
     "megascale-ops run --nproc-per-node 2 -- examples/train_gpt.py --steps 60",
     "megascale-ops status",
@@ -77,8 +77,8 @@ def test_the_commands_are_the_readmes() -> None:
 def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     """A rank is killed; the run recovers, ends well, and ``incidents`` and ``why`` name the rank after the run."""
     launch.env["PYTHONPATH"] = str(SOON)
-    # 150 steps take 5 s: one report a second, and the kill must still find the rank at work. They are slept.
-    run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), "--steps=150", *IDLE)
+    # 60 steps take 5 s so: one report a second, and the kill must still find the rank at work.
+    run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), *IDLE)
     launch.until_step(5, "gpt")
     following = launch.spawn("logs", "gpt", "--follow", "-n", "0", log="follow.log")
     os.kill(launch.pid(1, "gpt"), signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    assert "job gpt: every rank ended normally; step 150, " in launch.output()
+    assert "job gpt: every rank ended normally; step 60, " in launch.output()
     assert asked.returncode == 0, asked.stderr
     assert "job gpt" in asked.stdout
     listed = launch.command("incidents")
@@ -103,7 +103,7 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     gone = launch.command("status", "--watch")
     assert gone.returncode == 0, gone.stderr
     assert (
-        "job gpt is over: finished (every rank ended normally), at step 150; `megascale-ops report gpt`" in gone.stdout
+        "job gpt is over: finished (every rank ended normally), at step 60; `megascale-ops report gpt`" in gone.stdout
     )
     assert sorted(row["report.rank"] for row in ranks) == [0, 1]
     assert has_history
@@ -113,7 +113,7 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     assert "nothing to remove" in launch.command("clean", "--keep", "10", "--dry-run").stdout
     followed = launch.output("follow.log")
     assert "--- round 2 ---" in followed
-    assert "[0] step 150 loss" in followed
+    assert "[0] step 60 loss" in followed
     assert "finished" in launch.command("jobs").stdout
     assert "1 run, " in launch.command("clean", "gpt").stdout
     left = [path.name for path in (launch.state / "megascale-ops" / "gpt").iterdir()]

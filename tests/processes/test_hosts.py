@@ -4,6 +4,7 @@
 import os
 import signal
 import stat
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 from tests.fakes.sshd import Sshd
 from tests.processes.launch import ENDLESS, LOCKSTEP, Launch, until
+from tests.processes.warmed import stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -34,11 +36,21 @@ def options(launch: Launch, sshd: Sshd, *lines: str) -> tuple[str, ...]:
     return "run", "--job=toy", f"--hosts={hostfile(launch, *lines)}", f"--ssh={sshd.ssh}"
 
 
+def warm_there(launch: Launch) -> str:
+    """Return the option that has the run on each host forked; as programs they start in `test_two_machines`."""
+    python = launch.tmp_path / "python"
+    ours = f'[ "$1 $2" = "-m megascale_ops.cli.main" ] && shift 2 && exec {stand_in()} "$@"'
+    python.write_text(f'#!/bin/sh\n{ours}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return f"--remote-python={python}"
+
+
 def test_two_machines_train_as_one_job_and_a_killed_rank_is_named(launch: Launch, sshd: Sshd) -> None:
     """Nothing is done by hand on either; the ranks are those of the slots, and what `status` needs lies here."""
     run = launch.spawn(
-        *options(launch, sshd, "node-a slots=1", "node-b slots=2"), "--", str(LOCKSTEP), "--fault=sigkill", "--rank=2"
-    )
+        *options(launch, sshd, "node-a slots=1", "node-b slots=2"), warm_there(launch), "--", str(LOCKSTEP),
+        "--fault=sigkill", "--rank=2",
+    )  # fmt: skip
 
     assert launch.finish(run) == 0, launch.output()
 
@@ -54,7 +66,7 @@ def test_two_machines_train_as_one_job_and_a_killed_rank_is_named(launch: Launch
 
 def test_what_ends_the_launcher_ends_all(launch: Launch, sshd: Sshd) -> None:
     """A SIGKILL, of which it can tell nobody: the hosts see their stdin end, and leave nothing behind."""
-    run = launch.spawn(*options(launch, sshd, "node-a", "node-b"), "--", str(LOCKSTEP), *ENDLESS)
+    run = launch.spawn(*options(launch, sshd, "node-a", "node-b"), warm_there(launch), "--", str(LOCKSTEP), *ENDLESS)
     launch.until_step(5)
 
     os.kill(run.pid, signal.SIGKILL)
@@ -68,6 +80,7 @@ def test_a_lost_host_is_gone_without_and_comes_back_when_it_is_reached(launch: L
     """Its machine is away: the other goes on; then sshd answers again, and the run there is started once more."""
     run = launch.spawn(
         *options(launch, sshd, "node-a", "node-b"),
+        warm_there(launch),
         "--nnodes=1:2",
         "--policy=node_lost_s=10",
         "--policy=last_call_s=2",
@@ -98,8 +111,8 @@ def test_a_lost_host_is_gone_without_and_comes_back_when_it_is_reached(launch: L
 def test_a_job_that_ends_waits_for_no_lost_host(launch: Launch, sshd: Sshd) -> None:
     """The negative control: what is lost when the job is over stays away, and the exit code is the job's."""
     run = launch.spawn(
-        *options(launch, sshd, "node-a", "node-b"), "--nnodes=1:2", "--policy=node_lost_s=10", "--", str(LOCKSTEP),
-        *ENDLESS,
+        *options(launch, sshd, "node-a", "node-b"), warm_there(launch), "--nnodes=1:2", "--policy=node_lost_s=10", "--",
+        str(LOCKSTEP), *ENDLESS,
     )  # fmt: skip
     launch.until_step(5)
 
