@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from megascale_ops.controller.embedded import Embedded, Ring
-from megascale_ops.controller.recording.ring import Block
-from megascale_ops.replay.cutting import blocks_of, cut
+from megascale_ops.controller.recording.ring import Block as Written
+from megascale_ops.replay.cutting import Block, Found, Window, blocks_of, cut
 from megascale_ops.replay.drive import replay
+from megascale_ops.replay.export import export
 from megascale_ops.replay.files import pack, read_blocks
 from megascale_ops.replay.verdicts import compare, judged, recorded_incidents
 from megascale_ops.schema.recording.entries import BLOCK_SUFFIX, Entry
@@ -50,7 +51,7 @@ class MeasuredRing(Ring):
         super()._begin_anew()
         self.start_s = max(self.start_s, time.thread_time() - began_s)
 
-    def write(self, block: Block) -> None:
+    def write(self, block: Written) -> None:
         """Measure."""
         began_s = time.thread_time()
         super().write(block)
@@ -72,6 +73,21 @@ def run(settings: Settings, faults: list[Fault], folder: Path, *, records: bool)
     took_s = time.process_time() - began_s
     controller.close()
     return took_s, world, ring
+
+
+def tell_export(blocks: list[Block], found: Found) -> None:
+    """Export an incident as the command does by default, and print what that takes."""
+    began_s = time.process_time()
+    made = export(cut(blocks, JOB, Window(found.began_wall_s - 120.0, found.ended_wall_s + 15.0)))
+    exported_s = time.process_time() - began_s
+    kilobytes = len(pack(made.recording)) / 1e3
+    packing_s = time.process_time() - began_s - exported_s
+    print(
+        f"export of {found.incident.id}: {kilobytes:.0f} kB, {len(made.recording.entries)} entries, thinned: "
+        f"{made.recording.header.thinned}; {exported_s:.1f} s of CPU, packing {packing_s:.1f} s"
+    )
+    for note in made.notes:
+        print(f"  {note}")
 
 
 def main() -> None:
@@ -107,7 +123,7 @@ def main() -> None:
         print(f"memory: at most {ring.most_held / 1e6:.1f} MB held, {ring.most_held / asked.ranks:.0f} bytes a rank")
         per_s = stored / asked.minutes / 60
         print(f"disk: {stored / 1e6:.1f} MB, {per_s / 1e3:.1f} kB/s, 64 MB hold {64e6 / per_s / 60:.0f} minutes")
-        blocks, _ = blocks_of(read_blocks(folder / "recording", BLOCK_SUFFIX))
+        blocks, incidents = blocks_of(read_blocks(folder / "recording", BLOCK_SUFFIX))
         whole = cut(blocks, JOB)
         began_s = time.process_time()
         done = replay(whole)
@@ -115,8 +131,7 @@ def main() -> None:
         same = compare(judged(recorded_incidents(whole)), judged(done.incidents)).is_none
         print(f"replay: {cpu_s:.1f} s of CPU, {done.span_s / cpu_s:.1f} times as fast; the same verdicts: {same}")
         print(f"  {[str(one) for one in judged(done.incidents)]}")
-        if asked.ranks <= 1024:
-            print(f"one file with all of it: {len(pack(whole)) / 1e3:.0f} kB")
+        tell_export(blocks, next(reversed(incidents.values())))
 
 
 if __name__ == "__main__":

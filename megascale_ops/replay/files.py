@@ -15,9 +15,11 @@ import msgspec
 
 from megascale_ops.errors import MegascaleError, UsageError, VersionError
 from megascale_ops.foreign import UNREADABLE, NotRegularError, read
+from megascale_ops.replay.folding import Folding
 from megascale_ops.schema.recording.entries import (
     MOST_BYTES,
     MOST_LINE_BYTES,
+    PLAIN_VERSION,
     RECORDING_VERSION,
     Beat,
     Entry,
@@ -31,7 +33,8 @@ from megascale_ops.whole_file import write_whole
 # 64 MB compressed: what one is sent has kilobytes; a block of 12,288 ranks a megabyte.
 _MOST_FILE_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 1 << 20
-# 8 MB: the best that xz can takes a second for each; beyond it a tenth more of a file takes a fifth of the time.
+# 8 MB: what is smaller is read by programs that know no folding. The best that xz can takes a second for each; beyond
+# it a tenth more of a file takes a fifth of the time.
 _SMALL_BYTES = 8 * 1024 * 1024
 _XZ_MEMORY = 128 * 1024 * 1024
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
@@ -93,10 +96,16 @@ def parse(raw: bytes, name: str) -> Recording:
     header: Header | None = None
     entries: list[Entry] = []
     last_s = 0.0
+    folding, unfolded_bytes = Folding(), 0
     for number, line in enumerate(_lines(raw, name), start=1):
         if header is None:
             header = _header(line, name)
             continue
+        if header.recording > PLAIN_VERSION:
+            line = folding.unfold(line, f"{name}: line {number}")  # noqa: PLW2901  as it was
+            unfolded_bytes += len(line)
+            if unfolded_bytes > MOST_BYTES:
+                raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB when unfolded: no recording is so large")
         try:
             entry = _entries.decode(line)
         except UNREADABLE as error:
@@ -188,12 +197,19 @@ def pack(recording: Recording) -> bytes:
     Raises:
         UsageError: it is so large that it could not be read.
     """
-    raw = b"\n".join([_encode(recording.header), *map(_encode, recording.entries), b""])
-    if len(raw) > MOST_BYTES:
+    lines = [_encode(entry) for entry in recording.entries]
+    size_bytes = sum(map(len, lines))
+    if size_bytes > MOST_BYTES:
         raise UsageError(
-            f"the recording has {len(raw) >> 20} MiB before it is packed, and no more than {MOST_BYTES >> 20} can be "
+            f"the recording has {size_bytes >> 20} MiB before it is packed, and no more than {MOST_BYTES >> 20} can be "
             "read: take less time before or after the incident (--before SECONDS, --after SECONDS)"
         )
+    version = PLAIN_VERSION if size_bytes < _SMALL_BYTES else RECORDING_VERSION
+    if version > PLAIN_VERSION:
+        folding = Folding()
+        lines = [folding.fold(line) for line in lines]
+    header = msgspec.structs.replace(recording.header, recording=version)
+    raw = b"\n".join([_encode(header), *lines, b""])
     preset = 9 | lzma.PRESET_EXTREME if len(raw) < _SMALL_BYTES else 6
     return lzma.compress(raw, lzma.FORMAT_XZ, preset=preset)
 

@@ -211,7 +211,8 @@ class Candidate:
             DeposedError: the database takes no writes: another try comes with the next look.
         """
         leader = self.seen.leader if self.seen is not None else None
-        self.why = leader.why if leader is not None and leader.resigned else ""
+        is_another = leader is not None and leader.id != self.me.id
+        self.why = leader.why if leader is not None and leader.resigned and is_another else ""
         try:
             if leader is not None and leader.id != self.me.id:
                 _end_old(engine, leader)

@@ -25,7 +25,7 @@ from megascale_ops.schema.events import Incident
 from megascale_ops.schema.messages import Order
 from megascale_ops.schema.recording.entries import (
     BLOCK_SUFFIX,
-    RECORDING_VERSION,
+    PLAIN_VERSION,
     Broken,
     Entry,
     Given,
@@ -200,7 +200,7 @@ class Ring:
         """End the block and begin the next one."""
         ended = self._now
         header = Header(
-            recording=RECORDING_VERSION,
+            recording=PLAIN_VERSION,
             began_mono_s=ended.began_s,
             began_wall_s=ended.began_wall_s,
             process=self._process,

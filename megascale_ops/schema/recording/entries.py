@@ -19,7 +19,10 @@ from megascale_ops.schema.health import BadHardware
 from megascale_ops.schema.messages import Evidence, Heartbeat, Join, Leave, Order
 from megascale_ops.schema.ranges import Count, Line, Round, Seconds, Text, Version, WallSeconds, Word
 
-RECORDING_VERSION = 1
+RECORDING_VERSION = 2
+"""The newest version that is read: heartbeats are folded (``replay/folding``). Small files and blocks are plain."""
+
+PLAIN_VERSION = 1
 FOLDER = "recording"
 """Beside the journal: blocks of what came in of late, each a recording by itself."""
 

@@ -15,10 +15,10 @@ from megascale_ops.replay import files
 from megascale_ops.replay.drive import replay
 from megascale_ops.replay.files import Recording, pack, parse, read_recording, write_recording
 from megascale_ops.schema.messages import Heartbeat, JobReport, Join
-from megascale_ops.schema.recording.entries import RECORDING_VERSION, Beat, Header, Joined
+from megascale_ops.schema.recording.entries import PLAIN_VERSION, Beat, Header, Joined
 
 REAL = Path(__file__).parents[2] / "real" / "recordings" / "killed.recording"
-HEADER = Header(RECORDING_VERSION, 1.0, 1_700_000_000.0)
+HEADER = Header(PLAIN_VERSION, 1.0, 1_700_000_000.0)
 
 
 def packed(*lines: str) -> bytes:
