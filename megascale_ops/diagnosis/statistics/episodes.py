@@ -12,7 +12,7 @@ large. A suspect has to be slow
 - for ``LONG`` looks, while several others on other machines are slow by as much and became so at other times: the first
   slow times of a job, of which none has passed yet. So, too, where an eighth was slow from the first looks on.
 
-Both ask for several others: the slow times of a unit or two, however often they have them, hide no other unit for longer than
+Both ask for several others: the slow times of a unit or two, however often they come, hide no other for longer than
 ``ALONE`` looks. Those that become slow together have one cause, and count as none. A unit that is slower than all that
 has passed is held to nothing, and where no unit is slow for a while, as in white noise, none waits.
 
