@@ -3,7 +3,7 @@
 
 A job of cron, a scrub, a neighbour's burst or a second way to run makes a unit slow from one look to the next, as a
 fault does, and then it passes. While it lasts nothing tells it from a fault but what the *other* units do. So every
-unit's slow times are noted as they come and go, of those that nobody was named for, too: how long each was and how
+unit's slow times are noted as they come and go, those that no name was given for, too: how long each was and how
 large. A suspect has to be slow
 
 - for twice as long as the longest that others had and that passed, of its size (two thirds of it at least). If slow
@@ -12,9 +12,9 @@ large. A suspect has to be slow
 - for ``LONG`` looks, while several others on other machines are slow by as much and became so at other times: the first
   slow times of a job, of which none has passed yet. So, too, where an eighth was slow from the first looks on.
 
-Both ask for several others: the slow times of a unit or two, however often they have them, hide nobody for longer than
+Both ask for several others: the slow times of a unit or two, however often they come, hide no other for longer than
 ``ALONE`` looks. Those that become slow together have one cause, and count as none. A unit that is slower than all that
-has passed is held to nothing, and where nobody is slow for a while, as in white noise, nobody waits.
+has passed is held to nothing, and where no unit is slow for a while, as in white noise, none waits.
 
 A slow time begins where the median of eight looks is worth a name and more than white noise makes of it, and ends where
 it is less than half of that. A unit is known by its place; ``at`` counts looks. Pure.
@@ -41,7 +41,7 @@ LONG = 512
 ALONE = 64
 # Of the others; of few two: one may be slow, and another one by chance.
 _SHARE, _LEAST = 1 / 32, 2
-# In the first looks nobody knows who became slow together; as many as these are no faults then.
+# In the first looks it is not known which units became slow together; as many as these are no faults then.
 _START, _SHARE_AT_START, _LEAST_AT_START = 16, 1 / 8, 3
 # Those that became slow within so many looks of each other did so together; ALONE where noise hides when that was.
 _TOGETHER = 12
