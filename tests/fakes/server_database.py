@@ -26,6 +26,8 @@ class _Life:
         self.me = Leader(f"{who.name}.{next(_lives)}", f"http://{who.name}:1")
         self.session = Session(url, self.me)
         self.engine = engine_of(url, readonly=False, application=application_of(self.me.id), poolclass=sa.NullPool)
+        # All run in one thread: whoever waits for another one's transaction would wait for itself.
+        sa.event.listen(self.engine, "connect", lambda one, _record: one.execute("SET lock_timeout = '500ms'"))
 
     def end(self) -> None:
         """Be killed."""
