@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from megascale_ops.checkpoint import CheckpointManager, storage
+from tests.processes.warmed import ask, env_of_programs
 
 pytestmark = pytest.mark.processes
 
@@ -31,10 +32,10 @@ def steps(root: Path) -> list[int]:
     return [storage.step_of(path) for path in storage.candidates(root)]
 
 
-def prune(root: Path) -> str:
+def prune(root: Path, *, is_cold: bool = False) -> str:
     """Keep the newest one only, as a person would; what was printed."""
-    line = [sys.executable, "-m", "megascale_ops.cli", "checkpoint", "prune", str(root), "--keep", "1"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    line = ("checkpoint", "prune", str(root), "--keep", "1")
+    done = ask(line, env_of_programs(), deadline_s=DEADLINE_S, is_cold=is_cold)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -84,6 +85,6 @@ def test_a_reader_that_was_killed_keeps_nothing(tmp_path: Path, reader: "subproc
     reader.wait(timeout=DEADLINE_S)
     assert len(list(tmp_path.glob(".reader-*"))) == 1
 
-    prune(tmp_path)
+    prune(tmp_path, is_cold=True)
 
     assert steps(tmp_path) == [3]
