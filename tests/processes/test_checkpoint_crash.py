@@ -36,7 +36,7 @@ def test_twenty_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path) 
     env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
 
     done = play_module(
-        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(TRIALS), str(seed)], env, 200
+        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(TRIALS), str(seed)], env, 400
     )
 
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_a_folder_without_rights_is_refused_in_one_sentence(tmp_path: Path) -> N
     folder.mkdir(mode=0o555)
 
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RIGHTS, str(folder)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WITHOUT_RIGHTS, str(folder)], capture_output=True, text=True, timeout=180, check=False
     )
 
     assert done.returncode == 2, done.stderr

@@ -25,9 +25,9 @@ def run(script: str, folder: Path, steps: int, *, rendezvous_port: int = 0) -> d
     options = ["--steps", str(steps), "--checkpoint-every", "6", *SMALL]
     env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
     if rendezvous_port:
-        all_done = play_ranks(EXAMPLES / script, options, env, 2, rendezvous_port, 180)
+        all_done = play_ranks(EXAMPLES / script, options, env, 2, rendezvous_port, 400)
     else:
-        all_done = [play_script(EXAMPLES / script, options, env, 180)]
+        all_done = [play_script(EXAMPLES / script, options, env, 400)]
     assert not any(done.returncode for done in all_done), [done.stderr for done in all_done]
     words = [line.split() for line in all_done[0].stdout.splitlines()]
     return {int(line[1]): float(line[3]) for line in words if line[:1] == ["step"] and line[2] == "loss"}

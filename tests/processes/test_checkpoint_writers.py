@@ -24,7 +24,7 @@ def test_of_two_writers_one_is_refused_and_its_successor_goes_on_at_once(tmp_pat
 
     env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
 
-    done = play_module("tests.fixtures.checkpoint_pair", [str(tmp_path), str(PAIRS), str(seed)], env, 300)
+    done = play_module("tests.fixtures.checkpoint_pair", [str(tmp_path), str(PAIRS), str(seed)], env, 500)
 
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     pairs = [json.loads(line) for line in done.stdout.splitlines()]

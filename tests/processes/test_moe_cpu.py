@@ -24,7 +24,7 @@ PROMISES = [
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
     """What came of all promises; one of three ranks has no token, which two ranks would show less of."""
     folder = tmp_path_factory.mktemp("moe")
-    return run_ranks("tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=120)
+    return run_ranks("tests.fixtures.moe_cpu_promises", PROMISES, request.param, folder, backend="gloo", deadline_s=300)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -44,6 +44,6 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
 )
 def test_a_compiled_layer_is_the_eager_one(promise: str, tmp_path: Path) -> None:
     """What the promise's own docstring says is true on both ranks."""
-    tried = run_ranks("tests.fixtures.moe_compile_promises", [promise], 2, tmp_path, backend="gloo", deadline_s=120)
+    tried = run_ranks("tests.fixtures.moe_compile_promises", [promise], 2, tmp_path, backend="gloo", deadline_s=300)
 
     assert set(tried[promise].values()) == {"kept"}, tried

@@ -26,9 +26,9 @@ def trained(folder: Path, ranks: int, *options: str) -> str:
     """What rank 0 of so many prints; what torchrun starts, and how, is `test_launches'."""
     env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(folder), "MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
     if ranks == 1:
-        all_done = [play_script(SCRIPT, [*SMALL, *options], env, 180)]
+        all_done = [play_script(SCRIPT, [*SMALL, *options], env, 400)]
     else:
-        all_done = play_ranks(SCRIPT, [*SMALL, *options], env, ranks, free_port(), 180)
+        all_done = play_ranks(SCRIPT, [*SMALL, *options], env, ranks, free_port(), 400)
     assert not any(done.returncode for done in all_done), [done.stderr for done in all_done]
     return all_done[0].stdout
 
@@ -69,7 +69,7 @@ def test_a_sequence_that_cannot_be_cut_is_told(tmp_path: Path) -> None:
     """One sentence, and no traceback."""
     env = os.environ | {"MEGASCALE_CHECKPOINT_DIR": str(tmp_path), "MEGASCALE_RECORDER": "0"}
 
-    done = play_script(SCRIPT, ["--sequence-length=33"], env, 60)
+    done = play_script(SCRIPT, ["--sequence-length=33"], env, 180)
 
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["--sequence-length 33 can't be cut into 2 equal parts"]

@@ -50,7 +50,7 @@ def test_both_train_alike_on_two_ranks(tmp_path: Path) -> None:
 
     options = ["--rounds=1", "--steps=1", "--loss-steps=4", f"--out={out}"]
 
-    all_done = play_ranks(SCRIPT, [*SMALL, *options], env, 2, free_port(), 150, has_compiler=True)
+    all_done = play_ranks(SCRIPT, [*SMALL, *options], env, 2, free_port(), 400, has_compiler=True)
 
     assert not any(done.returncode for done in all_done), [done.stdout + done.stderr for done in all_done]
     rows = {line.split()[0]: line for line in out.read_text().splitlines() if line.split()[:1]}
