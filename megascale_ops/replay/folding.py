@@ -41,8 +41,11 @@ class Folding:
             return line
         entry = _decode(line)
         told = []
+        reports = entry["m"].get("jobs", ())
+        if len({report["job"] for report in reports}) < len(reports):  # a job is told twice
+            return line
         try:
-            for report in entry["m"].get("jobs", ()):
+            for report in reports:
                 known = self._of(entry["m"], report)
                 listed = report.pop("ranks", ())
                 ranks = {rank.pop("rank", 0): rank for rank in listed}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megascale_ops.errors import UsageError
@@ -43,10 +43,14 @@ heartbeats = st.fixed_dictionaries(
 )
 
 
+_TWICE = [{"job": "j", "ranks": [{"rank": 0, "a": None}]}, {"job": "j", "ranks": [{"rank": 0}]}]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(heartbeats, max_size=6))
+@example([{"node": "n", "agent_id": "x", "jobs": _TWICE}])
 def test_any_heartbeats_come_back_as_they_were(told: list[dict[str, object]]) -> None:
-    """In order, with keys that come and go, ranks that are told twice, and the key that stands for what is gone."""
+    """In order; keys come and go, ranks and jobs are told twice, and some have the key that stands for what is gone."""
     lines = [_encode({"kind": "heartbeat", "t": 1.0, "m": one}) for one in told]
     folding, unfolding = Folding(), Folding()
 
