@@ -13,8 +13,15 @@ from collections.abc import Sequence
 import msgspec
 
 from megascale_ops.diagnosis.exits.left_out import left_out
-from megascale_ops.diagnosis.exits.watchdog_words import UNNAMED
-from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, Deviation, compare, describe, difference
+from megascale_ops.diagnosis.hangs.call_order import (
+    FAULT_OF,
+    UNNAMED,
+    Deviation,
+    compare,
+    describe,
+    difference,
+    of_group,
+)
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
@@ -104,7 +111,7 @@ def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     is_member = any(fact.group == group for fact in outside[0].calls)
     if not is_member or any(difference(meant[0], fact) for fact in meant):
         return {}
-    text = f"called something else as number {seq} of group {group}, where all others were in {describe(meant[0])}"
+    text = f"called something else as number {seq}{of_group(group)}, where all others were in {describe(meant[0])}"
     return {outside[0].rank: Deviation("order", group, seq, text)}
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops.diagnosis.hangs.call_order import UNNAMED
 from megascale_ops.schema.messages import CollectiveFact, RankExit
 
 # Numbers of at most twelve digits: texts may hold longer ones, which are no numbers of collectives.
@@ -53,8 +54,6 @@ _FUNCTIONS = {
 _PAIRS = frozenset({"SEND", "RECV", "RECVANYSOURCE"})
 # To these all ranks bring equally much. Lists may be uneven, and a batch tells of its last piece alone.
 _ALIKE = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "REDUCE"})
-# The group of calls whose words name none.
-UNNAMED = "?"
 # 3: of two ranks in two groups the numbers may well be equal.
 _FEWEST_UNNAMED = 3
 # 64 calls: a group whose calls are further from the abandoned one is another group.

@@ -38,6 +38,9 @@ _OWN_OUTPUTS_WHOLE = ("reduce", "reduce_scatter")
 _OWN_FIRST = ("all_to_all", "alltoall", "gather", "reduce_scatter", "scatter", "send", "recv", "object")
 _BUT = {"scatter": "reduce_scatter", "gather": "all_gather"}  # names that hold a shorter one and mean something else
 
+# The group of calls of which no words name one.
+UNNAMED = "?"
+
 # What each kind of deviation is called in ``schema.fault_classes.FAULTS``.
 FAULT_OF = {"skipped": "not_joined", "order": "collective_order", "mismatch": "collective_mismatch"}
 
@@ -172,7 +175,7 @@ def compare(right: Look, odd: Look, group: str, *, ahead: bool) -> Deviation | N
         text = f"skipped {describe(meant)}: it called {describe(called)} as number {seq}, one too early"
         return Deviation("skipped", group, seq, text)
     if found == "function" or early:
-        text = f"called {describe(called)} as number {seq} of group {group}, where the others called {describe(meant)}"
+        text = f"called {describe(called)} as number {seq}{of_group(group)}, where the others called {describe(meant)}"
         if after is not None and not difference(after, meant):
             text += f", and {describe(after)} after it: the two have changed places"
         elif early:
@@ -183,7 +186,12 @@ def compare(right: Look, odd: Look, group: str, *, ahead: bool) -> Deviation | N
 
 def describe(fact: CollectiveFact) -> str:
     """Return ``all_reduce #41 of group 0``."""
-    return f"{fact.function or 'collective'} #{fact.seq} of group {fact.group}"
+    return f"{fact.function or 'collective'} #{fact.seq}{of_group(fact.group)}"
+
+
+def of_group(group: str) -> str:
+    """Return `` of group 0``, nothing where no log names the group."""
+    return "" if group == UNNAMED else f" of group {group}"
 
 
 def _mismatch(found: str, meant: CollectiveFact, called: CollectiveFact) -> str:

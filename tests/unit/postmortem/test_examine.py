@@ -170,6 +170,46 @@ def test_the_command_prints_a_verdict_and_json(tmp_path: Path, capsys: pytest.Ca
     assert json.loads("{" + told)["verdicts"][0]["culprits"] == [1]
 
 
+WATCHED = (
+    "[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, "
+    "NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.\n"
+)
+SUMMARY = """Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_12:00:00
+  host      : vm
+  rank      : 2 (local_rank: 2)
+  exitcode  : -9 (pid: 77)
+"""
+
+
+def test_nothing_is_told_that_nobody_saw(tmp_path: Path) -> None:
+    """Logs alone have no exit statuses and no times, these no name of a group, and there was no black box."""
+    logs = {f"rank{rank}.log": WATCHED.format(rank=rank, seq=41 if rank == 2 else 42) for rank in range(4)}
+    logs["rank4.log"] = "step 41\n"
+
+    (verdict,) = examine([write(tmp_path, logs)]).verdicts
+
+    told = " ".join((verdict.reason, verdict.otherwise, *(finding.text for finding in verdict.evidence)))
+    assert verdict.culprits == (2,)
+    assert not any(words in told for words in ("exit code", " s ago", "SIGTERM", "stopped", "black box", "group ?")), (
+        told
+    )
+    assert {finding.source for finding in verdict.evidence} == {"log"}
+
+
+def test_statuses_are_told_where_a_launcher_did(tmp_path: Path) -> None:
+    """By its summary; without a time, which stands in none."""
+    logs = {f"rank{rank}.log": WATCHED.format(rank=rank, seq=42) for rank in (0, 1, 3)}
+
+    verdict = examine([write(tmp_path, {**logs, "launcher.log": SUMMARY})]).verdicts[0]
+
+    assert verdict.culprits == (2,)
+    (first,) = [finding.text for finding in verdict.evidence if finding.rank == 2]
+    assert first.startswith("rank 2 (SIGKILL): "), first
+    assert " s ago" not in first
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
