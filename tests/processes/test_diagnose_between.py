@@ -21,6 +21,12 @@ NODES = 6
 GOOD = Way(10e9, 10e9, 20e-6)
 
 
+@pytest.fixture(autouse=True)
+def _environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node sets for its own process would have this worker's later programs started cold."""
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
 def meet(measuring: Callable[[str], Measure], switches: tuple[str, ...] = ("",) * NODES) -> list[PairsReport]:
     """Let nodes n0, n1, ... take their parts at once; ``measuring`` gives what a node measures with, by its name."""
     port = free_port()
