@@ -7,9 +7,7 @@ import, which on a busy machine takes half a second.
 
 import sys
 
-from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
-
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
+from megascale_ops.cli.terminal.interrupt import EXIT_INTERRUPTED, ctrl_c_ends
 
 
 def start() -> int:

@@ -17,7 +17,7 @@ import click
 
 import megascale_ops
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.interrupt import EXIT_INTERRUPTED, ctrl_c_ends
 from megascale_ops.cli.terminal.options import PROGRAM, log_options
 from megascale_ops.errors import MegascaleError
 from megascale_ops.suggest import unknown
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
 
 # What click calls a number, and what people do.
 _NUMBERS = {

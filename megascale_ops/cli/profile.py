@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.interrupt import EXIT_INTERRUPTED, ctrl_c_ends
 from megascale_ops.cli.terminal.options import FiniteRange, job_argument, json_option, log_options, where_options
 from megascale_ops.errors import MegascaleError, UsageError
 
@@ -24,7 +24,6 @@ SLACK_S = 10.0
 MOST_SILENT = 8
 # 54 characters of a kernel's name: the table stays within 120 columns; --json and the files have all of it.
 NAME_CHARACTERS = 54
-EXIT_INTERRUPTED = 130
 
 
 @click.command("profile")

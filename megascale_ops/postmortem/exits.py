@@ -24,7 +24,6 @@ _ROOT = re.compile(r"Root Cause \(first observed failure\):.{0,400}?rank\s*: (\d
 # 2 s: the rank that a launcher has seen fail first.
 _EARLIER_S = 2.0
 _NOTHING_SAID = "exit_code"
-_BY_US = "ended_by_us"
 _BOX = "black box"
 _DUMPS = (
     "what each rank called: dumps of the flight recorder, which the next hang leaves with "
@@ -47,7 +46,7 @@ def judge_logs(logs: Mapping[int, str], launchers: str = "") -> Verdict:
     for rank, text in sorted(logs.items()):
         tail = end_of(text[-_SOUGHT:], _TAIL)
         exit_ = RankExit(rank, rank, 1 + rank, codes.get(rank, 1), 0.0, stderr_tail=tail)
-        one = Ended("", exit_, _EARLIER_S if rank in roots else 0.1)
+        one = Ended("", exit_, _EARLIER_S if rank in roots else 0.1, has_status=rank in codes, has_time=False)
         judged = classify(one, None, None)
         if rank not in codes and judged.fault == _NOTHING_SAID:
             one = one._replace(exit=RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True))
@@ -56,30 +55,14 @@ def judge_logs(logs: Mapping[int, str], launchers: str = "") -> Verdict:
         ended.append(one)
     for rank in sorted(set(codes) - set(logs)):
         exit_ = RankExit(rank, rank, 1 + rank, codes[rank], 0.0)
-        ended.append(Ended("", exit_, _EARLIER_S if rank in roots else 0.1))
+        ended.append(Ended("", exit_, _EARLIER_S if rank in roots else 0.1, has_time=False))
     size = 1 + max(one.exit.rank for one in ended)
     verdict = judge_exits(ended, world_size=size, missing=(), reports={}, hosts={}, round_=0, wall_s=0.0)
-    verdict = _without_what_nobody_saw(verdict, codes)
+    if _BOX in verdict.otherwise:  # there was none
+        verdict = msgspec.structs.replace(verdict, otherwise=_DUMPS)
     asked = verdict.fault == "killed" and all(one.exit.code == -15 for one in ended if not one.exit.by_us)
     if asked:  # who was asked to go was asked for a reason, which may stand in no log
         return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, 0.5))
     if verdict.fault == "unknown" and all(one.exit.by_us for one in ended):
         return msgspec.structs.replace(verdict, reason="no log tells why its rank ended", nodes=())
     return verdict
-
-
-def _without_what_nobody_saw(verdict: Verdict, codes: Mapping[int, int]) -> Verdict:
-    """Return a verdict without statuses and times that were taken for granted, and black boxes that never were."""
-    evidence = []
-    for finding in verdict.evidence:
-        head, is_end, said = finding.text.partition(" s ago): ")
-        if not is_end:
-            evidence.append(finding)
-        elif finding.rank in codes:
-            status = head.rpartition(",")[0]
-            evidence.append(msgspec.structs.replace(finding, text=f"{status}): {said}"))
-        elif finding.name != _BY_US:
-            text = f"{head.partition(' (')[0]}: {said}"
-            evidence.append(msgspec.structs.replace(finding, text=text, source="log", value=0.0))
-    otherwise = _DUMPS if _BOX in verdict.otherwise else verdict.otherwise
-    return msgspec.structs.replace(verdict, evidence=tuple(evidence), otherwise=otherwise)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.diagnose.telling import begun, ended, show
-from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.interrupt import EXIT_INTERRUPTED, ctrl_c_ends
 from megascale_ops.errors import MegascaleError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _POLL_S = 1.0
 # 10 s beyond the check's deadline: the controller gives it up 5 s after it.
 _SLACK_S = 10.0
-_EXIT_INTERRUPTED = 130
 _MOST_FINDINGS = 12
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 _VERDICTS = {"good": "is good", "warn": "is good, with warnings", "bad": "is bad", "unmeasured": "was not measured"}
@@ -43,7 +42,7 @@ def check_node(node: str, ask: "CheckAsk", where: tuple[str | None, str | None],
 
     controller, token_file = where
     place = find_place(Wanted(controller or ""), journal_too=False)
-    with ctrl_c_ends(_EXIT_INTERRUPTED), BlockingLink(place.url, read_token(token_file, place)) as link:
+    with ctrl_c_ends(EXIT_INTERRUPTED), BlockingLink(place.url, read_token(token_file, place)) as link:
         try:
             view = link.check_node(node, ask)
         except (NotFoundError, RefusedError) as error:

@@ -20,6 +20,7 @@ from types import FrameType
 
 # 20 ms: a terminal sends the signal first and then discards pending output, also what was written since.
 KEY_S = 0.02
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
 
 
 @contextmanager

@@ -73,11 +73,16 @@ def is_interrupt(error: RankError) -> bool:
 
 
 class Ended(NamedTuple):
-    """How one rank ended: as its runner reported it, ``age_s`` before now."""
+    """How one rank ended: as its runner reported it, ``age_s`` before now.
+
+    Where no runner of ours has seen it, status and time are taken for granted, and not told to the user.
+    """
 
     node: str
     exit: RankExit
     age_s: float
+    has_status: bool = True
+    has_time: bool = True
 
 
 class Judged(NamedTuple):

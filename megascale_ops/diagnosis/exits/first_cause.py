@@ -276,19 +276,27 @@ def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding
     findings = [
         Finding(
             name=f"ended_{one.fault}",
-            text=f"rank {one.ended.exit.rank} ({_status(one.ended.exit.code)}, {one.ended.age_s:.3f} s ago): {one.why}",
-            source=_source(one.ended.exit),
+            text=f"rank {one.ended.exit.rank}{_seen_of(one.ended)}: {one.why}",
+            source=_source(one.ended.exit) if one.ended.has_status else "log",
             rank=one.ended.exit.rank,
             node=one.ended.node,
-            value=float(one.ended.exit.code),
+            value=float(one.ended.exit.code) if one.ended.has_status else 0.0,
         )
         for one in ordered[:32]
+        if one.ended.has_status or one.fault != "by_us"
     ]
     findings += [
         Finding(name="no_answer", text=f"{node} has not said how its ranks ended", source="heartbeat", node=node)
         for node in missing[:32]
     ]
     return tuple(findings)
+
+
+def _seen_of(ended: Ended) -> str:
+    """Return what was seen of an end, in brackets: its status, and how long ago it was."""
+    status = [_status(ended.exit.code)] if ended.has_status else []
+    age = [f"{ended.age_s:.3f} s ago"] if ended.has_time else []
+    return f" ({', '.join(status + age)})" if status or age else ""
 
 
 def _source(exit_: RankExit) -> str:
