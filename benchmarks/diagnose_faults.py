@@ -14,7 +14,7 @@ Named: the thing with the fault is found bad (or warned of), and nothing else is
     python benchmarks/diagnose_faults.py --seed 7 --trials 20 --clean 50 > benchmarks/results/diagnose_faults.txt
     python benchmarks/diagnose_faults.py --kinds drawn --trials 20 --clean 50
     python benchmarks/diagnose_faults.py --kinds host --trials 20 --clean 50 [--only link]
-    python benchmarks/diagnose_faults.py --kinds gpu --trials 20 --clean 50 --gpu-seconds 130 [--only gemm]
+    python benchmarks/diagnose_faults.py --kinds gpu --trials 20 --clean 50 --gpu-seconds 400 [--only gemm,nccl]
 """
 
 import argparse
@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from megascale_ops.diagnostics.check import Reading  # noqa: E402  after the path is set
+from megascale_ops.diagnostics.figures import KINDS, shown  # noqa: E402  after the path is set
 from megascale_ops.diagnostics.fleet import compare  # noqa: E402  after the path is set
 from megascale_ops.diagnostics.judgement import result_of  # noqa: E402  after the path is set
 from megascale_ops.diagnostics.report import VERSION, CheckFinding, Fact, Figure, NodeReport  # noqa: E402  as above
@@ -58,11 +59,12 @@ RATES = {
 
 
 class Trial(NamedTuple):
-    """One fault: what of is to be named, and what was."""
+    """One fault: what of is to be named, and what was; of a GPU's check also what it measured."""
 
     expected: str
     named: tuple[str, ...]
     texts: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
 
     @property
     def is_right(self) -> bool:
@@ -393,6 +395,23 @@ def table(rows: Rows, clean: Clean) -> Iterator[str]:
                 yield f"\nnamed in a clean run ({name}): {one.named}: {one.texts[:3]}"
 
 
+def spread(clean: Clean) -> Iterator[str]:
+    """Yield how far each figure of a GPU's check went from run to run, where nothing was injected."""
+    values: dict[tuple[str, str], list[float]] = {}  # by name of the figure, and what it is of
+    for trials in clean.values():
+        for one in (figure for trial in trials for figure in trial.figures):
+            if (kind := KINDS.get(one.name)) is not None and kind.bar:
+                values.setdefault((one.name, one.of), []).append(one.value)
+    if values:
+        yield "\n| figure, clean runs | of | runs | median | nine of ten within | all within |"
+        yield "|---|---|---|---|---|---|"
+    for (name, of), held in values.items():
+        middle = median(held)
+        off = sorted(abs(value / middle - 1) for value in held)
+        most = off[-1 - len(off) // 10]
+        yield f"| {KINDS[name].what} | {of} | {len(held)} | {shown(name, middle)} | {most:.2%} | {off[-1]:.2%} |"
+
+
 def of_this_machine(draw: random.Random, trials: int, runs: int, rows: Rows, clean: Clean, only: str) -> None:
     """Inject what this machine permits, drawn one by one from all of them: no fault has its own quiet minute."""
     wanted = [name for name in REAL if only in name for _ in range(trials)]
@@ -453,6 +472,7 @@ def main(arguments: list[str] | None = None) -> int:
     given += f" --only '{options.only}'" if options.only else ""
     print(f"$ python benchmarks/diagnose_faults.py {given}\n")
     print("\n".join(table(rows, clean)))
+    print("\n".join(spread(clean)))
     wrong = any(not one.is_right for _, trials in rows.values() for one in trials)
     return int(wrong or any(one.named for trials in clean.values() for one in trials))
 

@@ -2,7 +2,8 @@
 """GPUs of this machine, slowed by a neighbour; a part of diagnose_faults.py (``--kinds gpu``).
 
 A neighbour is a second process on one GPU that takes its cores, its memory or its way to the host. All of them are
-started first and stand still (SIGSTOP), each with its context: without a fault a GPU has such a process, too.
+started first and stand still (SIGSTOP), each with its context: without a fault a GPU has such a process, too. Of checks
+that no neighbour of one GPU is meant for (links between GPUs, NCCL) there are clean runs only.
 """
 
 import contextlib
@@ -46,7 +47,8 @@ NEIGHBOURS = {
         "a.copy_(h, non_blocking=True); h.copy_(a, non_blocking=True)",
     ),
 }
-QUICK_FIRST = ("hbm", "pcie", "gemm")
+CLEAN_ONLY = ("nvlink", "nccl")
+QUICK_FIRST = ("nvlink", "hbm", "pcie", "gemm", "nccl")
 # 0.2 s: what it has given to the GPU is over, or under way.
 _SETTLES_S = 0.2
 _BEGINS_S = 120.0
@@ -98,8 +100,10 @@ def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: 
         raise SystemExit(f"GPUs: {error}") from error
     if len(known) < 2:
         raise SystemExit("two GPUs are needed: a GPU is judged by its equals")
-    chosen = [check for check in NEIGHBOURS if not only or check in only.split(",")]
-    neighbours = {(check, one.label): Neighbour(check, one.place) for check in chosen for one in known}
+    chosen = [check for check in QUICK_FIRST if not only or check in only.split(",")]
+    neighbours = {
+        (check, one.label): Neighbour(check, one.place) for check in chosen if check in NEIGHBOURS for one in known
+    }
     child = Child(("torch",))
     try:
         for neighbour in neighbours.values():
@@ -120,9 +124,9 @@ def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: 
 
 
 def _turns(draw: random.Random, checks: list[str], trials: int, runs: int) -> Iterator[tuple[str, bool]]:
-    """Yield what is tried: check after check, the quick ones first; with and without a fault in drawn order."""
-    for check in sorted(checks, key=QUICK_FIRST.index):
-        turns = [True] * trials + [False] * runs
+    """Yield what is tried: check after check; with and without a fault in drawn order."""
+    for check in checks:
+        turns = [True] * (trials if check in NEIGHBOURS else 0) + [False] * runs
         draw.shuffle(turns)
         yield from ((check, is_sick) for is_sick in turns)
 
@@ -136,4 +140,5 @@ def _by_the_check(child: Child, check: str, expected: str) -> Trial:
     if result.status == "unmeasured":
         raise SystemExit(f"{check}: {result.unmeasured}")
     found = [each for each in result.findings if each.severity != "note"]
-    return Trial(expected, tuple(dict.fromkeys(each.of for each in found)), tuple(each.text for each in found))
+    names = tuple(dict.fromkeys(each.of for each in found))
+    return Trial(expected, names, tuple(each.text for each in found), result.figures)

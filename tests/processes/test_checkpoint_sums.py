@@ -27,6 +27,7 @@ def sums():
 
 wanted = [digests.block_sums(each).numpy().tobytes() for each in tensors]
 assert sums() == wanted
+assert Sums([Memory(0, 0)], *weights).fetch() == [b""]
 raw[2 * BLOCK + 5] ^= 1  # the control: a bit that flips is seen where it is, and nowhere else
 changed = [number for number, (one, other) in enumerate(zip(sums(), wanted)) if one != other]
 assert changed == [number for number, (start, stop) in enumerate(spans) if start <= 2 * BLOCK + 5 < stop], changed

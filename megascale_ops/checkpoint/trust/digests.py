@@ -7,7 +7,8 @@ a word with zeros behind it. Blocks of 128 KiB are each summed up twice, modulo 
     a = sum of w[i] * word[i]            b = sum of v[i] * (word[i] >> 32)
 
 (b once more over the upper halves, because what a change to the top bit of a word adds to ``a`` keeps one bit of its
-weight.) The digest is BLAKE2b, 128 bits, of all sums in order. Integer sums are the same in whatever order they are
+weight.) The digest is XXH3, 128 bits, of all sums in order: of 10 GB they are 1.2 MB, for which a training that saves
+waits 0.1 ms, of BLAKE2b it would be 1.2. Integer sums are the same in whatever order they are
 taken, so CPU, GPU and any number of threads agree.
 
 **What it can't miss.** All weights are odd, so a change within one word changes ``a``. All are 1 modulo 4 and differ
@@ -18,7 +19,6 @@ for each block that it touches, where it touches only bits 31 or 63 of words, an
 Not for authenticity: who knows the weights can make collisions. Files have digests of their own (``file_digests``).
 """
 
-import hashlib
 import logging
 import random
 from collections.abc import Iterable, Iterator
@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
+from xxhash import xxh3_128_digest
 
 if TYPE_CHECKING:
     from megascale_ops.checkpoint.trust.gpu_sums import Sums
@@ -78,13 +79,12 @@ class Begun:
         raws: dict[int, bytes] = {}
         summed = {number for numbers, sums in self._sums if sums is not None for number in numbers}
         others = {number: self._by_torch.get(number) for number in range(len(self._tensors)) if number not in summed}
-        on_cpu = {number: block_sums(self._tensors[number]) for number, sums in others.items() if sums is None}
+        found = [block_sums(self._tensors[number]) if sums is None else sums for number, sums in others.items()]
+        raws.update(zip(others, _fetched(found), strict=True))
         for numbers, sums in self._sums:
             if sums is not None:
                 raws.update(zip(numbers, sums.fetch(), strict=True))
-        found = [on_cpu[number] if sums is None else sums for number, sums in others.items()]
-        raws.update(zip(others, _fetched(found), strict=True))
-        return [hashlib.blake2b(raws[number], digest_size=16).digest() for number in range(len(self._tensors))]
+        return [xxh3_128_digest(raws[number]) for number in range(len(self._tensors))]
 
     def _of(self, numbers: Iterable[int]) -> list[torch.Tensor]:
         return [self._tensors[number] for number in numbers]

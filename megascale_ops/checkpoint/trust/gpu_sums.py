@@ -69,10 +69,12 @@ class Sums:
         """Wait for them: of each memory the first sums of all blocks, then the second ones."""
         if self._end is not None:
             self._end.synchronize()
-        found, at, out = [], 0, self._out.numpy()
+        found, at, row = [], 0, 8 * self._out.shape[1]
+        out = self._out.numpy().reshape(-1).view(np.uint8).data
         for count in self._blocks:
-            found.append(out[0, at : at + count].tobytes() + out[1, at : at + count].tobytes())
-            at += count
+            size = 8 * count
+            found.append(b"".join((out[at : at + size], out[row + at : row + at + size])))
+            at += size
         self._kept = ()
         return found
 

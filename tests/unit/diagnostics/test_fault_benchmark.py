@@ -48,6 +48,23 @@ def test_a_judgement_that_names_too_many_fails_it(
     assert not Trial("n00/GPU 1", ()).is_right
 
 
+def test_the_spread_of_clean_runs_is_that_of_each_gpu_by_itself() -> None:
+    """Two GPUs that differ by a tenth and repeat themselves have none; one run of twenty that is off is in the last."""
+    usual = {"GPU 0": 60e9, "GPU 1": 54e9}
+    runs = [
+        Trial("", (), (), tuple(diagnose_faults.Figure("pcie_to_gpu", of, value) for of, value in usual.items()))
+        for _ in range(19)
+    ]
+    runs.append(Trial("", (), (), (diagnose_faults.Figure("pcie_to_gpu", "GPU 1", 54e9 * 0.9),)))
+
+    rows = [row for row in diagnose_faults.spread({"the GPUs": runs}) if "GPU" in row]
+
+    assert [row.split(" | ")[1:] for row in rows] == [
+        ["GPU 0", "19", "60 GB/s", "0.00%", "0.00% |"],
+        ["GPU 1", "20", "54 GB/s", "0.00%", "10.00% |"],
+    ]
+
+
 def _with_a_bad_clock(
     readings: "dict[str, dict[str, diagnose_faults.Reading]]",
 ) -> "dict[str, dict[str, diagnose_faults.Reading]]":
