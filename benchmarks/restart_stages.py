@@ -60,7 +60,9 @@ COLUMNS = {
 }
 LEVELS = {"cold": "none", "warm": "imports", "context": "context", "nccl": "nccl", "in-process": "context"}
 BARE = ("cold", "warm", "context", "nccl", "in-process", "shrink")
-LAUNCHERS = ("run", "run --warm", "run --warm-gpu", "nvrx in-process", "nvrx ft_launcher")
+# Without NCCL's profiler a spare of --warm-gpu has used NCCL, too.
+WITH_NCCL = "run --warm-gpu --nccl-profiler=off"
+LAUNCHERS = ("run", "run --warm", "run --warm-gpu", WITH_NCCL, "nvrx in-process", "nvrx ft_launcher")
 
 
 def held_bytes() -> int:

@@ -104,7 +104,12 @@ _OTHERS = -1  # local ranks that are not listed
     type=click.Choice(["none", "quick", "full"]),
     help="Measure each node before it joins, and keep bad ones out (`diagnose`).  [none]",
 )
-@click.option("--warm-gpu", is_flag=True, default=None, help="--warm, and each has made its CUDA context.")
+@click.option(
+    "--warm-gpu",
+    is_flag=True,
+    default=None,
+    help="--warm, and each has made its CUDA context; with --nccl-profiler off it has used NCCL, too.",
+)
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(
     "--wrap",

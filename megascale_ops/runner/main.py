@@ -44,7 +44,7 @@ from megascale_ops.runner.services.accounting import comment
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.eviction import Eviction
 from megascale_ops.runner.services.own_controller import find_controller
-from megascale_ops.runner.services.profiler import Profiler, has_device
+from megascale_ops.runner.services.profiler import NCCL_VARIABLE, Profiler, has_device
 from megascale_ops.runner.services.tasks import stand_by, take_all_cores
 from megascale_ops.runner.services.time_up import TimeUp
 from megascale_ops.runner.slurm_step import Step, stands_by
@@ -401,7 +401,9 @@ def _warm_pool(config: RunConfig, plan: Plan, run_id: str, umask: int) -> WarmPo
     env = {**os.environ, environment.RUN_ID: run_id}
     if plan.threads:
         env["OMP_NUM_THREADS"] = str(plan.threads)
-    return WarmPool(plan.nproc, env, config.warm_delay_s, umask, on_gpu=config.warm_gpu)
+    # Our plugin, or another one, has to find the rank whose communicators it hears of: no spare loads it.
+    with_nccl = config.nccl_profiler == "off" and env.get(NCCL_VARIABLE, "none") == "none"
+    return WarmPool(plan.nproc, env, config.warm_delay_s, umask, on_gpu=config.warm_gpu, with_nccl=with_nccl)
 
 
 def leave_nothing(run_id: str, box_dir: Path, node: str, life: Life) -> None:

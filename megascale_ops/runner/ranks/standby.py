@@ -13,10 +13,13 @@ runner's own (none: it is empty).
 
 Nothing of CUDA is touched before the line arrives, unless MEGASCALE_GPU_OF_SPARE names a GPU: the import alone neither
 creates a context nor reads CUDA_VISIBLE_DEVICES. With it the spare makes a context there, and one product for cuBLAS;
-which GPU is the current one it leaves alone. OMP_NUM_THREADS is read at import, so the runner starts spares with the
-ranks' value.
+which GPU is the current one it leaves alone. With MEGASCALE_NCCL_OF_SPARE it also makes a communicator of one rank by
+NCCL's own C API, so that NCCL has loaded its kernels (0.45 s): not by a process group, which would stand in torch's
+flight recorder. NCCL has read its variables then; where the script changes one later, that is said. OMP_NUM_THREADS is
+read at import, so the runner starts spares with the ranks' value.
 """
 
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -85,23 +88,61 @@ def _run_module(name: str) -> None:
     run(name)
 
 
-def _make_context() -> None:
-    """Initialise CUDA and make the context of one GPU; where that fails the rank will do it, or say why it can't."""
-    number = os.environ.pop("MEGASCALE_GPU_OF_SPARE", "")
+def _make_context() -> bool:
+    """Initialise CUDA and make the context of one GPU; where that fails the rank will do it, or say why it can't.
+
+    Returns:
+        Whether NCCL was used, too.
+    """
+    number, is_nccl_wanted = (os.environ.pop(f"MEGASCALE_{name}_OF_SPARE", "") for name in ("GPU", "NCCL"))
     torch = sys.modules.get("torch")
     if not number or torch is None:
-        return
+        return False
     try:
         if not torch.cuda.is_available():
-            return
-        with torch.cuda.device(int(number) % torch.cuda.device_count()):
+            return False
+        place = int(number) % torch.cuda.device_count()
+        with torch.cuda.device(place):
             a = torch.ones(64, 64, device="cuda")
             torch.mm(a, a)
             torch.cuda.synchronize()
             del a
             torch.cuda.empty_cache()
+            return bool(is_nccl_wanted) and _use_nccl(place)
     except RuntimeError as error:  # the GPU is another process's alone, or has no room
         sys.stderr.write(f"megascale-ops: a warm worker could not make a context on GPU {number}: {error}\n")
+    return False
+
+
+def _use_nccl(place: int) -> bool:
+    """Make a communicator of one rank on a GPU and end it; return whether there is an NCCL that torch has loaded."""
+    try:
+        nccl = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # torch has none, or has it inside: which one a rank would use is not known
+        return False
+    communicator = ctypes.c_void_p()
+    result = nccl.ncclCommInitAll(ctypes.byref(communicator), 1, (ctypes.c_int * 1)(place))
+    if result == 0:
+        result = nccl.ncclCommDestroy(communicator)
+    if result:
+        sys.stderr.write(f"megascale-ops: a warm worker could not use NCCL on GPU {place}: error {result}\n")
+    return True
+
+
+def _tell_of_late_variables() -> None:
+    """Say it, once each, where the script changes a variable that NCCL has read before the script began."""
+    known = {name: value for name, value in os.environb.items() if name.startswith(b"NCCL_")}
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event not in {"os.putenv", "os.unsetenv"}:
+            return
+        name, value = arguments[0], arguments[1] if len(arguments) > 1 else None
+        if isinstance(name, bytes) and name.startswith(b"NCCL_") and known.get(name) != value:
+            known[name] = value  # type: ignore[assignment]  # bytes, or None where it was taken away
+            text = "is set by the script after NCCL was used in its spare, so it does not count: set it for the run"
+            sys.stderr.write(f"megascale-ops: {os.fsdecode(name)} {text}, or leave out --warm-gpu\n")
+
+    sys.addaudithook(hear)
 
 
 def main() -> None:
@@ -114,7 +155,7 @@ def main() -> None:
             importlib.import_module(name)
         except ImportError as error:  # the script may not need it, and fails by itself when it does
             sys.stderr.write(f"megascale-ops: a warm worker could not import {name}: {error}\n")
-    _make_context()
+    has_used_nccl = _make_context()
     gc.freeze()
     gc.enable()
 
@@ -127,6 +168,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(line_buffering=True, write_through=True)  # as python -u
+    if has_used_nccl:
+        _tell_of_late_variables()
     if order["bootstrap"]:
         runpy.run_path(str(order["bootstrap"]), run_name="megascale_bootstrap")
     _run(argv)

@@ -6,7 +6,8 @@ as the runner: a child dies with the *thread* that started it (PR_SET_PDEATHSIG)
 
 With ``on_gpu`` each spare has also initialised CUDA and made its context on the GPU of one local rank, which it then
 becomes: a restart took 1.7 s instead of 2.3 on two H200, for a context's memory of each GPU all the time. What CUDA was
-initialised with can't be changed afterwards, so a rank whose environment says otherwise is started cold.
+initialised with can't be changed afterwards, so a rank whose environment says otherwise is started cold. So it is with
+NCCL, which a spare uses, too, where nothing is to be loaded into it (``with_nccl``).
 """
 
 import json
@@ -24,23 +25,25 @@ from megascale_ops.runner.processes import RankPopen, signal_group, spawn
 
 _STANDBY = Path(__file__).with_name("standby.py")
 # For a spare alone: it is gone from the environment of the rank that it becomes. ``standby`` imports nothing of ours.
-GPU_OF_SPARE = "MEGASCALE_GPU_OF_SPARE"
+GPU_OF_SPARE, NCCL_OF_SPARE = "MEGASCALE_GPU_OF_SPARE", "MEGASCALE_NCCL_OF_SPARE"
 # 60 s for an import that takes one: a machine under heavy load; after that the spare is given up.
 _READY_DEADLINE_S = 60.0
 # A killed spare is gone in milliseconds, with a context of CUDA in about a second.
 _REAP_DEADLINE_S = 5.0
 # Read once, when CUDA is initialised or its allocator begins.
 _OF_CUDA = ("CUDA_", "NVIDIA_", "PYTORCH_CUDA_", "PYTORCH_NVML_", "PYTORCH_ALLOC_", "PYTORCH_NO_CUDA_")
+# Read when NCCL is used first; what it loads is named by them, too (NCCL_PROFILER_PLUGIN).
+_OF_NCCL = ("NCCL_",)
 
 
 class _Spare:
-    def __init__(self, env: dict[str, str], umask: int, local_rank: int, *, on_gpu: bool) -> None:
+    def __init__(self, env: dict[str, str], umask: int, local_rank: int) -> None:
         self.local_rank = local_rank
         self.ready_fd, write_fd = os.pipe()
         told = (write_fd, *_own_stdin())
         self.proc: RankPopen = spawn(
             [sys.executable, "-u", str(_STANDBY), *map(str, told)],
-            {**env, GPU_OF_SPARE: str(local_rank)} if on_gpu else env,
+            env,
             None,
             None,
             stdin=subprocess.PIPE,
@@ -81,9 +84,16 @@ def _own_stdin() -> tuple[int, ...]:
     return ()
 
 
-def same_cuda(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether two environments initialise CUDA alike: the same GPUs in the same order, the same settings."""
-    mine, theirs = ({name: value for name, value in env.items() if name.startswith(_OF_CUDA)} for env in (one, other))
+def same_cuda(one: Mapping[str, str], other: Mapping[str, str], *, with_nccl: bool = False) -> bool:
+    """Return whether two environments initialise CUDA alike: the same GPUs in the same order, the same settings.
+
+    Args:
+        one: An environment.
+        other: Another one.
+        with_nccl: And NCCL.
+    """
+    read = (*_OF_CUDA, *_OF_NCCL) if with_nccl else _OF_CUDA
+    mine, theirs = ({name: value for name, value in env.items() if name.startswith(read)} for env in (one, other))
     return mine == theirs
 
 
@@ -96,16 +106,25 @@ class WarmPool:
         delay_s: How long a starting round is left the processor for itself.
         umask: Of the spares; -1: the runner's.
         on_gpu: Each makes the CUDA context of its local rank, too.
+        with_nccl: With ``on_gpu``: each uses NCCL, too.
     """
 
     def __init__(
-        self, size: int, env: dict[str, str], delay_s: float, umask: int = -1, *, on_gpu: bool = False
+        self,
+        size: int,
+        env: dict[str, str],
+        delay_s: float,
+        umask: int = -1,
+        *,
+        on_gpu: bool = False,
+        with_nccl: bool = False,
     ) -> None:
         self._size = size
         self._env = env
         self._delay_s = delay_s
         self._umask = umask
         self._on_gpu = on_gpu
+        self._with_nccl = on_gpu and with_nccl
         self._spares: list[_Spare] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -123,7 +142,7 @@ class WarmPool:
         """Turn a ready spare into the rank that ``order`` describes; None when none is ready that could be it."""
         env = order["env"]
         assert isinstance(env, dict)
-        if self._on_gpu and not same_cuda(env, self._env):
+        if self._on_gpu and not same_cuda(env, self._env, with_nccl=self._with_nccl):
             return None
         with self._lock:
             ready = next(
@@ -165,7 +184,16 @@ class WarmPool:
             with self._lock:
                 missing = set(range(self._size)) - {spare.local_rank for spare in self._spares}
                 if missing and not self._stopping:  # stop() may have gone through while this thread had no core
-                    self._spares.append(_Spare(self._env, self._umask, min(missing), on_gpu=self._on_gpu))
+                    self._spares.append(_Spare(self._env_of(min(missing)), self._umask, min(missing)))
+
+    def _env_of(self, local_rank: int) -> dict[str, str]:
+        """Return what the spare of a local rank starts with."""
+        env = dict(self._env)
+        if self._on_gpu:
+            env[GPU_OF_SPARE] = str(local_rank)
+        if self._with_nccl:
+            env[NCCL_OF_SPARE] = "1"
+        return env
 
     def _drop_dead(self) -> None:
         now = time.monotonic()

@@ -87,6 +87,12 @@ import contextlib, os
 said = open(os.environ["SAID"], "a")
 
 
+if "NCCL" in os.environ:  # as torch's own libraries do
+    import ctypes
+
+    ctypes.CDLL(os.environ["NCCL"])
+
+
 class Tensor:
     pass
 
@@ -118,16 +124,21 @@ class cuda:
 """
 
 
-def stood_by(tmp_path: Path, **env: str) -> tuple[list[str], str, str]:
+_TELLS = "import os; print(os.environ.get('MEGASCALE_GPU_OF_SPARE', 'gone'))\n"
+
+
+def stood_by(
+    tmp_path: Path, script: str = _TELLS, of_rank: dict[str, str] | None = None, **env: str
+) -> tuple[list[str], str, str]:
     """Let a spare with a torch that only tells become a rank; return what was told, its output and its words."""
     (tmp_path / "torch.py").write_text(_FAKE_TORCH)
-    (tmp_path / "rank.py").write_text("import os; print(os.environ.get('MEGASCALE_GPU_OF_SPARE', 'gone'))\n")
+    (tmp_path / "rank.py").write_text(script)
     (tmp_path / "said").touch()
     ready, told = os.pipe()
     given = {**os.environ, "PYTHONPATH": str(tmp_path), "SAID": str(tmp_path / "said"), **env}
     order = {
-        "argv": ["-u", str(tmp_path / "rank.py")], "env": dict(os.environ), "cwd": str(tmp_path), "stdout": "",
-        "stderr": "", "bootstrap": "",
+        "argv": ["-u", str(tmp_path / "rank.py")], "env": {**os.environ, **(of_rank or {})}, "cwd": str(tmp_path),
+        "stdout": "", "stderr": "", "bootstrap": "",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(vars(warm)["_STANDBY"]), str(told)],
@@ -159,6 +170,89 @@ def test_without_a_gpu_or_with_one_that_is_full_it_becomes_a_rank_all_the_same(t
     assert "a warm worker could not make a context on GPU 1: CUDA out of memory" in words
 
 
+_FAKE_NCCL = r"""
+#include <stdio.h>
+#include <stdlib.h>
+
+static void say(const char *what, int device) {
+    FILE *said = fopen(getenv("SAID"), "a");
+    fprintf(said, "%s %d\n", what, device);
+    fclose(said);
+}
+int ncclCommInitAll(void **made, int count, const int *devices) {
+    *made = (void *)&say;
+    say("NCCL on", count == 1 ? devices[0] : -1);
+    return getenv("NCCL_FAILS") ? 2 : 0;
+}
+int ncclCommDestroy(void *ended) {
+    say("NCCL off", ended == (void *)&say);
+    return 0;
+}
+"""
+_SETS_VARIABLES = """
+import os
+os.environ["NCCL_DEBUG"] = "WARN"
+os.environ["NCCL_ALGO"] = "Ring"
+os.environ["NCCL_ALGO"] = "Ring"
+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+del os.environ["NCCL_PROTO"]
+print([name for name in os.environ if name.endswith("OF_SPARE")])
+"""
+
+
+@pytest.fixture(scope="module")
+def nccl(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library that is called as NCCL is and only tells."""
+    folder = tmp_path_factory.mktemp("nccl")
+    (folder / "nccl.c").write_text(_FAKE_NCCL)
+    made = folder / "libmade.so"
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", str(made), str(folder / "nccl.c")]
+    subprocess.run(command, check=True, timeout=60)
+    return str(made)
+
+
+def test_a_spare_that_uses_nccl_ends_its_communicator_and_tells_of_variables_that_come_too_late(
+    tmp_path: Path, nccl: str
+) -> None:
+    """NCCL reads them once: what the script sets then is told, once each, and no more where it changes nothing."""
+    of_spare = {"MEGASCALE_GPU_OF_SPARE": "6", "MEGASCALE_NCCL_OF_SPARE": "1", "NCCL": nccl}
+    of_rank = {"NCCL_DEBUG": "WARN", "NCCL_PROTO": "LL"}
+
+    told, out, words = stood_by(tmp_path, script=_SETS_VARIABLES, of_rank=of_rank, **of_spare)
+
+    assert told == ["on 2", "ones on cuda", "mm", "left", "NCCL on 2", "NCCL off 1", "off"]
+    assert out == "[]"
+    late = [line.split(" ")[1] for line in words.splitlines() if "does not count" in line]
+    assert late == ["NCCL_ALGO", "NCCL_PROTO"]
+
+
+def test_a_spare_that_has_not_used_nccl_says_nothing_of_its_variables(tmp_path: Path, nccl: str) -> None:
+    """Not asked to, or a torch that has no NCCL to load: the script may set what it likes."""
+    of_rank = {"NCCL_PROTO": "LL"}
+    asked = {"MEGASCALE_GPU_OF_SPARE": "1", "MEGASCALE_NCCL_OF_SPARE": "1"}
+
+    unasked, _, quiet = stood_by(
+        tmp_path, script=_SETS_VARIABLES, of_rank=of_rank, MEGASCALE_GPU_OF_SPARE="1", NCCL=nccl
+    )
+    (tmp_path / "said").unlink()
+    without, out, none_there = stood_by(tmp_path, script=_SETS_VARIABLES, of_rank=of_rank, **asked)
+
+    assert unasked == without == ["on 1", "ones on cuda", "mm", "left", "off"]
+    assert "does not count" not in quiet + none_there
+    assert out == "[]"
+
+
+def test_where_nccl_fails_the_spare_becomes_a_rank_all_the_same(tmp_path: Path, nccl: str) -> None:
+    """It is said; the rank will fail by itself, or not."""
+    of_spare = {"MEGASCALE_GPU_OF_SPARE": "0", "MEGASCALE_NCCL_OF_SPARE": "1", "NCCL": nccl, "NCCL_FAILS": "1"}
+
+    told, out, words = stood_by(tmp_path, **of_spare)
+
+    assert told[-2:] == ["NCCL on 0", "off"]
+    assert out == "gone"
+    assert "a warm worker could not use NCCL on GPU 0: error 2" in words
+
+
 def test_what_cuda_was_initialised_with_must_be_the_ranks() -> None:
     """Other GPUs, another order or another allocator: that spare is not used; other variables do not count."""
     mine = {"CUDA_VISIBLE_DEVICES": "0,1", "RANK": "0", "NCCL_DEBUG": "INFO"}
@@ -167,15 +261,21 @@ def test_what_cuda_was_initialised_with_must_be_the_ranks() -> None:
     assert not warm.same_cuda(mine, {**mine, "CUDA_VISIBLE_DEVICES": "1"})
     assert not warm.same_cuda(mine, {**mine, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     assert not warm.same_cuda({}, mine)
+    assert warm.same_cuda(mine, {**mine, "RANK": "1"}, with_nccl=True)
+    assert not warm.same_cuda(mine, {**mine, "NCCL_DEBUG": "WARN"}, with_nccl=True)
+    assert not warm.same_cuda(mine, {**mine, "NCCL_PROFILER_PLUGIN": "libplugin.so"}, with_nccl=True)
 
 
 def test_a_rank_gets_the_spare_of_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two spares that wait, each becomes the local rank whose context it has made, and none another's."""
+    """Of two spares that wait, each becomes the local rank whose context it has made, and none another's.
+
+    Nor one whose variables of CUDA or NCCL are others than those that the spare has read.
+    """
     waits = tmp_path / "waits.py"
     waits.write_text("import os, sys; os.write(int(sys.argv[1]), b'r'); sys.stdin.readline()\n")
     monkeypatch.setattr(warm, "_STANDBY", waits)
     env = dict(os.environ)
-    pool = warm.WarmPool(2, env, 0.0, on_gpu=True)
+    pool = warm.WarmPool(2, env, 0.0, on_gpu=True, with_nccl=True)
     try:
         pool.settle()
         end_s = time.monotonic() + 60.0
@@ -183,12 +283,14 @@ def test_a_rank_gets_the_spare_of_its_own_gpu(tmp_path: Path, monkeypatch: pytes
             time.sleep(0.01)
 
         other_gpus = pool.assign({"env": {**env, "CUDA_VISIBLE_DEVICES": "1"}}, 1)
+        other_nccl = pool.assign({"env": {**env, "NCCL_ALGO": "Ring"}}, 1)
         became = pool.assign({"env": env}, 1)
     finally:
         pool.stop()
 
     assert sorted(ready) == [0, 1]
     assert other_gpus is None
+    assert other_nccl is None
     assert became is ready[1]
     assert became.wait(30) == 0
 
