@@ -313,3 +313,4 @@ class NodeMoves(msgspec.Struct, frozen=True, omit_defaults=True):
     node: NodeLife
     moves: tuple[NodeMove, ...] = ()
     check: SelfCheckView | None = None  # the newest that is known
+    is_unheard: bool = False  # no agent and no runner tells of it now

@@ -224,6 +224,7 @@ def _done(link: "BlockingLink", node: str, do: str, reason: str, for_s: float = 
 
     from megascale_ops.errors import RefusedError, UsageError
     from megascale_ops.schema.health import NodeAsk
+    from megascale_ops.schema.wording import printable
 
     try:
         by = getpass.getuser()
@@ -235,4 +236,7 @@ def _done(link: "BlockingLink", node: str, do: str, reason: str, for_s: float = 
         raise UsageError(str(error)) from error
     from megascale_ops.cli.nodes.node_words import life_lines
 
-    return "\n".join(life_lines(found.node))
+    lines = [*life_lines(found.node)]
+    if do == "quarantine" and found.is_unheard:
+        lines.append(f"    no agent and no runner of a node {printable(node)} is heard: look whether that is its name")
+    return "\n".join(lines)

@@ -45,8 +45,8 @@ async def do(nodes: Moves, request: web.Request) -> web.Response:
 
 
 def _shown(nodes: Moves, node: str) -> NodeMoves:
-    moves = nodes.book.moves_of(node)
-    if not moves and node not in nodes.names() and nodes.checks.of(node).check is None:
-        raise NotFoundError(f"nothing is known of a node {node!r}")
+    moves, is_unheard = nodes.book.moves_of(node), node not in nodes.names()
     check = nodes.checks.of(node)
-    return NodeMoves(nodes.book.life(node), moves, check if check.check is not None else None)
+    if not moves and is_unheard and check.check is None:
+        raise NotFoundError(f"nothing is known of a node {node!r}")
+    return NodeMoves(nodes.book.life(node), moves, check if check.check is not None else None, is_unheard)

@@ -38,8 +38,10 @@ async def test_a_person_sees_moves_and_takes_back(tmp_path: Path) -> None:
         )
         shown = await _typed(served.url, "list")
         out = await _typed(served.url, "quarantine", "b", "--reason", "a fan is loud", "--for", "2")
+        unheard = await _typed(served.url, "quarantine", "bb", "--reason", "a fan is loud")
         moves = await _typed(served.url, "history", "a")
         undone = await _typed(served.url, "undo", "b")
+        await _typed(served.url, "undo", "bb")
         released = await _typed(served.url, "release", "a", "--reason", "the GPU is new")
         empty = await _typed(served.url, "list")
         as_json = await _typed(served.url, "list", "--json")
@@ -52,6 +54,9 @@ async def test_a_person_sees_moves_and_takes_back(tmp_path: Path) -> None:
     assert "3 nodes are known; 0 of at most 1 a day went by themselves" in shown.output
     assert "b  quarantined until" in out.output
     assert "a fan is loud" in out.output
+    assert "is heard" not in out.output
+    assert "bb  quarantined until it is released" in unheard.output
+    assert "no agent and no runner of a node bb is heard: look whether that is its name" in unheard.output
     assert "healthy -> suspect: accused, by controller (job job)" in moves.output
     assert "       - GPU 0: Xid 79" in moves.output
     assert "b  healthy" in undone.output
