@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +104,7 @@ class BackgroundSaver:
         self._launched: _Launched | None = None
         self._overwritten_by_steps: frozenset[int] = frozenset()  # of the save that is staged
         self._writer: WriterProcess | None = None
+        self._courier: SimpleQueue[tuple[Flight, Job] | None] | None = None  # of a thread that waits for a job
         self._changed = threading.Condition()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -161,6 +163,10 @@ class BackgroundSaver:
 
     def start(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Start what can be copied before the ranks have agreed; the save before has been settled."""
+        if self._courier is None:  # here, while the GPU works: until a thread has begun a busy host takes milliseconds
+            courier: SimpleQueue[tuple[Flight, Job] | None] = SimpleQueue()
+            threading.Thread(target=self._carry, args=(courier,), name="checkpoint", daemon=True).start()
+            self._courier = courier
         self._overwritten_by_steps = written_by_steps(state)
         self._stager.start(tensors, self._overwritten_by_steps)
 
@@ -222,8 +228,9 @@ class BackgroundSaver:
             local=local.folder if local is not None else "",
         )
         self._launched, self._outcome = _Launched(flight, job, local), _Outcome()
-        name = f"checkpoint-{save.sealed.step}"
-        threading.Thread(target=self._hand_over, args=(flight, job), name=name, daemon=True).start()
+        courier, self._courier = self._courier, None
+        assert courier is not None, "a save is launched that was not started"
+        courier.put((flight, job))
 
     def wait_copied(self) -> None:
         """Make the GPU streams of this thread wait until everything is copied."""
@@ -257,6 +264,9 @@ class BackgroundSaver:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.dismiss()
+        courier, self._courier = self._courier, None
+        if courier is not None:
+            courier.put(None)
         self._stager.drop()
         self._copier.close()
         self._buffer.close()
@@ -264,6 +274,12 @@ class BackgroundSaver:
             raise CheckpointError(self.failure)
 
     # -- threads of this room ---------------------------------------------------------------------------------------
+
+    def _carry(self, courier: "SimpleQueue[tuple[Flight, Job] | None]") -> None:
+        """Wait for the job of one save, and hand it over; None: there will be none."""
+        carried = courier.get()
+        if carried is not None:
+            self._hand_over(*carried)
 
     def _hand_over(self, flight: Flight, job: Job) -> None:
         """Wait for the GPU, then give the job to the writer process, which is started where none runs."""

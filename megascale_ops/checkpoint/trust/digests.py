@@ -21,7 +21,7 @@ Not for authenticity: who knows the weights can make collisions. Files have dige
 
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,9 @@ WORDS = 16_384
 BLOCK_BYTES = 8 * WORDS
 # Rows at a time. CPU: 1 MB, which stays in a core's cache between its two sums. GPU: 64 MB, and twice that of products.
 _CPU_ROWS, _GPU_ROWS = 8, 512
+# 4 KB of these types: an optimizer's counters, of which there may be thousands, are summed up together.
+_SMALL_BYTES = 4096
+_SMALL = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64))
 # The same weights in every process and version: replicas may run on other machines.
 _SEED = 0x6D656761
 
@@ -76,8 +79,8 @@ class Begun:
         First, not after the wait: an optimizer keeps a counter for each parameter on the CPU, and thousands of them
         take milliseconds for which the training would wait.
         """
-        raws: dict[int, bytes] = {}
-        summed = {number for numbers, sums in self._sums if sums is not None for number in numbers}
+        raws = _of_small(self._tensors)
+        summed = {number for numbers, sums in self._sums if sums is not None for number in numbers}.union(raws)
         others = {number: self._by_torch.get(number) for number in range(len(self._tensors)) if number not in summed}
         found = [block_sums(self._tensors[number]) if sums is None else sums for number, sums in others.items()]
         raws.update(zip(others, _fetched(found), strict=True))
@@ -88,6 +91,28 @@ class Begun:
 
     def _of(self, numbers: Iterable[int]) -> list[torch.Tensor]:
         return [self._tensors[number] for number in numbers]
+
+
+def _of_small(tensors: Sequence[torch.Tensor]) -> dict[int, bytes]:
+    """The sums of all tensors on the CPU that are so small that calls cost more than sums do, by their numbers."""
+    groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        size = tensor.numel() * tensor.element_size()
+        if tensor.device.type == "cpu" and 0 < size <= _SMALL_BYTES and tensor.dtype in _SMALL:
+            groups.setdefault((tensor.dtype, tensor.shape), []).append(number)
+    found: dict[int, bytes] = {}
+    with torch.no_grad():
+        for numbers in groups.values():
+            together = torch.stack([tensors[number] for number in numbers]).resolve_neg()
+            flat = together.contiguous().view(len(numbers), -1).view(torch.uint8)
+            rows = torch.zeros((len(numbers), -(-flat.shape[1] // 8) * 8), dtype=torch.uint8)
+            rows[:, : flat.shape[1]] = flat
+            words = rows.view(torch.int64)
+            low, high = _weights(words.device, words.shape[1])
+            sums = torch.stack((torch.mv(words, low), torch.mv(torch.bitwise_right_shift(words, 32), high)), 1)
+            raw = sums.numpy().tobytes()
+            found.update((number, raw[16 * at : 16 * at + 16]) for at, number in enumerate(numbers))
+    return found
 
 
 def _on_gpu(device: torch.device, tensors: Iterable[torch.Tensor]) -> "Sums | None":

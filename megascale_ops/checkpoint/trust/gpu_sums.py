@@ -47,15 +47,15 @@ class Sums:
     ) -> None:
         is_gpu = low.device.type == "cuda"
         table, self._blocks = table_of(memories, low.numel())
-        self._out = torch.empty((2, sum(self._blocks)), dtype=torch.int64, pin_memory=is_gpu)
+        self._out = torch.empty(2 * sum(self._blocks), dtype=torch.int64, pin_memory=is_gpu)
         self._kept: Sequence[torch.Tensor] = (*kept, low, high)
         self._end = torch.cuda.Event() if is_gpu else None
         if len(table):
             rows = torch.from_numpy(table)
             self._table = rows.pin_memory().to(low.device, non_blocking=True) if is_gpu else rows
-            out, total = self._out.data_ptr(), self._out.shape[1]
+            out = self._out.data_ptr()
             _sums[(len(table),)](
-                self._table, low, high, out, total, ROWS=_ROWS, WORDS=low.numel(), STEP=_STEP, num_warps=_WARPS
+                self._table, low, high, out, ROWS=_ROWS, WORDS=low.numel(), STEP=_STEP, num_warps=_WARPS
             )
         if self._end is not None:
             self._end.record()
@@ -69,12 +69,10 @@ class Sums:
         """Wait for them: of each memory the first sums of all blocks, then the second ones."""
         if self._end is not None:
             self._end.synchronize()
-        found, at, row = [], 0, 8 * self._out.shape[1]
-        out = self._out.numpy().reshape(-1).view(np.uint8).data
+        found, at, out = [], 0, self._out.numpy().view(np.uint8).data
         for count in self._blocks:
-            size = 8 * count
-            found.append(b"".join((out[at : at + size], out[row + at : row + at + size])))
-            at += size
+            found.append(bytes(out[at : at + 16 * count]))
+            at += 16 * count
         self._kept = ()
         return found
 
@@ -82,7 +80,8 @@ class Sums:
 def table_of(memories: Sequence[Memory], block_words: int) -> tuple[np.ndarray, list[int]]:
     """A row for each program, and how many blocks each memory has.
 
-    A row is its first byte, its whole words, the bytes behind them, and the number of its first block.
+    A row is its first byte, its whole words, the bytes behind them, where its first sum goes, and how many words behind
+    that its second one.
     """
     sizes = np.array([each.size_bytes for each in memories], dtype=np.int64)
     words = sizes // 8
@@ -100,20 +99,22 @@ def table_of(memories: Sequence[Memory], block_words: int) -> tuple[np.ndarray, 
             addresses[owner] + number * most * 8,
             whole,
             np.where(is_last, sizes[owner] % 8, 0),
-            first_block[owner] + number * _ROWS,
+            2 * first_block[owner] + number * _ROWS,
+            blocks[owner],
         ],
         axis=1,
     )
     return np.ascontiguousarray(table, dtype=np.int64), [int(count) for count in blocks]
 
 
-@triton.jit(do_not_specialize=["out", "total"])
-def _sums(table, low, high, out, total, ROWS: tl.constexpr, WORDS: tl.constexpr, STEP: tl.constexpr):
-    row_of_table = table + tl.program_id(0).to(tl.int64) * 4
+@triton.jit(do_not_specialize=["out"])
+def _sums(table, low, high, out, ROWS: tl.constexpr, WORDS: tl.constexpr, STEP: tl.constexpr):
+    row_of_table = table + tl.program_id(0).to(tl.int64) * 5
     address = tl.load(row_of_table)
     words = tl.load(row_of_table + 1)
     rest = tl.load(row_of_table + 2)
     place = tl.load(row_of_table + 3)
+    count = tl.load(row_of_table + 4)
     data = address.to(tl.pointer_type(tl.int64))
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, STEP)
@@ -136,4 +137,4 @@ def _sums(table, low, high, out, total, ROWS: tl.constexpr, WORDS: tl.constexpr,
     used = (words + tl.where(rest > 0, 1, 0) + WORDS - 1) // WORDS
     sums = out.to(tl.int64).to(tl.pointer_type(tl.int64)) + place + rows
     tl.store(sums, a, mask=rows < used)
-    tl.store(sums + total, b, mask=rows < used)
+    tl.store(sums + count, b, mask=rows < used)

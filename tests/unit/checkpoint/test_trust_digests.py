@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from xxhash import xxh3_128_digest
 
 from megascale_ops.checkpoint.trust import digests
 from megascale_ops.checkpoint.trust.digests import BLOCK_BYTES, WORDS, block_sums, digest, elements_at
@@ -130,6 +131,19 @@ def test_many_tensors_are_digested_as_one_by_one() -> None:
 
     assert together == [digest(tensor) for tensor in tensors]
     assert len(set(together)) == len(tensors)
+
+
+def test_small_ones_are_summed_up_together_as_one_by_one() -> None:
+    """Counters of an optimizer, odd lengths, views in another order, negative ones that are not yet, and a Parameter."""
+    small = [torch.tensor(float(step)) for step in (3, 3, 4)]
+    small += [drawn(dtype, count) for dtype in (torch.float32, torch.bfloat16, torch.int64) for count in (1, 3, 513)]
+    small += [drawn(torch.float32, 12).view(3, 4).t(), torch.randn(12).view(4, 3), torch.ones(1).expand(7)]
+    small += [torch.nn.Parameter(torch.randn(5)), torch.randn(4, dtype=torch.complex64).conj().imag]
+
+    together = digests.digests(small)
+
+    assert together == [xxh3_128_digest(block_sums(each).numpy().tobytes()) for each in small]
+    assert together[0] == together[1] != together[2]
 
 
 def test_one_block_can_be_looked_at() -> None:
