@@ -134,7 +134,7 @@ def test_many_tensors_are_digested_as_one_by_one() -> None:
 
 
 def test_small_ones_are_summed_up_together_as_one_by_one() -> None:
-    """Counters of an optimizer, odd lengths, views in another order, negative ones that are not yet, and a Parameter."""
+    """Counters of an optimizer, odd lengths, views in another order, lazily negative ones, and a Parameter."""
     small = [torch.tensor(float(step)) for step in (3, 3, 4)]
     small += [drawn(dtype, count) for dtype in (torch.float32, torch.bfloat16, torch.int64) for count in (1, 3, 513)]
     small += [drawn(torch.float32, 12).view(3, 4).t(), torch.randn(12).view(4, 3), torch.ones(1).expand(7)]
