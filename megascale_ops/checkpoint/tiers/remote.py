@@ -78,9 +78,13 @@ class RemoteStore:
         """All checkpoints, the newest first; of one step the later save first.
 
         Raises:
+            CheckpointError: there is none but what was copied here from a folder, so training would start anew.
             OSError: the store can't be listed.
         """
-        return store_saves.sealed(self.store)
+        found = store_saves.sealed(self.store)
+        if not found and (said := store_saves.copied(self.store)):
+            raise CheckpointError(said)
+        return found
 
     def findings(self, one: Sealed) -> bytes:
         """The bytes of what the save of one has found of what it saved.

@@ -80,6 +80,20 @@ def sealed(store: Store) -> list[Sealed]:
     return sorted(found, key=lambda one: (-one.step, -one.written_wall_s, one.folder))
 
 
+def copied(store: Store) -> str:
+    """A sentence about a step that lies here as it does in a folder, which by URL is not looked for; empty: none does.
+
+    Raises:
+        OSError: the store can't be listed.
+    """
+    steps = (name for name in store.names() if _STEP.fullmatch(name))
+    name = next((each for each in steps if manifests.FILE_NAME in store.names(each)), "")
+    if not name:
+        return ""
+    there = f"{store.url}/{name}"
+    return f"{there} was copied from a folder: a save in a store lies deeper, so move its files to {there}/{'0' * 32}/"
+
+
 def glances(store: Store, only: str = "") -> list[tuple[str, Glance]]:
     """The same with what is wrong by manifest and sizes: the folder of each and what was seen of it.
 

@@ -186,7 +186,10 @@ def store_of(url: str) -> StorePlace:
         return found
     try:
         store.require_there()
+        said = store_saves.copied(store)
     except FileNotFoundError:
         bucket = "/".join(parts[:3])
         raise UsageError(f"there is no {bucket}: {url} names a bucket that the store does not have") from None
+    if said:
+        raise UsageError(f"no checkpoint is read from {url}: {said}")
     raise UsageError(f"no checkpoint is at {url}: one is a folder step-00000120 that CheckpointManager has saved")

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -18,6 +19,7 @@ from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.tiers import filesystems, store_saves
 from megascale_ops.checkpoint.tiers.filesystems import Store, bounded
 from megascale_ops.checkpoint.writer_lock import KEEPER
+from megascale_ops.cli.checkpoint import stores
 from megascale_ops.errors import CheckpointError, UsageError
 from tests.fakes.checkpoints import Crash
 
@@ -63,6 +65,27 @@ def test_a_state_comes_back_bit_for_bit(url: str) -> None:
     assert CheckpointManager(url).restore(state) == 2
     assert torch.equal(state["large"], states(2)["large"])
     assert state["tokens"] == 2
+
+
+def test_a_folder_that_was_copied_to_a_store_is_no_silent_start_from_nothing(url: str, tmp_path: Path) -> None:
+    """It is said what to do, by the restore and by `ls`; done so, it comes back. The control: an empty place is none."""
+    CheckpointManager(tmp_path).save(7, states(7))
+    assert CheckpointManager(url).restore(states(0)) == -1
+    for path in (tmp_path / "step-00000007").iterdir():
+        change(url, f"step-00000007/{path.name}", path.read_bytes())
+
+    with pytest.raises(CheckpointError, match="was copied from a folder") as caught:
+        CheckpointManager(url).restore(states(0))
+    with pytest.raises(UsageError, match="was copied from a folder"):
+        stores.store_of(url)
+    deeper = str(caught.value).rpartition("files to ")[2].removeprefix(f"{url}/")
+    for path in (tmp_path / "step-00000007").iterdir():
+        change(url, f"{deeper}{path.name}", path.read_bytes())
+        change(url, f"step-00000007/{path.name}", None)
+    state = states(0)
+
+    assert CheckpointManager(url).restore(state) == 7
+    assert torch.equal(state["large"], states(7)["large"])
 
 
 def test_only_what_is_needed_is_read(url: str) -> None:
