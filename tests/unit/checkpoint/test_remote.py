@@ -68,7 +68,7 @@ def test_a_state_comes_back_bit_for_bit(url: str) -> None:
 
 
 def test_a_folder_that_was_copied_to_a_store_is_no_silent_start_from_nothing(url: str, tmp_path: Path) -> None:
-    """It is said what to do, by the restore and by `ls`; done so, it comes back. The control: an empty place is none."""
+    """What to do is said, by the restore and by `ls`; done so, it comes back. The control: an empty place is none."""
     CheckpointManager(tmp_path).save(7, states(7))
     assert CheckpointManager(url).restore(states(0)) == -1
     for path in (tmp_path / "step-00000007").iterdir():
