@@ -466,17 +466,30 @@ def main() -> None:
     if any(way.startswith("nvrx") for way in ways) and not (options.nvrx / "nvidia_resiliency_ext").is_dir():
         ways = [way for way in ways if not way.startswith("nvrx")]
         print(f"# NVRx is not in {options.nvrx}: its rows are missing", file=sys.stderr)
-    launchers = [way for way in ways if way in LAUNCHERS]
-    # A launch with its restarts takes some 25 s.
-    for way in launchers:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was measured until then is told
+    try:
+        of_launchers([way for way in ways if way in LAUNCHERS], until_s, options, store.port, results)
+        left_s = max(1.0, until_s - time.monotonic())
+        of_bare([way for way in ways if way in BARE], left_s, options, store.port, results)
+    finally:
+        tell(results, options)
+
+
+def of_launchers(ways: list[str], until_s: float, options: argparse.Namespace, port: int, results: Results) -> None:
+    """Launch by each; with its restarts that takes some 25 s."""
+    for way in ways:
         try:
-            results.note(way, launched(way, options.kills, until_s, options, store.port))
+            results.note(way, launched(way, options.kills, until_s, options, port))
         except BrokenError as error:
             results.fail(way, str(error))
         except OSError as error:
             results.fail(way, f"it can't be started: {error}")
-    left_s = max(1.0, until_s - time.monotonic())
-    of_bare([way for way in ways if way in BARE], left_s, options, store.port, results)
+
+
+def tell(results: Results, options: argparse.Namespace) -> None:
+    """Print what was measured, and where."""
+    import torch
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, Gloo"
     weights = options.layers * options.width**2 * 4 / 1e9
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "-"
