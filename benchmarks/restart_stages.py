@@ -458,7 +458,6 @@ def main() -> None:
     if unknown := [way for way in ways if way not in (*BARE, *LAUNCHERS)]:
         parser.error(f"--ways: there is no way {unknown[0]!r}, but {', '.join((*BARE, *LAUNCHERS))}")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    import torch
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
