@@ -60,8 +60,7 @@ COLUMNS = {
 }
 LEVELS = {"cold": "none", "warm": "imports", "context": "context", "nccl": "nccl", "in-process": "context"}
 BARE = ("cold", "warm", "context", "nccl", "in-process", "shrink")
-# Without NCCL's profiler a spare of --warm-gpu has used NCCL, too.
-WITH_NCCL = "run --warm-gpu --nccl-profiler=off"
+WITH_NCCL = "run --warm-gpu --nccl-profiler=off"  # its spares have used NCCL, too
 LAUNCHERS = ("run", "run --warm", "run --warm-gpu", WITH_NCCL, "nvrx in-process", "nvrx ft_launcher")
 
 
