@@ -14,12 +14,16 @@ from megascale_agents.evidence import flight_recorder
 
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
-from megascale_ops.postmortem import exits, hangs, pieces
+from megascale_ops.postmortem import exits, hangs, kernel, launched, pieces
 from megascale_ops.schema.fault_classes import FAULTS, Hang
 from megascale_ops.schema.health import Verdict
 
 if TYPE_CHECKING:
     from megascale_ops.diagnosis.hangs.stack_groups import Stood
+
+
+# 64 KiB: a log's kind is told by its end.
+_LOOKED_AT = 1 << 16
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -73,13 +77,13 @@ class _Left:
         self.stands: dict[int, Stood] = {}
         self.logs: dict[int, str] = {}
         self.launchers = ""
+        self.faults: list[str] = []  # of the kernel's log
         self.names: dict[int, str] | None = None
-        kept = list(gathered.pieces)
-        if all(piece.rank < 0 for piece in kept):
+        kept = [piece for piece in gathered.pieces if not self._take_kernels(piece)]
+        if len(kept) > 1 and all(piece.rank < 0 and not launched.told_in(piece.text).first for piece in kept):
             self.names = {number: piece.path.name for number, piece in enumerate(kept)}
             kept = [piece._replace(rank=number) for number, piece in enumerate(kept)]
-            if len(kept) > 1:
-                self.notes.append("nothing tells the ranks of these files, so they are named by their files")
+            self.notes.append("nothing tells the ranks of these files, so they are named by their files")
         texts: dict[int, list[str]] = {}
         for piece in kept:
             if not self._take_dump(piece):
@@ -87,10 +91,18 @@ class _Left:
         for rank, told in texts.items():
             self._take_text(rank, "\n".join(told))
 
+    def _take_kernels(self, piece: pieces.Piece) -> bool:
+        """Take in the kernel's log, and say whether it is one."""
+        if not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
+            return False
+        self.faults += kernel.faults_in(piece.text)
+        return True
+
     def _take_dump(self, piece: pieces.Piece) -> bool:
         """Take in a flight recorder's dump, and say whether it is one."""
         begin = piece.data.lstrip()[:1]
-        if begin not in (b"\x80", b"{"):
+        is_json = begin == b"{" and any(key in piece.data for key in _OF_A_DUMP)
+        if begin != b"\x80" and not is_json:
             return False
         try:
             summary = flight_recorder.parse(piece.data)
@@ -105,17 +117,16 @@ class _Left:
         return True
 
     def _take_text(self, rank: int, text: str) -> None:
-        plain = pieces.without_prefix(text)
-        stood = hangs.stand_of(plain)
-        lost = hangs.unread(plain) if stood is None else None
+        stood = hangs.stand_of(text)
+        lost = hangs.unread(text) if stood is None else None
         if rank < 0:
-            self.launchers += text
+            self.launchers += f"{text}\n"
         elif lost is not None:
             self.stands[rank] = lost
         else:
             if stood is not None:
                 self.stands[rank] = stood
-            if stood is None or _is_log_too(plain):
+            if stood is None or _is_log_too(text):
                 self.logs[rank] = text
 
     def of_hang(self) -> Verdict | None:
@@ -126,17 +137,14 @@ class _Left:
 
     def of_logs(self) -> Verdict | None:
         """Return the verdict by logs, None where there is none."""
-        if not self.logs:
+        if not self.logs and not self.launchers and not self.faults:
             return None
-        verdict = exits.judge_logs(self.logs, self.launchers)
-        if self.names is None:
-            return verdict
-        who = ", ".join(self.names[rank] for rank in verdict.culprits if rank in self.names)
-        reason = f"{who}: {verdict.reason}" if who and len(self.names) > 1 else verdict.reason
-        culprits = verdict.culprits if len(self.names) == 1 else ()
-        return msgspec.structs.replace(verdict, culprits=culprits, reason=reason)
+        verdict = exits.judge_logs(self.logs, self.launchers, self.faults)
+        return verdict if self.names is None else exits.unnamed(verdict, self.names)
 
 
+# Keys of a dump as JSON; a line of a structured log begins with a brace, too.
+_OF_A_DUMP = (b'"entries"', b'"pg_config"', b'"pg_status"')
 # Words that a stack alone never holds.
 _OF_AN_END = (
     "Watchdog caught",
