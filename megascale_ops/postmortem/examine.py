@@ -5,6 +5,7 @@ A rank that died of something of its own explains that the others hang, so where
 what stacks and dumps show of the hang, and then what the logs say of those that waited.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from megascale_agents.evidence import flight_recorder
 
+from megascale_ops.diagnosis.exits.last_words import heard_in
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.postmortem import exits, hangs, kernel, launched, pieces
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.hangs.stack_groups import Stood
 
 
+# Names of the kernel's log: a number in them is a node's.
+_OF_KERNEL = re.compile(r"dmesg|kern|syslog|messages|journal", re.IGNORECASE)
 # 64 KiB: a log's kind is told by its end.
 _LOOKED_AT = 1 << 16
 
@@ -55,7 +59,7 @@ def examine(paths: Sequence[Path]) -> Examined:
         one = "the stack or dump of one rank" if left.dumps or left.stands else "nothing that tells a rank"
         raise UsageError(f"{', '.join(map(str, paths))} holds {one}: who is elsewhere shows only beside other ranks")
     found.sort(key=lambda verdict: _order(verdict, left))
-    return Examined(tuple(found), len(left.dumps), len(left.stands), len(left.logs), tuple(left.notes))
+    return Examined(tuple(found), len(left.dumps), len(left.stands), len(left.logs) + left.unranked, tuple(left.notes))
 
 
 def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
@@ -66,6 +70,14 @@ def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
     is_hang = FAULTS[verdict.fault].hang is not Hang.NO or verdict.fault == "unknown"
     is_end = verdict.fault == "killed" and 1 < len(verdict.culprits) == len(left.logs)
     return (not verdict.culprits or is_end, is_hang, -verdict.confidence)
+
+
+def _told_when(piece: pieces.Piece) -> tuple[int, bool]:
+    """Order what one rank left: logs that were put by first, and what tells of an end behind what goes on.
+
+    Its output and its errors are two files of one time, and words age by what stands behind them.
+    """
+    return -pieces.put_by(piece.path), bool(heard_in(piece.text[-_LOOKED_AT:]))
 
 
 class _Left:
@@ -84,16 +96,28 @@ class _Left:
             self.names = {number: piece.path.name for number, piece in enumerate(kept)}
             kept = [piece._replace(rank=number) for number, piece in enumerate(kept)]
             self.notes.append("nothing tells the ranks of these files, so they are named by their files")
-        texts: dict[int, list[str]] = {}
+        texts: dict[int, list[pieces.Piece]] = {}
         for piece in kept:
             if not self._take_dump(piece):
-                texts.setdefault(piece.rank, []).append(piece.text)
+                texts.setdefault(piece.rank, []).append(piece)
         for rank, told in texts.items():
-            self._take_text(rank, "\n".join(told))
+            self._take_text(rank, "\n".join(piece.text for piece in sorted(told, key=_told_when)))
+        self.unranked = len(texts.get(-1, ()))
+        if len(kept) > 1:
+            self._take_owned(texts.get(-1, ()))
+
+    def _take_owned(self, told: Sequence[pieces.Piece]) -> None:
+        """Take a file for the log of the rank that a launcher in it has seen fail first, where it is one of several."""
+        for piece in told:
+            first = launched.told_in(piece.text).first
+            if len(first) == 1 and first[0] not in self.logs:
+                self.logs[first[0]] = piece.text
+                self.unranked -= 1
 
     def _take_kernels(self, piece: pieces.Piece) -> bool:
         """Take in the kernel's log, and say whether it is one."""
-        if not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
+        is_ranks = piece.rank >= 0 and not _OF_KERNEL.search(piece.path.name)
+        if is_ranks or not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
             return False
         self.faults += kernel.faults_in(piece.text)
         return True

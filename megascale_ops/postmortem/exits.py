@@ -14,9 +14,10 @@ import msgspec
 
 from megascale_ops.diagnosis.exits.classify import Ended, classify
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
-from megascale_ops.diagnosis.exits.last_words import end_of
+from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
-from megascale_ops.diagnosis.exits.prefixes import without_prefixes
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.schema.fault_classes import FAULTS
@@ -36,8 +37,12 @@ _DUMPS = (
 _CANCELLED = "cancelled"
 # 0.8: a local rank is the rank of a job of one node, which nothing shows; 0.5: the kernel's log alone.
 _LOCAL_SURE, _KERNEL_SURE = 0.8, 0.5
+_OF_WHO_FOLLOWS = (1, -6)
+_TRACEBACK = re.compile(re.escape(TRACEBACK_BEGINS))
+_MOST_TRACEBACKS = 64
 # What those that lost a peer say, too.
 _ALSO_OF_VICTIMS = ("nccl_error", "aborted", "killed")
+_DOUBTFUL = 0.6
 _ANY_SIZE = 1 << 30
 _SOMEBODY = "a rank that nothing names"
 _A_RANK = re.compile(r"\branks? \d{1,9}(?:, \d{1,9})*(?=: | is | was | has )")
@@ -80,8 +85,8 @@ def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], 
     texts = {rank: text[-_SOUGHT:] for rank, text in logs.items()}
     for rank, line in told.lines.items():
         if rank not in logs:
-            before = launched.before_the_cancel(launchers)[-_SOUGHT:] if rank in owners else ""
-            texts[rank] = f"{before}\n{line}"
+            before = _own_part(launched.before_the_cancel(launchers)[-_SOUGHT:]) if rank in owners else ""
+            texts[rank] = before.strip("\n") or line
     return texts
 
 
@@ -100,13 +105,38 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
     exit_ = RankExit(rank, rank, 1 + rank, told.codes.get(rank, 1), 0.0, stderr_tail=tail)
     one = Ended("", exit_, _EARLIER_S if rank in told.first else 0.1, has_status=has_status, has_time=False)
     if has_status:
-        return one
+        # A launcher lists all that failed; who was not first and left no signal of its own has followed.
+        is_late = bool(told.first) and rank not in told.first and one.exit.code in _OF_WHO_FOLLOWS
+        return one._replace(exit=_stopped(rank)) if is_late and not heard_in(tail) else one
     judged = classify(one, None, None)
     if judged.fault == _NOTHING_SAID:
-        return one._replace(exit=RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True))
+        return one._replace(exit=_stopped(rank))
     if judged.fault == "killed" and _CANCELLED in judged.said:
         return one._replace(exit=msgspec.structs.replace(exit_, code=-15))
     return one
+
+
+def _stopped(rank: int) -> RankExit:
+    return RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True)
+
+
+def _own_part(text: str) -> str:
+    """Return a text of several ranks up to the first traceback in it that speaks for a cause of its own.
+
+    What follows is of those that lost a peer. A text whose end speaks for a cause, or that has none, stays whole, and
+    what came long before its end was survived.
+    """
+    begins = [found.start() for found in _TRACEBACK.finditer(text)][-_MOST_TRACEBACKS:]
+    if _speaks(text):
+        return text
+    late = (at for at in begins[1:] if sum(map(weight_of, text[at:].splitlines())) <= STALE_LINES)
+    return next((text[:at] for at in late if _speaks(text[:at])), text)
+
+
+def _speaks(text: str) -> bool:
+    one = _ended(0, text, launched.Told({}, {}))
+    fault = classify(one._replace(exit=with_error(one.exit)), None, None).fault
+    return not one.exit.by_us and fault in FAULTS and fault not in ("unknown", *_ALSO_OF_VICTIMS)
 
 
 def _judged(ended: Sequence[Ended]) -> Verdict:
@@ -124,9 +154,9 @@ def _judged(ended: Sequence[Ended]) -> Verdict:
 
 def _of_somebody(rest: str, kernels: Sequence[str], *, has_ranks: bool) -> Verdict | None:
     """Return what words say that no rank can be given to: a class without a rank; None where they say nothing."""
-    for text, sure in ((rest[-_SOUGHT:], 1.0), ("\n".join(kernels[-200:]), _KERNEL_SURE)):
+    for text, sure in ((_own_part(rest[-_SOUGHT:]), 1.0), ("\n".join(kernels[-200:]), _KERNEL_SURE)):
         one = _ended(0, text, launched.Told({}, {}))
-        judged = classify(one, None, None)
+        judged = classify(one._replace(exit=with_error(one.exit)), None, None)
         if one.exit.by_us or judged.fault not in FAULTS or judged.fault == "unknown":
             continue
         if has_ranks and judged.fault in _ALSO_OF_VICTIMS:
@@ -138,12 +168,15 @@ def _of_somebody(rest: str, kernels: Sequence[str], *, has_ranks: bool) -> Verdi
 
 
 def _better(verdict: Verdict | None, somebody: Verdict | None, texts: Mapping[int, str], launchers: str) -> Verdict:
-    """Return the best of a verdict without a cause, words that name ranks, and words that no rank is known to have said."""
+    """Return the best of a verdict without a cause, words that name ranks, and words of an unknown rank."""
     nothing = verdict or Verdict(
         fault="unknown", reason="no log tells why its rank ended", confidence=0.2, otherwise="a log for each rank"
     )
     told = [Told("", rank, text) for rank, text in ((-1, launchers), *texts.items())]
-    named = blame_named(nothing, [one for one in told if named_in(one.text) is not None], _ANY_SIZE)
+    found = [(one, words) for one in told if (words := named_in(one.text)) is not None]
+    is_doubtful = any(words.sure < _DOUBTFUL for _, words in found)  # its numbers may be those of a group
+    size = 1 + max(texts, default=-1) if is_doubtful else _ANY_SIZE
+    named = blame_named(nothing, [one for one, _ in found], size)
     if named.culprits:
         return named
     return somebody if somebody is not None else nothing

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from megascale_ops import foreign
 from megascale_ops.errors import UsageError
-from megascale_ops.postmortem import tags
+from megascale_ops.postmortem import reading, tags
 
-# 16 MB: as much of a flight recorder's dump as the agent reads; of a log the end counts.
-MOST_BYTES = 16 * 1024 * 1024
+# 64 MB of all logs, and 256 KB of each at least: a log's end counts, and 16 MB take two to three seconds.
+_MOST_OF_ALL, _LEAST_EACH = 64 * 1024 * 1024, 256 * 1024
+# 2 files: the output and the errors of all ranks, as batch systems write them.
+_FEW = 2
 # 16,384 files: a rank each of a job of 12,288 with room.
 MOST_FILES = 16_384
 
@@ -31,6 +32,11 @@ _NAMED = (
     re.compile(r"(?:^|[_\-.])(\d{1,4})$"),
 )
 _ENDINGS = re.compile(r"\.(?:txt|log|out|err|stderr|stdout|stacks?|json|dump|pickle|pkl|bt|gdb|trace|pyspy|py-spy)+$")
+# What was packed and what was put by when a log grew too long: rank3.log.2.gz is older than rank3.log.1.
+_PACKED = re.compile(r"\.(?:gz|bz2|xz)$")
+_ROTATED = re.compile(r"\.(?:log|txt|out|err)[.\-](\d{1,4})(?:\.(?:gz|bz2|xz))?$")
+# A try of all ranks; torchrun and others keep the logs of each.
+_ATTEMPT = re.compile(r"^(?:attempt|restart|try)[_\-]?(\d{1,6})$")
 _FOLDER = re.compile(r"^(?:(?:rank|local_rank|worker|task)[_\-.]?)?(\d{1,6})$", re.IGNORECASE)
 _OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\b(?:rank=|--rank )(\d{1,6})\b|\bRANK=(\d{1,6})\b")
 _COMMAND, _MOST_OF_COMMAND = re.compile(r"python|^Process \d|RANK="), 3
@@ -95,22 +101,53 @@ def gather(files: Iterable[Path]) -> Gathered:
     """Read files, and tell whose they are."""
     pieces: list[Piece] = []
     notes: list[str] = []
-    files = list(files)
+    files, left = _newest(files)
+    notes += left
+    most = max(_LEAST_EACH, min(reading.MOST_BYTES, _MOST_OF_ALL // max(1, len(files))))
+    cut: list[Path] = []
+    binary: list[Path] = []
     for path in files:
         try:
-            data = _end_of(path)
+            data, is_cut, is_binary = reading.read(path, most)
         except OSError as error:
             notes.append(f"{path} can't be read: {error.strerror or error}")
             continue
-        if data.strip():
-            pieces += _split(path, data, is_alone=len(files) == 1)
+        cut += [path] if is_cut else []
+        binary += [path] if is_binary else []
+        if data.strip() and not is_binary:
+            pieces += _split(path, data, is_alone=len(files) <= _FEW)
+    notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
+    notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
     ranked, more = _with_nodes(_by_siblings(_of_pods(pieces)))
     return Gathered(tuple(ranked), (*notes, *more))
 
 
+def _first_of(paths: Sequence[Path]) -> str:
+    return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
+
+
+def put_by(path: Path) -> int:
+    """Return how often a log was put by since it was written, by its name; 0 for the one that is still written."""
+    found = _ROTATED.search(path.name)
+    return int(found[1]) if found is not None else 0
+
+
+def _newest(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Return the files of the last attempt alone, where folders have one for each, and a sentence about the others."""
+    files = list(files)
+    tries = {
+        path: max((int(found[1]) for part in path.parts if (found := _ATTEMPT.match(part))), default=-1)
+        for path in files
+    }
+    last = max(tries.values(), default=-1)
+    older = sorted({number for number in tries.values() if 0 <= number < last})
+    kept = [path for path in files if tries[path] in (-1, last)]
+    return kept, [f"only attempt {last} was judged: what came before it is over"] if older else []
+
+
 def rank_of(path: Path) -> int:
     """Return the rank that a name tells, -1 where it tells none."""
-    name = path.name
+    name = _PACKED.sub("", path.name)
     while (shorter := _ENDINGS.sub("", name)) != name:
         name = shorter
     if _OF_JOB.match(name):
@@ -127,20 +164,15 @@ def rank_of(path: Path) -> int:
     return int(folder[1]) if folder else -1
 
 
-def _end_of(path: Path) -> bytes:
-    with foreign.opened(path, follow=True), path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - MOST_BYTES))
-        return file.read(MOST_BYTES)
-
-
 def _split(path: Path, data: bytes, *, is_alone: bool) -> list[Piece]:
-    """Cut a log of several ranks apart, by what stands before its lines; the only file of a job is all ranks'."""
+    """Cut a log of several ranks apart, by what stands before its lines; a job's only files are those of all ranks."""
     named = rank_of(path)
     is_other = _OTHER.match(data) is not None and b"\n{" not in data  # lines of JSON are a log
     text = "" if is_other else data.decode("utf-8", "replace")
     lines, is_global = tags.by_rank(text)
     ranks = sorted(rank for rank in lines if rank >= 0)
+    if ranks == [named]:
+        return [Piece(path, named, "\n".join(_untagged(text, lines)).encode())]
     if len(ranks) > 1 or (ranks and is_alone and (named < 0 or is_global)):  # the rest is the launcher's
         return [Piece(path, rank, "\n".join(lines[rank]).encode()) for rank in lines if "".join(lines[rank])]
     if ranks and (named < 0 or is_global):
@@ -171,7 +203,7 @@ def _of_command(text: str) -> int:
     for line in text[:4096].splitlines()[:_MOST_OF_COMMAND]:
         if _COMMAND.search(line) and (told := _OF_COMMAND.search(line)) is not None:
             return int(told[1] or told[2])
-    ascend = {int(number) for number in _OF_ASCEND.findall(text)}
+    ascend = {int(number) for number in _OF_ASCEND.findall(text)} if "RankID:" in text else set()
     return ascend.pop() if len(ascend) == 1 else -1
 
 

@@ -136,9 +136,9 @@ def _of_stall_before(text: str) -> Named | None:
 
 def _of_notifications(text: str) -> Named | None:
     ranks = {int(rank) for rank in _NO_NOTIFY.findall(text)} - {int(rank) for rank in _WAITER.findall(text)}
-    # 0.6: the peer may itself have waited for a third rank.
+    # 0.5: the peer may itself have waited for a third rank, and numbers count within a group.
     why = f"{named(sorted(ranks))} sent no notification, for which HCCL waited on the others"
-    return Named(tuple(sorted(ranks)), "not_joined", why, 0.6) if ranks else None
+    return Named(tuple(sorted(ranks)), "not_joined", why, 0.5) if ranks else None
 
 
 def _of_silent_nodes(text: str) -> Named | None:
