@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from megascale_ops.diagnosis.exits.classify import Ended, classify
+from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
@@ -86,7 +87,8 @@ def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], 
     for rank, line in told.lines.items():
         if rank not in logs:
             before = _own_part(launched.before_the_cancel(launchers)[-_SOUGHT:]) if rank in owners else ""
-            texts[rank] = before.strip("\n") or line
+            is_others = SIGNAL_FAULTS.get(signal_of(told.codes[rank])) == "segfault" and not _speaks(before)
+            texts[rank] = line if is_others else before.strip("\n") or line
     return texts
 
 

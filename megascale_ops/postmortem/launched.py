@@ -92,6 +92,8 @@ def told_in(text: str) -> Told:
         first = tuple(roots[:1] or failed[:1])
     else:
         first = tuple(rank for rank in failed if lines[rank] == lines[failed[0]])
+        if len(first) > 1:  # a whole node failed alike, and so did the ranks of others that failed with the same status
+            first = tuple(rank for rank in failed if codes[rank] == codes[failed[0]])
     return Told(codes, lines, first, bool(locals_), pids)
 
 

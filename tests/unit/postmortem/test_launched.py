@@ -65,6 +65,15 @@ def test_what_a_cancelled_steps_tasks_did_is_a_consequence() -> None:
     assert why_ended(cancel.format("") + after) == ""
 
 
+def test_nodes_that_fail_alike_fail_together() -> None:
+    """A script that fails everywhere is told of node by node; one task that fails first is not joined by the others."""
+    node = "srun: error: n{}: {}: Exited with exit code {}\n"
+
+    assert told_in(node.format(1, "tasks 0-1", 1) + node.format(2, "tasks 2-3", 1)).first == (0, 1, 2, 3)
+    assert told_in(node.format(1, "tasks 0-1", 1) + node.format(2, "tasks 2-3", 2)).first == (0, 1)
+    assert told_in(node.format(1, "task 0", 1) + node.format(2, "tasks 2-3", 1)).first == (0,)
+
+
 def test_torchruns_report_counts_before_its_local_ranks() -> None:
     """And its first failure is the root, whichever it lists first."""
     local = "failed (exitcode: -6) local_rank: 1 (pid: 71) of binary: python\n"

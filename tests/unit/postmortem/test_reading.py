@@ -121,6 +121,17 @@ def test_tracebacks_of_all_ranks_in_one_log_are_of_the_first_that_is_no_victims(
     assert survived.fault == "unknown"
 
 
+def test_a_crash_that_a_launcher_saw_is_not_hidden_by_the_words_of_others(tmp_path: Path) -> None:
+    """A memory fault is the rank's own; an abort may be how one that lost a peer ended."""
+    noticed = "mpirun noticed that process rank 2 with PID 9 on node a exited on signal {}.\n"
+
+    crashed = examine([written(tmp_path / "a", {"job.log": LOST + noticed.format("11 (Segmentation fault)")})])
+    aborted = examine([written(tmp_path / "b", {"job.log": LOST + noticed.format("6 (Aborted)")})])
+
+    assert (crashed.verdicts[0].fault, crashed.verdicts[0].culprits) == ("segfault", (2,))
+    assert aborted.verdicts[0].culprits == ()
+
+
 def test_a_pods_number_counts_behind_its_master(tmp_path: Path) -> None:
     """Kubeflow's master is rank 0, so worker 1 is rank 2; without a master the file is named."""
     pods = {"b-master-0.log": LOST, "b-worker-0.log": LOST, "b-worker-1.log": FULL}
