@@ -5,6 +5,7 @@ A rank that died of something of its own explains that the others hang, so where
 what stacks and dumps show of the hang, and then what the logs say of those that waited.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +13,21 @@ from typing import TYPE_CHECKING
 import msgspec
 from megascale_agents.evidence import flight_recorder
 
+from megascale_ops.diagnosis.exits.last_words import heard_in
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
-from megascale_ops.postmortem import exits, hangs, pieces
+from megascale_ops.postmortem import exits, hangs, kernel, launched, pieces
 from megascale_ops.schema.fault_classes import FAULTS, Hang
 from megascale_ops.schema.health import Verdict
 
 if TYPE_CHECKING:
     from megascale_ops.diagnosis.hangs.stack_groups import Stood
+
+
+# Names of the kernel's log: a number in them is a node's.
+_OF_KERNEL = re.compile(r"dmesg|kern|syslog|messages|journal", re.IGNORECASE)
+# 64 KiB: a log's kind is told by its end.
+_LOOKED_AT = 1 << 16
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -51,7 +59,7 @@ def examine(paths: Sequence[Path]) -> Examined:
         one = "the stack or dump of one rank" if left.dumps or left.stands else "nothing that tells a rank"
         raise UsageError(f"{', '.join(map(str, paths))} holds {one}: who is elsewhere shows only beside other ranks")
     found.sort(key=lambda verdict: _order(verdict, left))
-    return Examined(tuple(found), len(left.dumps), len(left.stands), len(left.logs), tuple(left.notes))
+    return Examined(tuple(found), len(left.dumps), len(left.stands), len(left.logs) + left.unranked, tuple(left.notes))
 
 
 def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
@@ -64,6 +72,14 @@ def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
     return (not verdict.culprits or is_end, is_hang, -verdict.confidence)
 
 
+def _told_when(piece: pieces.Piece) -> tuple[int, bool]:
+    """Order what one rank left: logs that were put by first, and what tells of an end behind what goes on.
+
+    Its output and its errors are two files of one time, and words age by what stands behind them.
+    """
+    return -pieces.put_by(piece.path), bool(heard_in(piece.text[-_LOOKED_AT:]))
+
+
 class _Left:
     """What files hold, by rank."""
 
@@ -73,24 +89,44 @@ class _Left:
         self.stands: dict[int, Stood] = {}
         self.logs: dict[int, str] = {}
         self.launchers = ""
+        self.faults: list[str] = []  # of the kernel's log
         self.names: dict[int, str] | None = None
-        kept = list(gathered.pieces)
-        if all(piece.rank < 0 for piece in kept):
+        kept = [piece for piece in gathered.pieces if not self._take_kernels(piece)]
+        if len(kept) > 1 and all(piece.rank < 0 and not launched.told_in(piece.text).first for piece in kept):
             self.names = {number: piece.path.name for number, piece in enumerate(kept)}
             kept = [piece._replace(rank=number) for number, piece in enumerate(kept)]
-            if len(kept) > 1:
-                self.notes.append("nothing tells the ranks of these files, so they are named by their files")
-        texts: dict[int, list[str]] = {}
+            self.notes.append("nothing tells the ranks of these files, so they are named by their files")
+        texts: dict[int, list[pieces.Piece]] = {}
         for piece in kept:
             if not self._take_dump(piece):
-                texts.setdefault(piece.rank, []).append(piece.text)
+                texts.setdefault(piece.rank, []).append(piece)
         for rank, told in texts.items():
-            self._take_text(rank, "\n".join(told))
+            self._take_text(rank, "\n".join(piece.text for piece in sorted(told, key=_told_when)))
+        self.unranked = len(texts.get(-1, ()))
+        if len(kept) > 1:
+            self._take_owned(texts.get(-1, ()))
+
+    def _take_owned(self, told: Sequence[pieces.Piece]) -> None:
+        """Take a file for the log of the rank that a launcher in it has seen fail first, where it is one of several."""
+        for piece in told:
+            first = launched.told_in(piece.text).first
+            if len(first) == 1 and first[0] not in self.logs:
+                self.logs[first[0]] = piece.text
+                self.unranked -= 1
+
+    def _take_kernels(self, piece: pieces.Piece) -> bool:
+        """Take in the kernel's log, and say whether it is one."""
+        is_ranks = piece.rank >= 0 and not _OF_KERNEL.search(piece.path.name)
+        if is_ranks or not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
+            return False
+        self.faults += kernel.faults_in(piece.text)
+        return True
 
     def _take_dump(self, piece: pieces.Piece) -> bool:
         """Take in a flight recorder's dump, and say whether it is one."""
         begin = piece.data.lstrip()[:1]
-        if begin not in (b"\x80", b"{"):
+        is_json = begin == b"{" and any(key in piece.data for key in _OF_A_DUMP)
+        if begin != b"\x80" and not is_json:
             return False
         try:
             summary = flight_recorder.parse(piece.data)
@@ -105,17 +141,16 @@ class _Left:
         return True
 
     def _take_text(self, rank: int, text: str) -> None:
-        plain = pieces.without_prefix(text)
-        stood = hangs.stand_of(plain)
-        lost = hangs.unread(plain) if stood is None else None
+        stood = hangs.stand_of(text)
+        lost = hangs.unread(text) if stood is None else None
         if rank < 0:
-            self.launchers += text
+            self.launchers += f"{text}\n"
         elif lost is not None:
             self.stands[rank] = lost
         else:
             if stood is not None:
                 self.stands[rank] = stood
-            if stood is None or _is_log_too(plain):
+            if stood is None or _is_log_too(text):
                 self.logs[rank] = text
 
     def of_hang(self) -> Verdict | None:
@@ -126,17 +161,14 @@ class _Left:
 
     def of_logs(self) -> Verdict | None:
         """Return the verdict by logs, None where there is none."""
-        if not self.logs:
+        if not self.logs and not self.launchers and not self.faults:
             return None
-        verdict = exits.judge_logs(self.logs, self.launchers)
-        if self.names is None:
-            return verdict
-        who = ", ".join(self.names[rank] for rank in verdict.culprits if rank in self.names)
-        reason = f"{who}: {verdict.reason}" if who and len(self.names) > 1 else verdict.reason
-        culprits = verdict.culprits if len(self.names) == 1 else ()
-        return msgspec.structs.replace(verdict, culprits=culprits, reason=reason)
+        verdict = exits.judge_logs(self.logs, self.launchers, self.faults)
+        return verdict if self.names is None else exits.unnamed(verdict, self.names)
 
 
+# Keys of a dump as JSON; a line of a structured log begins with a brace, too.
+_OF_A_DUMP = (b'"entries"', b'"pg_config"', b'"pg_status"')
 # Words that a stack alone never holds.
 _OF_AN_END = (
     "Watchdog caught",

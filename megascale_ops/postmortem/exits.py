@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logs to how ranks ended, where no runner has seen it: by their last words, and by a launcher's summary.
+"""From logs to how ranks ended, where no runner has seen it: by their last words, and by what launchers say.
 
-What a launcher of others wrote of exit statuses counts (torchrun's failures, ``exitcode : -9``); without it a rank
-whose words speak for an end is taken to have ended with an error, and one whose words do not to have been stopped by
-its launcher, which is how most ranks of a failed job end.
+What a launcher of others wrote of ends counts (``launched``); without it a rank whose words speak for an end is taken
+to have ended with an error, and one whose words do not to have been stopped by its launcher, which is how most ranks of
+a failed job end. A traceback in a merged log that no line gives a rank to is of the rank that the launcher saw fail
+first; without a launcher's word it is of a rank that can't be told, and none is named.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from megascale_ops.diagnosis.exits.classify import Ended, classify
+from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
-from megascale_ops.diagnosis.exits.last_words import end_of
+from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
+from megascale_ops.diagnosis.exits.named_ranks import named_in
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
+from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
+from megascale_ops.postmortem import kernel, launched
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 
 # As much as a runner reads of stderr, and as much as its end is looked for in.
 _TAIL, _SOUGHT = 4000, 64_000
-_FAILURE = re.compile(r"rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d{1,6}\)\s+exitcode\s*: (?P<code>-?\d{1,4})")
-_ROOT = re.compile(r"Root Cause \(first observed failure\):.{0,400}?rank\s*: (\d{1,6})", re.DOTALL)
 # 2 s: the rank that a launcher has seen fail first.
 _EARLIER_S = 2.0
 _NOTHING_SAID = "exit_code"
@@ -30,32 +36,112 @@ _DUMPS = (
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1"
 )
 _CANCELLED = "cancelled"
+# 0.8: a local rank is the rank of a job of one node, which nothing shows; 0.5: the kernel's log alone.
+_LOCAL_SURE, _KERNEL_SURE = 0.8, 0.5
+_OF_WHO_FOLLOWS = (1, -6)
+_TRACEBACK = re.compile(re.escape(TRACEBACK_BEGINS))
+_MOST_TRACEBACKS = 64
+# What those that lost a peer say, too.
+_ALSO_OF_VICTIMS = ("nccl_error", "aborted", "killed")
+_DOUBTFUL = 0.6
+_ANY_SIZE = 1 << 30
+_SOMEBODY = "a rank that nothing names"
+_A_RANK = re.compile(r"\branks? \d{1,9}(?:, \d{1,9})*(?=: | is | was | has )")
 
 
-def judge_logs(logs: Mapping[int, str], launchers: str = "") -> Verdict:
+def judge_logs(logs: Mapping[int, str], launchers: str = "", faults: Sequence[str] = ()) -> Verdict:
     """Return the verdict on how ranks ended.
 
     Args:
         logs: what each rank printed.
-        launchers: what was printed by no rank.
+        launchers: what was printed by no rank, or by one that nothing names.
+        faults: lines of the kernel's log.
     """
+    launchers = "\n".join(without_prefixes(launchers.splitlines()))
     # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
-    codes = {int(found["rank"]): int(found["code"]) for found in _FAILURE.finditer(launchers)}
-    roots = {int(found[1]) for found in _ROOT.finditer(launchers)}
-    ended = []
-    for rank, text in sorted(logs.items()):
-        tail = end_of(text[-_SOUGHT:], _TAIL)
-        exit_ = RankExit(rank, rank, 1 + rank, codes.get(rank, 1), 0.0, stderr_tail=tail)
-        one = Ended("", exit_, _EARLIER_S if rank in roots else 0.1, has_status=rank in codes, has_time=False)
-        judged = classify(one, None, None)
-        if rank not in codes and judged.fault == _NOTHING_SAID:
-            one = one._replace(exit=RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True))
-        elif rank not in codes and judged.fault == "killed" and _CANCELLED in judged.said:
-            one = one._replace(exit=msgspec.structs.replace(exit_, code=-15))
-        ended.append(one)
-    for rank in sorted(set(codes) - set(logs)):
-        exit_ = RankExit(rank, rank, 1 + rank, codes[rank], 0.0)
-        ended.append(Ended("", exit_, _EARLIER_S if rank in roots else 0.1, has_time=False))
+    told = launched.told_in(launchers)
+    of_kernel = kernel.of_ranks(faults, logs, launchers, told.pids)
+    owners = [rank for rank in told.first if rank not in logs]
+    texts = _texts(logs, told, owners, launchers)
+    for rank, lines in of_kernel.items():
+        if rank >= 0:
+            texts[rank] = "\n".join([texts.get(rank, ""), *lines])
+    ended = [_ended(rank, text, told) for rank, text in sorted(texts.items())]
+    verdict = _judged(ended) if ended else None
+    if verdict is None or verdict.fault == "unknown":
+        somebody = _of_somebody("" if owners else launchers, of_kernel.get(-1, []), has_ranks=bool(logs))
+        verdict = _better(verdict, somebody, texts, launchers)
+    if (line := launched.why_ended(launchers)) and verdict.fault in ("killed", "unknown"):
+        verdict = _by_a_batch_system(verdict, line)
+    if told.is_local and owners and verdict.culprits == told.first:
+        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
+    return verdict
+
+
+def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], launchers: str) -> dict[int, str]:
+    """Return the end of what each rank said, and of what was said of it.
+
+    What no rank is known to have said is of those that a launcher saw fail first and that have no log.
+    """
+    texts = {rank: text[-_SOUGHT:] for rank, text in logs.items()}
+    for rank, line in told.lines.items():
+        if rank not in logs:
+            before = _own_part(launched.before_the_cancel(launchers)[-_SOUGHT:]) if rank in owners else ""
+            is_others = SIGNAL_FAULTS.get(signal_of(told.codes[rank])) == "segfault" and not _speaks(before)
+            texts[rank] = line if is_others else before.strip("\n") or line
+    return texts
+
+
+def _by_a_batch_system(verdict: Verdict, line: str) -> Verdict:
+    return msgspec.structs.replace(
+        verdict, fault="killed", culprits=(), nodes=(), confidence=0.5,
+        reason=f'the batch system ended the job, and no rank failed before that is told of: "{line}"',
+        otherwise="an error in the log of a rank before that time",
+    )  # fmt: skip
+
+
+def _ended(rank: int, text: str, told: launched.Told) -> Ended:
+    """Return how a rank ended, by a launcher's word or by its own."""
+    tail = end_of(text, _TAIL)
+    has_status = rank in told.codes
+    exit_ = RankExit(rank, rank, 1 + rank, told.codes.get(rank, 1), 0.0, stderr_tail=tail)
+    one = Ended("", exit_, _EARLIER_S if rank in told.first else 0.1, has_status=has_status, has_time=False)
+    if has_status:
+        # A launcher lists all that failed; who was not first and left no signal of its own has followed.
+        is_late = bool(told.first) and rank not in told.first and one.exit.code in _OF_WHO_FOLLOWS
+        return one._replace(exit=_stopped(rank)) if is_late and not heard_in(tail) else one
+    judged = classify(one, None, None)
+    if judged.fault == _NOTHING_SAID:
+        return one._replace(exit=_stopped(rank))
+    if judged.fault == "killed" and _CANCELLED in judged.said:
+        return one._replace(exit=msgspec.structs.replace(exit_, code=-15))
+    return one
+
+
+def _stopped(rank: int) -> RankExit:
+    return RankExit(rank, rank, 1 + rank, -15, 0.0, by_us=True)
+
+
+def _own_part(text: str) -> str:
+    """Return a text of several ranks up to the first traceback in it that speaks for a cause of its own.
+
+    What follows is of those that lost a peer. A text whose end speaks for a cause, or that has none, stays whole, and
+    what came long before its end was survived.
+    """
+    begins = [found.start() for found in _TRACEBACK.finditer(text)][-_MOST_TRACEBACKS:]
+    if _speaks(text):
+        return text
+    late = (at for at in begins[1:] if sum(map(weight_of, text[at:].splitlines())) <= STALE_LINES)
+    return next((text[:at] for at in late if _speaks(text[:at])), text)
+
+
+def _speaks(text: str) -> bool:
+    one = _ended(0, text, launched.Told({}, {}))
+    fault = classify(one._replace(exit=with_error(one.exit)), None, None).fault
+    return not one.exit.by_us and fault in FAULTS and fault not in ("unknown", *_ALSO_OF_VICTIMS)
+
+
+def _judged(ended: Sequence[Ended]) -> Verdict:
     size = 1 + max(one.exit.rank for one in ended)
     verdict = judge_exits(ended, world_size=size, missing=(), reports={}, hosts={}, round_=0, wall_s=0.0)
     if _BOX in verdict.otherwise:  # there was none
@@ -66,3 +152,46 @@ def judge_logs(logs: Mapping[int, str], launchers: str = "") -> Verdict:
     if verdict.fault == "unknown" and all(one.exit.by_us for one in ended):
         return msgspec.structs.replace(verdict, reason="no log tells why its rank ended", nodes=())
     return verdict
+
+
+def _of_somebody(rest: str, kernels: Sequence[str], *, has_ranks: bool) -> Verdict | None:
+    """Return what words say that no rank can be given to: a class without a rank; None where they say nothing."""
+    for text, sure in ((_own_part(rest[-_SOUGHT:]), 1.0), ("\n".join(kernels[-200:]), _KERNEL_SURE)):
+        one = _ended(0, text, launched.Told({}, {}))
+        judged = classify(one._replace(exit=with_error(one.exit)), None, None)
+        if one.exit.by_us or judged.fault not in FAULTS or judged.fault == "unknown":
+            continue
+        if has_ranks and judged.fault in _ALSO_OF_VICTIMS:
+            continue
+        verdict = unnamed(_judged([one]), {0: _SOMEBODY})
+        most = min(sure, _LOCAL_SURE) if has_ranks else sure  # of the ranks that have logs none tells of it
+        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, most))
+    return None
+
+
+def _better(verdict: Verdict | None, somebody: Verdict | None, texts: Mapping[int, str], launchers: str) -> Verdict:
+    """Return the best of a verdict without a cause, words that name ranks, and words of an unknown rank."""
+    nothing = verdict or Verdict(
+        fault="unknown", reason="no log tells why its rank ended", confidence=0.2, otherwise="a log for each rank"
+    )
+    told = [Told("", rank, text) for rank, text in ((-1, launchers), *texts.items())]
+    found = [(one, words) for one in told if (words := named_in(one.text)) is not None]
+    is_doubtful = any(words.sure < _DOUBTFUL for _, words in found)  # its numbers may be those of a group
+    size = 1 + max(texts, default=-1) if is_doubtful else _ANY_SIZE
+    named = blame_named(nothing, [one for one, _ in found], size)
+    if named.culprits:
+        return named
+    return somebody if somebody is not None else nothing
+
+
+def unnamed(verdict: Verdict, names: Mapping[int, str]) -> Verdict:
+    """Return a verdict whose ranks are numbers that we have made up, by their names and without numbers."""
+    who = ", ".join(names[rank] for rank in verdict.culprits if rank in names)
+    reason = f"{who}: {_A_RANK.sub('', verdict.reason, count=1).removeprefix(': ')}" if who else verdict.reason
+    evidence = tuple(
+        msgspec.structs.replace(
+            one, rank=-1, text=f"{names.get(one.rank, '')}: {_A_RANK.sub('', one.text, count=1).removeprefix(': ')}"
+        )
+        for one in verdict.evidence
+    )
+    return msgspec.structs.replace(verdict, culprits=(), nodes=(), reason=reason, evidence=evidence)

@@ -8,15 +8,17 @@ What is a dump, a stack or a log is told by what is in it, never by its name.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from megascale_ops import foreign
 from megascale_ops.errors import UsageError
+from megascale_ops.postmortem import reading, tags
 
-# 16 MB: as much of a flight recorder's dump as the agent reads; of a log the end counts.
-MOST_BYTES = 16 * 1024 * 1024
+# 64 MB of all logs, and 256 KB of each at least: a log's end counts, and 16 MB take two to three seconds.
+_MOST_OF_ALL, _LEAST_EACH = 64 * 1024 * 1024, 256 * 1024
+# 2 files: the output and the errors of all ranks, as batch systems write them.
+_FEW = 2
 # 16,384 files: a rank each of a job of 12,288 with room.
 MOST_FILES = 16_384
 
@@ -30,21 +32,30 @@ _NAMED = (
     re.compile(r"(?:^|[_\-.])(\d{1,4})$"),
 )
 _ENDINGS = re.compile(r"\.(?:txt|log|out|err|stderr|stdout|stacks?|json|dump|pickle|pkl|bt|gdb|trace|pyspy|py-spy)+$")
+# What was packed and what was put by when a log grew too long: rank3.log.2.gz is older than rank3.log.1.
+_PACKED = re.compile(r"\.(?:gz|bz2|xz)$")
+_ROTATED = re.compile(r"\.(?:log|txt|out|err)[.\-](\d{1,4})(?:\.(?:gz|bz2|xz))?$")
+# A try of all ranks; torchrun and others keep the logs of each.
+_ATTEMPT = re.compile(r"^(?:attempt|restart|try)[_\-]?(\d{1,6})$")
 _FOLDER = re.compile(r"^(?:(?:rank|local_rank|worker|task)[_\-.]?)?(\d{1,6})$", re.IGNORECASE)
-_LINES = (
-    re.compile(r"^\[rank(\d{1,6})\]: ?"),
-    re.compile(r"^\[default(\d{1,6})\]: ?"),
-    re.compile(r"^\[\d{1,6},(\d{1,6})\]<std(?:err|out)>: ?"),
-    re.compile(r"^ {0,5}(\d{1,6}): "),
-)
-_OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\brank[= ](\d{1,6})\b|\bRANK=(\d{1,6})\b")
+_OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\b(?:rank=|--rank )(\d{1,6})\b|\bRANK=(\d{1,6})\b")
+_COMMAND, _MOST_OF_COMMAND = re.compile(r"python|^Process \d|RANK="), 3
 # torch before 2.3 says it within the line alone, as the place within a group.
 _OF_WATCHDOG = re.compile(r"\[(?:PG [^\]]{0,120})?Rank (\d{1,6})\]")
 _NODE = re.compile(r"(?:^|[_\-./])((?:node|host|worker|n|gpu-?node)[_\-]?\d{1,6})(?=[_\-./]|$)", re.IGNORECASE)
+_WATCHDOG = re.compile(r"[Ww]atchdog|ProcessGroup|Timeout at NCCL")
+_OF_ASCEND = re.compile(r"\bRankID:(\d{1,6})\b")
+# A job's number, which Slurm writes into the name of a log that all ranks share.
+_OF_JOB = re.compile(r"^slurm-\d{1,12}$")
+# Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
+_POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
+# What numbers that are no ranks stand behind: nodes, and tries of the same rank.
+_NO_RANK = re.compile(
+    r"(?:node|host|worker|attempt|try|restart|epoch|step|version|run|round|part|port|iter)s?[_\-.]?$", re.IGNORECASE
+)
+_ONE_NUMBER = re.compile(r"^(\D{0,80})(\d{1,6})(\D{0,80})$")
 # How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:" or a date.
 _OTHER = re.compile(rb"\x80|\s*\{|\s*\[\s*[\[{\]]")
-# 0.9 of all lines: a number and a colon before a few is no launcher's.
-_MOST_LINES = 0.9
 
 
 class Piece(NamedTuple):
@@ -90,23 +101,57 @@ def gather(files: Iterable[Path]) -> Gathered:
     """Read files, and tell whose they are."""
     pieces: list[Piece] = []
     notes: list[str] = []
+    files, left = _newest(files)
+    notes += left
+    most = max(_LEAST_EACH, min(reading.MOST_BYTES, _MOST_OF_ALL // max(1, len(files))))
+    cut: list[Path] = []
+    binary: list[Path] = []
     for path in files:
         try:
-            data = _end_of(path)
+            data, is_cut, is_binary = reading.read(path, most)
         except OSError as error:
             notes.append(f"{path} can't be read: {error.strerror or error}")
             continue
-        if data.strip():
-            pieces += _split(path, data)
-    ranked, more = _with_nodes(pieces)
+        cut += [path] if is_cut else []
+        binary += [path] if is_binary else []
+        if data.strip() and not is_binary:
+            pieces += _split(path, data, is_alone=len(files) <= _FEW)
+    notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
+    notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
+    ranked, more = _with_nodes(_by_siblings(_of_pods(pieces)))
     return Gathered(tuple(ranked), (*notes, *more))
+
+
+def _first_of(paths: Sequence[Path]) -> str:
+    return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
+
+
+def put_by(path: Path) -> int:
+    """Return how often a log was put by since it was written, by its name; 0 for the one that is still written."""
+    found = _ROTATED.search(path.name)
+    return int(found[1]) if found is not None else 0
+
+
+def _newest(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Return the files of the last attempt alone, where folders have one for each, and a sentence about the others."""
+    files = list(files)
+    tries = {
+        path: max((int(found[1]) for part in path.parts if (found := _ATTEMPT.match(part))), default=-1)
+        for path in files
+    }
+    last = max(tries.values(), default=-1)
+    older = sorted({number for number in tries.values() if 0 <= number < last})
+    kept = [path for path in files if tries[path] in (-1, last)]
+    return kept, [f"only attempt {last} was judged: what came before it is over"] if older else []
 
 
 def rank_of(path: Path) -> int:
     """Return the rank that a name tells, -1 where it tells none."""
-    name = path.name
+    name = _PACKED.sub("", path.name)
     while (shorter := _ENDINGS.sub("", name)) != name:
         name = shorter
+    if _OF_JOB.match(name):
+        return -1
     for form in _NAMED[:3]:
         if found := form.search(name):
             return int(found[1])
@@ -119,58 +164,83 @@ def rank_of(path: Path) -> int:
     return int(folder[1]) if folder else -1
 
 
-def without_prefix(text: str) -> str:
-    """Return a text without what a launcher has put before each line."""
-    for form in _LINES[:3]:
-        text = re.sub(form.pattern, "", text, flags=re.MULTILINE)
-    lines = text.splitlines()
-    marked = sum(_LINES[3].match(line) is not None for line in lines)
-    return "\n".join(_LINES[3].sub("", line) for line in lines) if marked > _MOST_LINES * len(lines) else text
-
-
-def _end_of(path: Path) -> bytes:
-    with foreign.opened(path, follow=True), path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - MOST_BYTES))
-        return file.read(MOST_BYTES)
-
-
-def _split(path: Path, data: bytes) -> list[Piece]:
-    """Cut a log of several ranks apart, by what stands before its lines."""
+def _split(path: Path, data: bytes, *, is_alone: bool) -> list[Piece]:
+    """Cut a log of several ranks apart, by what stands before its lines; a job's only files are those of all ranks."""
     named = rank_of(path)
-    text = "" if _OTHER.match(data) else data.decode("utf-8", "replace")
-    by_rank = _by_prefix(text)
-    ranks = sorted(rank for rank in by_rank if rank >= 0)
-    if len(ranks) > 1:  # what no rank has printed is the launcher's
-        return [Piece(path, rank, "\n".join(by_rank[rank]).encode()) for rank in by_rank if "".join(by_rank[rank])]
-    if named < 0 and ranks:
-        named = ranks[0]
+    is_other = _OTHER.match(data) is not None and b"\n{" not in data  # lines of JSON are a log
+    text = "" if is_other else data.decode("utf-8", "replace")
+    lines, is_global = tags.by_rank(text)
+    ranks = sorted(rank for rank in lines if rank >= 0)
+    if ranks == [named]:
+        return [Piece(path, named, "\n".join(_untagged(text, lines)).encode())]
+    if len(ranks) > 1 or (ranks and is_alone and (named < 0 or is_global)):  # the rest is the launcher's
+        return [Piece(path, rank, "\n".join(lines[rank]).encode()) for rank in lines if "".join(lines[rank])]
+    if ranks and (named < 0 or is_global):
+        return [Piece(path, ranks[0], "\n".join(_untagged(text, lines)).encode())]
     if named < 0 and text:
-        told = _OF_COMMAND.search(text[:4096])
-        named = int(told[1] or told[2]) if told is not None else -1
+        named = _of_command(text)
     if named < 0 and text:
-        spoke: dict[int, list[str]] = {}
-        for line in text.splitlines():
-            if found := _OF_WATCHDOG.search(line):
-                spoke.setdefault(int(found[1]), []).append(line)
-        if len(spoke) > 1:
-            return [Piece(path, rank, "\n".join(lines).encode()) for rank, lines in sorted(spoke.items())]
+        return _of_watchdogs(path, data, text, is_alone=is_alone)
     return [Piece(path, named, data)]
 
 
-def _by_prefix(text: str) -> dict[int, list[str]]:
-    """Return the lines of each rank, and by -1 of none, where a launcher has marked them; empty where none has."""
-    lines = text.splitlines()
-    for at, form in enumerate(_LINES):
-        marked = [(form.match(line), line) for line in lines]
-        count = sum(found is not None for found, _ in marked)
-        if not count or (at == len(_LINES) - 1 and count < _MOST_LINES * len(lines)):
-            continue
-        by_rank: dict[int, list[str]] = {}
-        for found, line in marked:
-            by_rank.setdefault(int(found[1]) if found is not None else -1, []).append(line)
-        return by_rank
-    return {}
+def _untagged(text: str, lines: dict[int, list[str]]) -> Iterator[str]:
+    """Yield all lines of a text in their order, without the tags of the one rank that it is of."""
+    bare = {rank: iter(found) for rank, found in lines.items()}
+    (rank,) = (rank for rank in lines if rank >= 0)
+    others = list(lines.get(-1, ()))
+    at = 0
+    for line in text.splitlines():
+        if at < len(others) and others[at] == line:
+            at += 1
+            yield line
+        else:
+            yield next(bare[rank], line)
+
+
+def _of_command(text: str) -> int:
+    """Return the rank by the command that a log begins with, or by Ascend's errors, -1 without."""
+    for line in text[:4096].splitlines()[:_MOST_OF_COMMAND]:
+        if _COMMAND.search(line) and (told := _OF_COMMAND.search(line)) is not None:
+            return int(told[1] or told[2])
+    ascend = {int(number) for number in _OF_ASCEND.findall(text)} if "RankID:" in text else set()
+    return ascend.pop() if len(ascend) == 1 else -1
+
+
+def _of_watchdogs(path: Path, data: bytes, text: str, *, is_alone: bool) -> list[Piece]:
+    """Cut a log apart by the ranks that NCCL's watchdogs name themselves, where nothing else does."""
+    spoke: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        found = _OF_WATCHDOG.search(line) if _WATCHDOG.search(line) else None
+        spoke.setdefault(int(found[1]) if found is not None else -1, []).append(line)
+    ranks = [rank for rank in spoke if rank >= 0]
+    if not ranks or (len(ranks) == 1 and not is_alone):
+        return [Piece(path, ranks[0] if ranks else -1, data)]
+    return [Piece(path, rank, "\n".join(lines).encode()) for rank, lines in sorted(spoke.items())]
+
+
+def _of_pods(pieces: Sequence[Piece]) -> list[Piece]:
+    """Number the pods of a job that has a master: it is rank 0, and worker N is rank N + 1."""
+    found = [_POD.match(piece.path.name) or _POD.match(piece.path.parent.name) for piece in pieces]
+    jobs = {one[1] for one in found if one is not None and one[2] == "master"}
+    return [
+        piece._replace(rank=0 if one[2] == "master" else int(one[3]) + 1)
+        if one is not None and piece.rank < 0 and one[1] in jobs
+        else piece
+        for piece, one in zip(pieces, found, strict=True)
+    ]
+
+
+def _by_siblings(pieces: Sequence[Piece]) -> list[Piece]:
+    """Take the number in which the folders of files differ for their rank, where nothing at all tells one."""
+    if len(pieces) < 2 or any(piece.rank >= 0 for piece in pieces):
+        return list(pieces)
+    found = [_ONE_NUMBER.match(piece.path.parent.name) for piece in pieces]
+    shapes = {(one[1], one[3]) if one is not None else None for one in found}
+    numbers = {one[2] for one in found if one is not None}
+    if len(shapes) != 1 or None in shapes or len(numbers) < 2 or any(_NO_RANK.search(one[1]) for one in found if one):
+        return list(pieces)
+    return [piece._replace(rank=int(one[2])) for piece, one in zip(pieces, found, strict=True) if one is not None]
 
 
 def _with_nodes(pieces: Sequence[Piece]) -> tuple[list[Piece], list[str]]:

@@ -52,7 +52,7 @@ _OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b
 _POINTS_ELSEWHERE = re.compile(
     r"[Ss]ee (?:the )?(?:root cause|stack ?trace|traceback|logs?|errors?|output|details)\b.{0,40}\b(?:above|for|of)\b"
     r"|[Cc]heck (?:the )?(?:logs?|output)s? (?:of|above|for)"
-    r"|due to an? (?:exception|error) in an?other|background process"
+    r"|due to an? (?:exception|error) in an?other|background process|\b[Ee]rror is reported as above"
     r"|\b(?:[Ww]orker|[Cc]hild|[Ss]ub)[ _]?(?:[Pp]roc(?:ess)?(?:es)?|s)?\b.{0,60}"
     r"\b(?:died|failed|crashed|exited|terminated)\b"
 )

@@ -32,17 +32,22 @@ FULL = (
     r"|\bNRT_RESOURCE\b|\bnrt_\w{2,40}:? status ?= ?4\b|ran out of memory trying to allocate"
     r"|UR_RESULT_ERROR_OUT_OF_RESOURCES"
     r"|\bE[A-Z]\d{4}: .{0,200}(?:[Mm]emory allocation (?:error|failed)|[Oo]ut of [Mm]emory|alloc device memory failed)"
+    r"|\bEL0004\b|[Mm]alloc device memory failed"
 )
 FAULTY = (
     r"\b(?:UR|ZE)_RESULT_ERROR_[A-Z_]{3,60}|\bPI_ERROR_[A-Z_]{3,60}|level_zero backend failed with error"
     rf"|\b{_NAMES} (?:function |device |runtime |driver )?[Ee]rror: "
     r"|\b(?:aicore|aivec|AI ?Core|vector core) (?:exception|error)|\bNRT_(?:EXEC|HW|UNINITIALIZED|FAILURE)\w{0,40}"
     r"|\bnrt_\w{2,40}:? (?:failed|status ?= ?(?!0\b)\d)|\bMUSA_ERROR_[A-Z_]{3,60}|\bCN_ERROR_[A-Z_]{3,60}"
-    r"|synDeviceAcquire\w{0,20} failed|HBM (?:multi-?bit|uncorrectable) ECC"
+    r"|synDeviceAcquire\w{0,20} failed|(?:HBM|hbm) (?:multi[- ]?bit|uncorrectable) (?:ECC|ecc)"
+    r"|\bsynStatus\b.{0,60}\b[Dd]evice (?:acquire|lost|reset|not)"
 )
 # What CANN writes on a rank that waited: for a notification, for a socket, for a link of another.
 WAITED = (
-    r"\bEI000[269]\b|Notify register (?:times out|has not received)|Getting socket times out"
+    # 507048 and 107020: a stream whose notification of another rank never came.
+    r"NPU (?:function )?error\b.{0,80}\berror code is (?:507048|107020)\b"
+    r"|[Cc]ollective (?:call|op(?:eration)?)s? failed.{0,80}(?:reset|closed|refused|[Tt]imed? ?out)"
+    r"|\bEI000[269]\b|Notify register (?:times out|has not received)|Getting socket times out"
     r"|hccl fftsplus task timeout|\bHCCL\b.{0,80}(?:[Tt]imed out|[Tt]imeout occurred)|HcclRemote\w{0,20}Error"
     r"|\bhcclRemoteError|\bCCL_ERROR\b.{0,80}(?:peer|remote|timeout)"
 )

@@ -37,7 +37,14 @@ _TASK = re.compile(r"/task:(\d{1,9})")
 _GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d{1,9}(?:, \d{1,9})*)\]\)")
 # Horovod's stall_inspector.cc: a rank a line with the tensors that it has not submitted.
 _STALLED = re.compile(r"Missing ranks:((?:\s{0,4}\n?\d{1,9}: \[[^\]\n]{0,2000}\]){1,64})")
-_A_RANK = re.compile(r"(?:^|\n)\s{0,4}(\d{1,9}): \[")
+_A_RANK = re.compile(r"(?:^|\n)\s{0,4}(\d{1,9}): \[([^\]\n]{0,2000})")
+# Horovod before 0.19: a tensor a line with the ranks that have not submitted it.
+_STALLED_BEFORE = re.compile(r"\[missing ranks: (\d{1,9}(?:, \d{1,9})*)\]")
+# Ascend's HCCL, on a rank whose wait for a notification ended.
+_NO_NOTIFY = re.compile(r"not received the Notify record from remote rank:? ?\[(\d{1,9})\]")
+_WAITER = re.compile(r"\bRankID:(\d{1,9})\b")
+# MindSpore's scheduler (meta_server_node.cc), of the heartbeats of processes.
+_SILENT_NODE = re.compile(r"The node: (\d{1,9}) is timed out")
 _OF_RANK = re.compile(r"Traceback \(most recent call last\): \(RANK (\d{1,9})\)")
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _RAISED = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]{0,120}): ([^\n]{0,440})", re.MULTILINE)
@@ -110,8 +117,34 @@ def _of_nccl_id(text: str) -> Named | None:
 def _of_stall(text: str) -> Named | None:
     if not (found := _STALLED.findall(text)):
         return None
-    ranks = tuple(sorted({int(rank) for rank in _A_RANK.findall(found[-1])}))
+    missing = {int(rank): set(tensors.split(", ")) for rank, tensors in _A_RANK.findall(found[-1])}
+    sets = list(missing.values())
+    # Two ranks that each miss what the other has submitted wait for each other: neither is late.
+    if any(not (one <= other or other <= one) for one in sets for other in sets):
+        return None
+    ranks = tuple(sorted(missing))
     return Named(ranks, "not_joined", f"{named(ranks)} did not submit what Horovod waited for on the others", 0.8)
+
+
+def _of_stall_before(text: str) -> Named | None:
+    listed = [_numbers(ranks) for ranks in _STALLED_BEFORE.findall(text)]
+    if not listed or any(ranks != listed[-1] for ranks in listed):
+        return None
+    why = f"{named(listed[-1])} did not submit what Horovod waited for on the others"
+    return Named(listed[-1], "not_joined", why, 0.8)
+
+
+def _of_notifications(text: str) -> Named | None:
+    ranks = {int(rank) for rank in _NO_NOTIFY.findall(text)} - {int(rank) for rank in _WAITER.findall(text)}
+    # 0.5: the peer may itself have waited for a third rank, and numbers count within a group.
+    why = f"{named(sorted(ranks))} sent no notification, for which HCCL waited on the others"
+    return Named(tuple(sorted(ranks)), "not_joined", why, 0.5) if ranks else None
+
+
+def _of_silent_nodes(text: str) -> Named | None:
+    ranks = tuple(sorted({int(node) for node in _SILENT_NODE.findall(text)}))
+    why = f"{named(ranks)} stopped sending heartbeats to MindSpore's scheduler"
+    return Named(ranks, "silent", why, 0.6) if ranks else None
 
 
 def gathered_in(text: str) -> Named | None:
@@ -133,7 +166,19 @@ def gathered_in(text: str) -> Named | None:
     return Named(ranks, "exception" if fault in ("peer", "unknown") else fault, why, 0.9)
 
 
-_READERS = (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_late_tasks, _of_nccl_id, _of_stall)
+_READERS = (
+    gathered_in,
+    _of_barrier,
+    _of_desync,
+    _of_signals,
+    _of_heartbeats,
+    _of_late_tasks,
+    _of_nccl_id,
+    _of_stall,
+    _of_stall_before,
+    _of_notifications,
+    _of_silent_nodes,
+)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

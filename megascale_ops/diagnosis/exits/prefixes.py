@@ -21,8 +21,8 @@ COLOURS = re.compile(r"\x1b\[[\d;]*[mK]")  # FORCE_COLOR, with which Python 3.13
 # torch, mpirun --tag-output, Ray, srun --label, pdsh, kubectl --prefix and operators; a time as loggers and shippers
 # write it. A tag of mpirun ends with its colon: what spaces follow are the line's own where it is indented.
 _KNOWN = re.compile(
-    r"^(?:\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>:(?: (?=\S))?|\(\w{1,40} pid=\d+[^)]{0,60}\) ?"
-    r"|\d{1,6}: |\d{1,3}(?:\.\d{1,3}){3}: |\[pod/[^\]]{1,120}\] "
+    r"^(?:\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>:(?: (?=\S))?"
+    r"|\(\w{1,40}(?:, rank=\d+,)? pid=\d+[^)]{0,60}\) ?|\d{1,6}: |\d{1,3}(?:\.\d{1,3}){3}: |\[pod/[^\]]{1,120}\] "
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: \||:)? )+"
 )
 # 120 characters: the longest seen is a host's full name with a pod's and a stream's.

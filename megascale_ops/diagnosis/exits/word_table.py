@@ -80,7 +80,9 @@ PATTERNS: tuple[Row, ...] = (
     # Out of memory. Before CUDA errors, NCCL's and lost peers: a full GPU is reported as each of them.
     cause(
         "cuda_out_of_memory",
-        r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError"
+        # Not as a sentence mentions it: "on OutOfMemoryError".
+        r"(?:CUDA|HIP|XPU) out of memory|(?<![a-z,] )OutOfMemoryError"
+        r"|(?:[Cc]aught|[Rr]aised?|[Gg]ot|[Tt]hrew|OutOfMemoryError(?=: )) ?(?:OutOfMemoryError|(?<=: ))"
         rf"|{GPU_ERROR}.{{0,200}}\bout of memory"
         r"|OUT_OF_(?:DEVICE|HOST)_MEMORY|CUDA allocation failed"
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
@@ -373,7 +375,7 @@ PATTERNS: tuple[Row, ...] = (
         "nccl_error",
         r"Call to ibv_\w+ failed|NCCL WARN .{0,40}no socket interface found"
         r"|nccl(?:System|Internal|UnhandledCuda)Error|DistBackendError"
-        r"|[NR]CCL [Ee]rror(?!s?:? ?(?:0|[Nn]one)\b)|[NR]CCL failure",
+        r"|[NR]CCL [Ee]rror(?!s?:? ?(?:0|[Nn]one)\b)(?! (?:and|or|is|as|when|hand\w+|count)\b|s|,)|[NR]CCL failure",
         "nccl_error",
         "nccl.h's result names, what its transports lack, and torch's DistBackendError",
         weak=True,

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's log beside the logs of ranks: whose end it explains.
+
+It knows processes and GPUs, no ranks. A process is a rank's where a launcher or NCCL has printed both, and a GPU is by
+NCCL's own line of it (host, bus and rank); a bus alone may be one of several hosts. What belongs to no rank that way
+names the fault alone.
+
+Pure: texts in, lines by rank out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+_LINE = re.compile(
+    r"^(?:<\d+>)?(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ (?:[\d:]{8} )?(?:\S+ )?kernel:|\d{4}-\d\d-\d\dT\S+ \S+ kernel:"
+    r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\])"
+)
+# 0.6 of all lines: a job's log has some of the kernel's where a console mixes them.
+_MOST = 0.6
+_FAULT = re.compile(r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset)|fallen off the bus|segfault at")
+_KILLED = re.compile(r"[Kk]illed process (\d{1,8})\b")
+_XID = re.compile(r"Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}):[0-9a-fA-F.]+\): \d+(?:, pid='?(\d{1,8}))?")
+_HOST = re.compile(r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) (\S+) kernel:")
+# init.cc: host:process:thread [device] NCCL INFO ... rank 3 nranks 16 cudaDev 3 nvmlDev 3 busId 9b000
+_NCCL = re.compile(
+    r"(?:^|\s)(\S{1,80}):\d{1,8}:\d{1,8} \[\d{1,3}\] NCCL INFO .{0,200}?\brank (\d{1,6}) nranks \d{1,6} "
+    r".{0,60}?busId ([0-9a-f]{4,12})\b"
+)
+_LOADER = re.compile(r"DataLoader worker \(pid (\d{1,8})\)")
+
+
+def is_kernels(text: str) -> bool:
+    """Return whether a text is a kernel's log, by what its lines begin with."""
+    lines = [line for line in text.splitlines()[:2000] if line.strip()]
+    return bool(lines) and sum(_LINE.match(line) is not None for line in lines) >= _MOST * len(lines)
+
+
+def faults_in(text: str) -> list[str]:
+    """Return the lines of a kernel's log that tell of the end of a process or of a fault of a GPU."""
+    return [line for line in text.splitlines() if _FAULT.search(line)]
+
+
+def of_ranks(
+    faults: Iterable[str], logs: Mapping[int, str], rest: str, pids: Mapping[int, int]
+) -> dict[int, list[str]]:
+    """Return the lines by the rank that they are about; by -1 those of no rank.
+
+    Args:
+        faults: lines of the kernel's log.
+        logs: what each rank printed.
+        rest: what no rank printed.
+        pids: whose processes a launcher has named.
+    """
+    known = dict(pids)
+    homes: dict[tuple[str, str], set[int]] = {}
+    for text in (rest, *logs.values()):
+        for host, rank, bus in _NCCL.findall(text):
+            homes.setdefault((host, _bus_of_nccl(bus)), set()).add(int(rank))
+    for rank, text in logs.items():
+        known |= {int(pid): rank for pid in _LOADER.findall(text)}
+    found: dict[int, list[str]] = {}
+    for line in faults:
+        found.setdefault(_rank_of(line, known, homes), []).append(line)
+    return found
+
+
+def _rank_of(line: str, pids: Mapping[int, int], homes: Mapping[tuple[str, str], set[int]]) -> int:
+    xid, killed, host = _XID.search(line), _KILLED.search(line), _HOST.match(line)
+    pid = int(killed[1]) if killed is not None else int(xid[2]) if xid is not None and xid[2] else -1
+    if pid in pids:
+        return pids[pid]
+    if xid is None:
+        return -1
+    bus = xid[1].lower()[-7:]
+    there = [ranks for (name, at), ranks in homes.items() if at == bus and (host is None or _same(name, host[1]))]
+    ranks = set().union(*there) if there else set()
+    return next(iter(ranks)) if len(ranks) == 1 else -1
+
+
+def _bus_of_nccl(number: str) -> str:
+    """Return NCCL's number of a bus, 9b000, as the driver writes it: 0000:9b."""
+    value = int(number, 16)
+    return f"{value >> 20 & 0xFFFF:04x}:{value >> 12 & 0xFF:02x}"
+
+
+def _same(one: str, other: str) -> bool:
+    return one.partition(".")[0] == other.partition(".")[0]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a line of a merged log is, by what a launcher or a logger has put before it.
+
+A tag with the global rank in it counts before one with a local rank, and any of them before a bare number, which is a
+launcher's (``srun --label``) only where nearly all lines have one. What stands before a tag must be of the same kind
+(a time, a host, a pod, another tag): a sentence that mentions ``[rank3]`` is not of that rank.
+
+Pure: a text in, lines by rank out.
+"""
+
+import re
+from typing import NamedTuple
+
+from megascale_ops.diagnosis.exits.prefixes import COLOURS
+
+# 160 characters: a time, a pod's full name and a stream's stand before the rank in the longest seen.
+_ZONE = 160
+# torch, Lightning, Determined; Ray's and vLLM's actors; Composer's loggers; SageMaker's mpirun.
+_GLOBAL = (
+    re.compile(r"(?<!\w)\[rank(?:[=:] ?)?(\d{1,6})\]:? ?"),
+    re.compile(r"\(\w{1,60}(?:\[rank=| rank=)(\d{1,6})\b[^()]{0,80}\) ?"),
+    re.compile(r"\brank(\d{1,6})\[\d{1,8}\]\[\w{1,60}\]: ?"),
+    re.compile(r"\[\d{1,6},mpirank:(\d{1,6}),[^\]\n]{1,60}\]<std(?:err|out)>: ?"),
+    re.compile(r"^\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
+)
+# A field of a structured line: nothing of it is taken away, for its message is read where it stands.
+_FIELD = re.compile(
+    r"^\{.{0,400}?\"(?:global_?)?rank\" ?: ?\"?(\d{1,6})\b"
+    r"|^(?=.{0,400}\b(?:level|lvl|msg)=).{0,400}?\brank=(\d{1,6})\b"
+)
+# Ray Train tells at the start which process is which rank; its lines have the process.
+_OF_RAY = re.compile(r"\bip=(\S{1,60}?), pid=(\d{1,8})\) world_rank=(\d{1,6})\b")
+_RAYS = re.compile(r"^(?:\x1b\[[\d;]*m)?\(\w{1,60} pid=(\d{1,8})(?:, ip=(\S{1,60}?))?\)(?:\x1b\[[\d;]*m)? ?")
+# torchrun's own tag has the local rank; torch_xla's launcher an address and the worker behind it.
+_LOCAL = (
+    re.compile(r"\[default(\d{1,6})\]: ?"),
+    re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d{1,3}(?:\.\d{1,3}){3} \[(\d{1,6})\] "),
+)
+# Pieces of which each form has one.
+_GLOBAL_MARKS = ("[rank", " rank=", "][", "mpirank:", "]<std")
+_LOCAL_MARKS = ("[default", "] ")
+_NUMBERED = re.compile(r"^ {0,5}(?:(\d{1,6}):|\[(\d{1,6})\]) ")
+# 0.9 of all lines: a number and a colon before a few is no launcher's.
+_MOST_LINES = 0.9
+# Two words of a sentence: what stands before is a message, and no launcher's mark.
+_SENTENCE = re.compile(r"\b[a-z]{2,20},? [a-z]{2,20}\b")
+# A line of an observer about a rank is not that rank's.
+_ABOUT = re.compile(r"Child process with PID \d")
+
+
+class Tagged(NamedTuple):
+    """Lines by rank, without their tags, by -1 those of none; and whether the tags have the ranks of the whole job."""
+
+    lines: dict[int, list[str]]
+    is_global: bool = False
+
+
+def by_rank(text: str) -> Tagged:
+    """Return the lines of each rank; none where no line has a tag."""
+    lines = text.splitlines()
+    if tagged := _of_fields(text, lines) or _of_ray(text, lines):
+        return Tagged(_gathered(tagged), is_global=True)
+    for forms, marks in ((_GLOBAL, _GLOBAL_MARKS), (_LOCAL, _LOCAL_MARKS)):
+        if not any(mark in text for mark in marks):  # a tenth of the time that asking each line takes
+            continue
+        tagged = [_tagged(line, forms) for line in lines]
+        if any(rank >= 0 for rank, _ in tagged):
+            return Tagged(_gathered(tagged), forms is _GLOBAL)
+    numbered = [_numbered(line) for line in lines]
+    if lines and sum(rank >= 0 for rank, _ in numbered) >= _MOST_LINES * len(lines):
+        return Tagged(_gathered(numbered))
+    return Tagged({})
+
+
+def _of_fields(text: str, lines: list[str]) -> list[tuple[int, str]]:
+    """Return lines of a structured log with their ranks; nothing where they have no such field."""
+    if not any(mark in text for mark in ('rank"', "rank=")):
+        return []
+    found = [_FIELD.match(line) for line in lines]
+    if sum(one is not None for one in found) < _MOST_LINES * len(lines):
+        return []
+    return [(int(one[1] or one[2]) if one is not None else -1, line) for one, line in zip(found, lines, strict=True)]
+
+
+def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines of Ray's workers with their ranks, where Ray has told them; nothing where it has not."""
+    ranks = {(ip, pid): int(rank) for ip, pid, rank in _OF_RAY.findall(text)} if "world_rank=" in text else {}
+    if not ranks:
+        return []
+    tagged = []
+    for line in lines:
+        found = _RAYS.match(line)
+        here = [rank for (ip, pid), rank in ranks.items() if found and pid == found[1] and found[2] in (None, ip)]
+        tagged.append((here[0], line[found.end() :]) if found is not None and len(here) == 1 else (-1, line))
+    return tagged
+
+
+def _tagged(line: str, forms: tuple[re.Pattern[str], ...]) -> tuple[int, str]:
+    if "[" not in line and "rank" not in line:
+        return -1, line
+    plain = COLOURS.sub("", line) if "\x1b" in line else line
+    for form in forms:
+        found = form.search(plain, 0, _ZONE)
+        if found is not None and not _SENTENCE.search(plain, 0, found.start()) and not _ABOUT.match(plain, found.end()):
+            return int(found[1]), plain[found.end() :]
+    return -1, line
+
+
+def _numbered(line: str) -> tuple[int, str]:
+    found = _NUMBERED.match(line)
+    return (int(found[1] or found[2]), line[found.end() :]) if found is not None else (-1, line)
+
+
+def _gathered(tagged: list[tuple[int, str]]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for rank, line in tagged:
+        found.setdefault(rank, []).append(line)
+    return found

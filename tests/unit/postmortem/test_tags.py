@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a line of a merged log is: by tags of any launcher and logger, and by no sentence that mentions a rank."""
+
+import pytest
+
+from megascale_ops.postmortem.tags import by_rank
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "[rank3]: ", "[rank: 3] ", "[default1]:[rank3]: ", "worker-1: [rank3]: ", "i.pretrain/0 [rank3]: ",
+        "2026-04-03T12:16:00.5Z 4-task-1-0/0 [default1]:[rank3]: ",
+        "\x1b[36m(Worker pid=7, ip=10.0.0.1)\x1b[0m [rank3]: ",
+        "(VllmWorker rank=3 pid=229) ", "(PolicyWorker[rank=3] pid=17) ", "[1,mpirank:3,algo-1]<stderr>:",
+        "[1,3]<stderr>:", "[3]<stderr>:", "[2026-05-09T22:47:56Z] 1d2e3f || [rank=3] ", "x: rank3[20][MainThread]: ",
+        "2026-05-01 10:11:12 10.164.0.7 [3] ", '2026-05-01T10:00:01Z {pod="llm-1"} [rank3]: ',
+    ],
+)  # fmt: skip
+def test_a_tag_gives_its_line_to_a_rank(before: str) -> None:
+    """The rest of the line is what the rank printed, and lines without a tag are of no rank."""
+    found = by_rank(f"{before}KeyError: 'x'\nlauncher: stopping").lines
+
+    assert [line.strip() for line in found[3]] == ["KeyError: 'x'"]
+    assert found[-1] == ["launcher: stopping"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "see the log of [rank3]: it has failed", "rank 3 failed", "[rank: 3] Child process with PID 7 terminated",
+        "[Rank 3] Watchdog caught", "3 of 4 done", "array[rank3]",
+    ],
+)  # fmt: skip
+def test_what_mentions_a_rank_is_not_its_line(line: str) -> None:
+    """A sentence about a rank is a launcher's or an observer's."""
+    assert 3 not in by_rank(f"{line}\nstep 1 of 9").lines
+
+
+def test_numbers_and_fields_count_where_nearly_all_lines_have_them() -> None:
+    """``srun --label`` and ``mpirun -l`` mark every line, and so do structured logs."""
+    assert sorted(by_rank("0: a\n1: b\n0: c").lines) == [0, 1]
+    assert sorted(by_rank("[0] a\n[1] b").lines) == [0, 1]
+    assert by_rank("0: a\nb\nc").lines == {}
+    assert sorted(by_rank('{"rank": 0, "msg": "a"}\n{"msg": "b", "rank": 4}').lines) == [0, 4]
+    assert sorted(by_rank('level=info rank=2 msg="a"\nlevel=info rank=5 msg="b"').lines) == [2, 5]
+
+
+def test_rays_actors_are_the_ranks_that_ray_has_told() -> None:
+    """A process at one address; the same number at another one is another process."""
+    told = "(T pid=9) - (node_id=ab, ip=10.0.0.1, pid=77) world_rank=2, local_rank=0, node_rank=1"
+    found = by_rank(f"{told}\n(W pid=77, ip=10.0.0.1) ValueError: x\n(W pid=77, ip=10.0.0.2) step").lines
+
+    assert found[2] == ["ValueError: x"]
