@@ -9,6 +9,9 @@ A link between two nodes may be slow in both directions: then the ranks that sen
 and what they have in common is that pair of nodes. Where several pairs have full queues and all of them share one node,
 it is that node's link. A network that is slow for all fills all queues: then no rank is named.
 
+Who sends over a slow link in a collective waits in it like all others. A rank that hardly waits where they do sends for
+itself, between two collectives: it uploads a file, and whoever waits for it waits for that.
+
 Pure: each rank's share of looks with a full queue and its waiting in, verdicts out.
 """
 
@@ -27,6 +30,8 @@ NEXT_SHARE = 1 / 3
 MEDIAN_SHARE = 0.15
 # 20 % of the step is waited by the median rank: below that a slow link costs too little to warn.
 LEAST_WAITING = 0.2
+# A quarter of what the median rank waits: less has a rank that was busy with something of its own.
+_OWN_WAITING = 0.25
 # Half of what names a rank takes its name back.
 _KEPT = 0.5
 _FEWEST = 3
@@ -64,12 +69,14 @@ def find(ranks: Mapping[int, Sender], before: Slow | None, places: Mapping[str, 
     if len(known) < _FEWEST or len(known) < len(ranks):
         return None
     ease = _KEPT if before is not None else 1.0
-    if median(one.waiting for one in known.values()) < LEAST_WAITING * ease:
+    waiting = median(one.waiting for one in known.values())
+    if waiting < LEAST_WAITING * ease:
         return None
-    top = max(one.sending for one in known.values())
+    sharing = {rank: one for rank, one in sorted(known.items()) if one.waiting >= _OWN_WAITING * waiting}
+    top = max(one.sending for one in sharing.values())
     if top < LEAST_SHARE * ease:
         return None
-    loud = {rank: one for rank, one in sorted(known.items()) if one.sending > NEXT_SHARE * top}
+    loud = {rank: one for rank, one in sharing.items() if one.sending > NEXT_SHARE * top}
     quiet = [one.sending for rank, one in known.items() if rank not in loud]
     if 2 * len(loud) > len(known) or median(quiet) > MEDIAN_SHARE:
         return None

@@ -34,6 +34,21 @@ def test_a_full_queue_that_nobody_waits_for_is_nothing() -> None:
     assert find(_ranks((0.0, 0.9, 0.0, 0.0), waiting=0.05), None, {}) is None
 
 
+@pytest.mark.parametrize(("own", "named"), [(0.01, False), (0.2, False), (0.3, True), (0.99, True)])
+def test_a_rank_that_uploads_while_the_others_wait_for_it_has_no_slow_link(own: float, named: bool) -> None:
+    """It does not wait itself: what is in its queue is no collective's. One that waits like the others is named."""
+    ranks = {**_ranks((0.0, 0.55, 0.0, 0.0), waiting=0.99), 1: Sender("n", 0.55, own, "127.0.0.1")}
+
+    assert (find(ranks, None, {}) is not None) == named
+
+
+def test_a_slow_link_is_named_beside_an_upload() -> None:
+    """Rank 0's queue is fuller, and its own affair."""
+    ranks = {**_ranks((0.9, 0.55, 0.0, 0.0, 0.0)), 0: Sender("n", 0.9, 0.02)}
+
+    assert find(ranks, None, {}) == Slow((1,), ("n",))
+
+
 def test_a_name_is_kept_longer_than_it_takes_to_give_it() -> None:
     """A link at the limit does not come and go with every look."""
     ranks = _ranks((0.0, 0.3, 0.0, 0.0), waiting=0.15)
