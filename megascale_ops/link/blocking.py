@@ -33,7 +33,9 @@ class _Direct(Link):
     """A link whose requests block: its coroutines run to their end at once, without an event loop."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: Path | None) -> None:
-        from megascale_ops.link.http_client import HttpClient  # urllib3: half of what a verb imports that asks nobody
+        from megascale_ops.link.http_client import (
+            HttpClient,
+        )  # urllib3: half of what a verb imports that asks no controller
 
         super().__init__(url, token, timeout_s, ca_file)
         self.clients = {url: HttpClient(url, {}, tls=self._tls) for url in self.urls}

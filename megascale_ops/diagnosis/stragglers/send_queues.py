@@ -10,7 +10,7 @@ and what they have in common is that pair of nodes. Where several pairs have ful
 it is that node's link. A network that is slow for all fills all queues: then no rank is named.
 
 Who sends over a slow link in a collective waits in it like all others. A rank that hardly waits where they do sends for
-itself, between two collectives: it uploads a file. As long as its step lasts nobody knows which of the two it is.
+itself, between two collectives: it uploads a file. As long as its step lasts the two look alike.
 
 Pure: each rank's share of looks with a full queue and its waiting in, verdicts out.
 """
