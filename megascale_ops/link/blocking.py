@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from megascale_ops.errors import ControllerUnreachableError
-from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
@@ -34,6 +33,10 @@ class _Direct(Link):
     """A link whose requests block: its coroutines run to their end at once, without an event loop."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: Path | None) -> None:
+        from megascale_ops.link.http_client import (
+            HttpClient,
+        )  # urllib3: half of what a verb imports that asks no controller
+
         super().__init__(url, token, timeout_s, ca_file)
         self.clients = {url: HttpClient(url, {}, tls=self._tls) for url in self.urls}
 

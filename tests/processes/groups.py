@@ -56,14 +56,18 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_slurm_submit.py": "Slurm",
     "tests/processes/test_stranger.py": "users",
 }
-# Those with tests of 20 s and more, the longest first.
+# Those with a test, or tests of one group in a row, of 10 s and more while six run at a time: the longest first.
 FIRST = tuple(
     f"tests/processes/test_{name}.py"
     for name in (
-        "report", "stragglers", "negative_controls", "partitions", "ski_rental", "legitimate_waits", "silent_endings",
-        "installed", "own_parts", "wrapped_launchers", "eviction", "debugger_session", "frameworks", "next_steps",
-        "run_has_agent", "profile", "cli_programs", "launches", "nodes", "recovery", "own_faults",
-        "checkpoint_adapters", "checkpoint_campaign", "checkpoint_replicas", "slurm_requeue",
+        "slurm_requeue", "checkpoint_s3", "nccl_thinning", "shared_memory", "installed", "prometheus", "dashboards",
+        "two_controllers", "cli_programs", "two_machines", "alert_gaps", "wrapped_launchers", "legitimate_waits",
+        "partitions", "moe_cpu", "debugger_session", "chaos", "silent_endings", "page_views", "nccl_profiler",
+        "launches", "dashboard_schema", "checkpoint_sums", "eviction", "page", "checkpoint_campaign", "alert_rules",
+        "negative_controls", "ski_rental", "hosts", "diagnose", "recorder_scripts", "attention_cpu",
+        "kubernetes_server", "checkpoint_tiers", "recorder_bystanders", "blackbox_kill", "checkpoint_meshes",
+        "checkpoint_behind", "kernels_cpu", "checkpoint_replicas", "checkpoint_behind_crash", "engine_eviction",
+        "own_parts", "frameworks", "next_steps", "run_has_agent", "recovery", "own_faults", "checkpoint_adapters",
     )
 )  # fmt: skip
 

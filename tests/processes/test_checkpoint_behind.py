@@ -20,7 +20,8 @@ from tests.processes.small_disk import small_disk
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind.py"
+SCRIPT = "tests.fixtures.checkpoint_behind"
+ROOT = Path(__file__).parents[2]
 
 
 class Played(NamedTuple):
@@ -49,7 +50,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         if not is_small:
             (folder / "full").rmdir()
         done = subprocess.run(
-            [sys.executable, str(SCRIPT), str(folder)],
+            [sys.executable, "-m", SCRIPT, str(folder)],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=400,

@@ -44,7 +44,8 @@ README_COMMANDS = (
     "megascale-ops checkpoint prune s3://bucket/run7 --keep 1 --dry-run",
 )
 
-BEHIND = Path(__file__).parents[1] / "fixtures" / "checkpoint_behind_store.py"
+BEHIND = "tests.fixtures.checkpoint_behind_store"
+ROOT = Path(__file__).parents[2]
 USER = Path(__file__).parents[1] / "fixtures" / "checkpoint_user.py"
 
 
@@ -174,8 +175,9 @@ def behind(endpoint: str) -> Iterator[dict[str, Any]]:
         s3fs.S3FileSystem().mkdir(bucket)
     env = {**os.environ, **environment, "OMP_NUM_THREADS": "1", "MEGASCALE_RECORDER": "0"}
     with subprocess.Popen(
-        [sys.executable, str(BEHIND), url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    ) as training:
+        [sys.executable, "-m", BEHIND, url],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT,
+    ) as training:  # fmt: skip
         ending = threading.Timer(600.0, training.kill)  # beside ten busy processes it took 200 s
         ending.start()
         assert training.stdout is not None

@@ -9,10 +9,13 @@ A link between two nodes may be slow in both directions: then the ranks that sen
 and what they have in common is that pair of nodes. Where several pairs have full queues and all of them share one node,
 it is that node's link. A network that is slow for all fills all queues: then no rank is named.
 
+Who sends over a slow link in a collective waits in it like all others. A rank that hardly waits where they do sends for
+itself, between two collectives: it uploads a file. As long as its step lasts the two look alike.
+
 Pure: each rank's share of looks with a full queue and its waiting in, verdicts out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -27,6 +30,8 @@ NEXT_SHARE = 1 / 3
 MEDIAN_SHARE = 0.15
 # 20 % of the step is waited by the median rank: below that a slow link costs too little to warn.
 LEAST_WAITING = 0.2
+# A quarter of what the median rank waits: less has a rank that was busy with something of its own.
+_OWN_WAITING = 0.25
 # Half of what names a rank takes its name back.
 _KEPT = 0.5
 _FEWEST = 3
@@ -76,6 +81,14 @@ def find(ranks: Mapping[int, Sender], before: Slow | None, places: Mapping[str, 
     if len(loud) == 1:
         return Slow(tuple(loud), tuple(one.node for one in loud.values()))
     return _shared(loud, places)
+
+
+def sending_alone(ranks: Mapping[int, Sender], full: Collection[int]) -> frozenset[int]:
+    """Return those of the ranks with full queues that hardly wait where the others do."""
+    waiting = median(one.waiting for one in ranks.values())
+    if waiting < LEAST_WAITING * _KEPT:
+        return frozenset()
+    return frozenset(rank for rank in full if ranks[rank].waiting < _OWN_WAITING * waiting)
 
 
 def _shared(loud: Mapping[int, Sender], places: Mapping[str, str]) -> Slow | None:
@@ -141,6 +154,8 @@ class LinkWatch:
         self._named: Slow | None = None
         self._since = (0.0, -1)  # wall clock, step
         self._loud = False  # a rank with a full queue has been reported since the last look
+        self._full: dict[int, bool] = {}  # ranks with a full queue: whether a step of theirs has ended since it filled
+        self._own: frozenset[int] = frozenset()  # those that send something of their own, until the queue has emptied
         self._looked_s = 0.0
 
     def ingest_sending(self, rank: int, node: str, sending: float, works: Sequence[StepWork], to: str = "") -> None:
@@ -151,7 +166,12 @@ class LinkWatch:
         if wall_s > 0.0:
             waiting = sum(work.waiting_s for work in works) / wall_s
         self._ranks[rank] = Sender(node, sending, waiting, to)
-        self._loud = self._loud or sending >= LEAST_SHARE * _KEPT
+        if sending >= LEAST_SHARE * _KEPT:
+            self._loud = True
+            self._full[rank] = self._full.get(rank, False) or wall_s > 0.0
+        else:
+            self._full.pop(rank, None)
+            self._own -= {rank}
 
     def poll_queues(
         self, now_s: float, wall_s: float, step: int, round_: int, places: Callable[[], Mapping[str, str]]
@@ -167,7 +187,10 @@ class LinkWatch:
         """
         if now_s - self._looked_s >= _EVERY_S and (self._loud or self._named is not None):
             self._looked_s, self._loud = now_s, False
-            found = find(self._ranks, self._named, places())
+            self._own |= sending_alone(self._ranks, self._full)
+            nothing = self._own | {rank for rank, has_ended in self._full.items() if not has_ended}
+            ranks = {rank: one._replace(sending=0.0) if rank in nothing else one for rank, one in self._ranks.items()}
+            found = find(ranks, self._named, places())
             if found is not None and self._named is None:
                 self._since = (wall_s, step)
             self._named = found

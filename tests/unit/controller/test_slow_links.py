@@ -110,3 +110,57 @@ def test_the_warning_ends_with_the_queue() -> None:
     watch.ingest_sending(2, "n", 0.0, work)
 
     assert watch.poll_queues(12.0, 1002.0, 8, 1, dict) is None
+
+
+def _heard(watch: LinkWatch, sending: float, *works: tuple[float, float], ranks: int = 4) -> None:
+    """Let all ranks report; rank 1's queue is as full as that. A pair a step: seconds that rank 1 and others waited."""
+    for rank in range(ranks):
+        steps = tuple(
+            StepWork(step=at, wall_s=10.0, waiting_s=own if rank == 1 else others)
+            for at, (own, others) in enumerate(works)
+        )
+        watch.ingest_sending(rank, "n", sending if rank == 1 else 0.0, steps, "127.0.0.1" if rank == 1 else "")
+
+
+def test_a_rank_that_uploads_while_the_others_wait_for_it_has_no_slow_link() -> None:
+    """Neither while it does, nor as its long step ends, nor as long as the last looks still tell of the upload."""
+    watch = LinkWatch()
+    _heard(watch, 0.0, (3.2, 3.2))  # a machine on which all wait a third of the time anyway
+    waiting = ((3.2, 3.2),)
+    during = [(sending, ()) for sending in (0.1, 0.25, 0.5, 0.75)]
+    after = [(sending, waiting) for sending in (0.7, 0.5, 0.3, 0.1)]
+    named = []
+    for now_s, (sending, works) in enumerate([*during, (0.75, ((0.0, 9.9),)), *after], 1):
+        _heard(watch, sending, *works)
+        named.append(watch.poll_queues(float(now_s), 1000.0 + now_s, 7, 1, dict))
+
+    assert named == [None] * 9
+
+    _heard(watch, 0.75, (3.2, 3.2))  # its queue was empty meanwhile: that is another matter
+    assert watch.poll_queues(20.0, 1020.0, 8, 1, dict) is not None
+
+
+def test_a_slow_link_is_named_as_soon_as_a_step_has_ended_over_it() -> None:
+    """The control: the rank waits in its collective like the others."""
+    watch = LinkWatch()
+    _heard(watch, 0.75)
+    before = watch.poll_queues(1.0, 1000.0, 7, 1, dict)
+    _heard(watch, 0.75, (6.0, 6.5))
+
+    after = watch.poll_queues(2.0, 1001.0, 7, 1, dict)
+
+    assert before is None
+    assert after is not None
+    assert after.culprits == (1,)
+
+
+def test_a_slow_link_is_named_beside_an_upload() -> None:
+    """Rank 1's queue is the fuller one, and its own affair."""
+    watch = LinkWatch()
+    _heard(watch, 0.9, (0.2, 6.0), ranks=5)
+    watch.ingest_sending(3, "n", 0.55, (StepWork(step=1, wall_s=10.0, waiting_s=6.0),))
+
+    told = watch.poll_queues(1.0, 1000.0, 7, 1, dict)
+
+    assert told is not None
+    assert told.culprits == (3,)

@@ -83,7 +83,7 @@ def test_a_real_recording_is_folded_to_the_same_and_less(path: Path, monkeypatch
 
 
 def test_ranks_that_go_on_alike_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 nodes of eight ranks for a minute: a fifth of the lines' bytes, and of the file less than half."""
+    """16 nodes of eight ranks for a minute: a fifth of the lines' bytes, of the file three fifths; 64: half."""
     beats = [
         Beat(
             float(second),
@@ -93,7 +93,7 @@ def test_ranks_that_go_on_alike_are_told_once(monkeypatch: pytest.MonkeyPatch) -
             ),
         )
         for second in range(60)
-        for node in range(64)
+        for node in range(16)
     ]  # fmt: skip
     recording = Recording(HEADER, tuple(beats))
     plain = pack(recording)
@@ -102,7 +102,7 @@ def test_ranks_that_go_on_alike_are_told_once(monkeypatch: pytest.MonkeyPatch) -
 
     assert parse(folded, "x").entries == recording.entries
     assert len(lzma.decompress(folded)) < len(lzma.decompress(plain)) / 5
-    assert len(folded) < len(plain) / 2
+    assert len(folded) < len(plain) * 0.6
 
 
 def _rank(rank: int, second: int) -> RankReport:

@@ -21,13 +21,13 @@ export class Surface {
   }
 
   width() {
-    this.seen = this.frame.clientWidth;
-    return Math.max(120, this.seen);
+    return Math.max(120, this.frame.clientWidth);
   }
 
   /** Wipe the lower canvas, `height` high from now on; returns its brush, in CSS pixels. */
   begin(height) {
     this.height = Math.max(1, Math.ceil(height));
+    this.seen = this.frame.clientWidth; // not where the upper one is wiped: that may be before the observer tells of a new size
     return this.wipe(this.under);
   }
 
