@@ -64,6 +64,7 @@ class _LostLoss(NamedTuple):
     fault: Fault
     rank: int
     node: str
+    round: int
 
 
 class World:
@@ -156,12 +157,21 @@ class World:
                 left_s = machine.bad_until_s - now_s
                 again_s = now_s + float(self._chance.exponential(AGAIN_MEAN_S))
                 self._schedule(again_s, Fault(again_s, "gpu_error", "bad GPU again", "", place, left_s), machine)
+        self._place_truths(training)
+
+    def _place_truths(self, training: Training) -> None:
+        """Note which ranks faults that last have in a new round."""
+        for truth in self.truths:
+            crew = self._by_name[truth.node].life.crew
+            lasts = truth.at_s + truth.fault.lasts_s > self.clock.passed_s
+            if lasts and crew is not None and crew.training is training:
+                truth.ranks[training.round] = crew.first + truth.rank % self.settings.ranks_per_node
 
     def note_step(self, made: Made) -> None:
         """All ranks have finished a step."""
         lost = self._lost_loss
         if lost is not None and made.loss is None:  # from now on it can be seen
-            self.truths.append(Truth(lost.fault, self.clock.passed_s, lost.rank, lost.node, made.step))
+            self.truths.append(Truth(lost.fault, self.clock.passed_s, lost.rank, lost.node, made.step, lost.round))
             self._lost_loss = None
         self.step_walls.setdefault(made.step, made.wall_s)
         self.progress.append((self.clock.passed_s, made.step))
@@ -229,7 +239,7 @@ class World:
             rank = crew.first + only.bad_gpu
         self.be_loud()
         if fault.kind != "nan":
-            self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step))
+            self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step, training.round))
         if fault.repair_s and fault.kind != "host_lost":
             crew.machine.bad_until_s = max(crew.machine.bad_until_s, now_s + fault.repair_s)
             crew.machine.bad_gpu = rank - crew.first
@@ -272,7 +282,7 @@ class World:
 
     def _do_nan(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
         training.lose_loss()
-        self._lost_loss = _LostLoss(fault, rank, crew.machine.name)
+        self._lost_loss = _LostLoss(fault, rank, crew.machine.name, training.round)
 
     def give_up_on_loss(self, training: Training) -> None:
         """The script checks its loss, and gives up on one that is no number."""

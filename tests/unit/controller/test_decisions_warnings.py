@@ -65,6 +65,18 @@ def test_what_was_not_saved_is_part_of_the_price_and_a_checkpoint_lowers_it() ->
     assert _ask(31.0, since_saved_s=5.0, prices_s=(30.0,), start_s=0.0).acts
 
 
+def test_what_was_not_saved_counts_before_the_first_restart_too() -> None:
+    """The policy's assumption tells what a start takes, and not what would be made again: that is known, and added."""
+    unsaved, saved, unseen = (_ask(400.0, since_saved_s=known_s) for known_s in (1_500.0, 0.0, -1.0))
+
+    assert (unsaved.acts, unsaved.rule) == (False, "paying")
+    assert "a restart now costs 1560.0 s (60 s assumed, none was measured yet, and 1500 s of work since" in unsaved.reason
+    assert saved.acts
+    assert unseen.acts
+    assert not _ask(59.0, since_saved_s=0.0).acts
+    assert _ask(1_561.0, since_saved_s=1_500.0).acts
+
+
 def test_nobody_pays_more_than_twice_what_hindsight_would() -> None:
     """The promise of ski rental, for a straggler of any length: at most twice the better of enduring it and acting."""
     price_s = 30.0
