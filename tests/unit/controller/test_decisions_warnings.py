@@ -70,7 +70,7 @@ def test_what_was_not_saved_counts_before_the_first_restart_too() -> None:
     unsaved, saved, unseen = (_ask(400.0, since_saved_s=known_s) for known_s in (1_500.0, 0.0, -1.0))
 
     assert (unsaved.acts, unsaved.rule) == (False, "paying")
-    assert "a restart now costs 1560.0 s (60 s assumed, none was measured yet, and 1500 s of work since" in unsaved.reason
+    assert "a restart now costs 1560.0 s (60 s assumed, none was measured yet, and 1500 s of work" in unsaved.reason
     assert saved.acts
     assert unseen.acts
     assert not _ask(59.0, since_saved_s=0.0).acts

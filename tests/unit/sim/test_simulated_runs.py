@@ -130,7 +130,7 @@ def test_a_machine_that_is_bad_is_measured_and_kept_out() -> None:
 
 
 def test_a_rank_that_stays_slow_is_followed_over_a_restart_that_numbers_it_anew() -> None:
-    """The node before it breaks, a spare comes last: the verdict of the next round names the same GPU by its new rank."""
+    """The node before it breaks, a spare comes last: the next round's verdict names the same GPU by its new rank."""
     policy = JobPolicy(absent_patience_s=60.0, actions={"straggler": "warn"})
     found = run("slow@0.03:0.6", "gpu_error@0.08:0.1", spares=1, hours=0.2, policy=policy)
 
