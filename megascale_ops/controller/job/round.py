@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from megascale_ops.schema.progress import Progress
 
 NEVER_S = float("-inf")
+# 60 s: 10 GB of each rank are written in 3 to 7 s to a local disk; shared storage takes longer.
+WRITTEN_S = 60.0
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -78,6 +80,40 @@ class Answer(NamedTuple):
     policy: JobPolicy  # under which it was decided
 
 
+class Saves:
+    """When steps with a checkpoint in them have ended, of any round, wall clock seconds.
+
+    Many jobs go on while a checkpoint is written, and no report tells when it is: until then a restart begins at the
+    one before, which is written when the next one is begun.
+    """
+
+    __slots__ = ("_before_wall_s", "_newest_wall_s")
+
+    def __init__(self) -> None:
+        self._before_wall_s = self._newest_wall_s = 0.0  # 0: none is known
+
+    @property
+    def are_known(self) -> bool:
+        """Whether one has been seen."""
+        return self._newest_wall_s > 0.0
+
+    def note(self, saved_wall_s: float) -> None:
+        """Take the newest in, 0 where none is known."""
+        if saved_wall_s > self._newest_wall_s:
+            self._before_wall_s, self._newest_wall_s = self._newest_wall_s, saved_wall_s
+
+    def held_wall_s(self, wall_s: float) -> float:
+        """Return when the newest one was made that is written by now, 0 where none is."""
+        return self._newest_wall_s if wall_s - self._newest_wall_s >= WRITTEN_S else self._before_wall_s
+
+    def shift(self, step_s: float) -> None:
+        """Move all with a wall clock that was stepped."""
+        if self._newest_wall_s:
+            self._newest_wall_s += step_s
+        if self._before_wall_s:
+            self._before_wall_s += step_s
+
+
 class Told:
     """What was published of one warning: void when the warning ends."""
 
@@ -103,9 +139,7 @@ class Round:
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
         self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
         self.last_step_wall_s = 0.0
-        self.saved_wall_s = (
-            0.0  # when the newest step with a checkpoint in it has ended, of any round; 0: none is known
-        )
+        self.saves = Saves()
         self.has_started = False  # every rank has made a step
         self.is_counted = False  # what its steps cover is in the job's useful time
         self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
@@ -148,9 +182,9 @@ class Round:
 
     def since_saved_s(self, wall_s: float) -> float:
         """Return for how long steps were made that no checkpoint holds; -1: none is known, or no step was made."""
-        if not (self.saved_wall_s and self.steps_began_wall_s):
+        if not (self.saves.are_known and self.steps_began_wall_s):
             return -1.0
-        return max(0.0, wall_s - max(self.saved_wall_s, self.steps_began_wall_s))
+        return max(0.0, wall_s - max(self.saves.held_wall_s(wall_s), self.steps_began_wall_s))
 
     @property
     def uncounted_s(self) -> float:
@@ -170,5 +204,4 @@ class Round:
             self.steps_began_wall_s += step_s
         if self.last_step_wall_s:
             self.last_step_wall_s += step_s
-        if self.saved_wall_s:
-            self.saved_wall_s += step_s
+        self.saves.shift(step_s)

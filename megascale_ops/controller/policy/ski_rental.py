@@ -5,7 +5,7 @@ How long a straggler will last is unknown. A restart costs a sum at once, going 
 This is the ski rental problem: rent until the rents paid add up to the price, then buy; that never costs more than
 twice what knowledge of the future would (Karlin et al., "Competitive snoopy caching", 1988). The rent is
 ``cost x step time``; the price is what a restart would cost now: what the last start took, and the work since the
-newest checkpoint, which would be made again. It falls when a checkpoint was saved, and so that is when most are bought.
+newest checkpoint, which would be made again. It falls once a checkpoint is written, so that is when most are bought.
 Where saves can't be seen it is what this job's restarts have cost. All measured, in seconds; before the first restart
 the policy's assumption (``restart_price_s``) stands for what was measured, since a first start tells little of a later
 one: work that is not saved comes on top of it, too.

@@ -3,6 +3,7 @@
 
 import pytest
 
+from megascale_ops.controller.job.round import Saves
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Eviction, Question, Restart, Tab
 from megascale_ops.controller.policy.ski_rental import open_tab, pay, price_of, settle
@@ -75,6 +76,25 @@ def test_what_was_not_saved_counts_before_the_first_restart_too() -> None:
     assert unseen.acts
     assert not _ask(59.0, since_saved_s=0.0).acts
     assert _ask(1_561.0, since_saved_s=1_500.0).acts
+
+
+def test_a_checkpoint_counts_once_it_had_time_to_be_written() -> None:
+    """Ranks go on meanwhile, and a restart would begin at the one before: it lowers the price a minute later."""
+    saves = Saves()
+    assert not saves.are_known
+
+    saves.note(0.0)
+    assert not saves.are_known
+    saves.note(1_000.0)
+    assert (saves.are_known, saves.held_wall_s(1_059.0), saves.held_wall_s(1_060.0)) == (True, 0.0, 1_000.0)
+    for _ in range(2):  # the same is told again
+        saves.note(2_000.0)
+    assert [saves.held_wall_s(now_s) for now_s in (2_059.0, 2_060.0)] == [1_000.0, 2_000.0]
+    for now_s in range(3_000, 3_010):  # who begins the next one has written the one before
+        saves.note(float(now_s))
+    assert saves.held_wall_s(3_009.5) == 3_008.0
+    saves.shift(-500.0)
+    assert [saves.held_wall_s(now_s) for now_s in (2_510.0, 2_600.0)] == [2_508.0, 2_509.0]
 
 
 def test_nobody_pays_more_than_twice_what_hindsight_would() -> None:

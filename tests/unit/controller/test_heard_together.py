@@ -70,7 +70,8 @@ def signs(count: int, now_s: float, seq: int) -> Signs:
 
 def steady(told: Told | None = TOLD, **changes: object) -> Steady:
     """The third heartbeats of two nodes."""
-    return Steady("job", 1, signs(2, 12.0, 3), told, np.arange(4), ())._replace(**changes)
+    usual = Steady("job", 1, signs(2, 12.0, 3), told, np.arange(4), ())
+    return usual._replace(**changes)  # type: ignore[arg-type]  # fields
 
 
 def awaited(registry: Registry, told: Steady, held: tuple[str, ...] = ()) -> list[bool]:
@@ -88,7 +89,8 @@ def changed(field: str, value: object) -> Steady:
     usual = signs(2, 12.0, 3)
     column = np.array(getattr(usual, field), object if field in ("nodes", "agent_ids") else None)
     column[1] = value
-    return steady(signs=usual._replace(**{field: column.tolist() if field == "nodes" else column}))
+    one = {field: column.tolist() if field == "nodes" else column}
+    return steady(signs=usual._replace(**one))  # type: ignore[arg-type]  # fields
 
 
 @pytest.mark.parametrize(

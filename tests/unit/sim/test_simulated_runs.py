@@ -149,6 +149,17 @@ def test_what_another_policy_would_have_cost_is_told() -> None:
     assert choice.saved_s == pytest.approx(-131.0, abs=15.0)
 
 
+def test_a_slow_rank_is_let_go_once_the_checkpoint_is_written_and_not_while_it_is() -> None:
+    """At the cheapest moment of all: what is made again is what was made since, not all since the one before."""
+    policy = JobPolicy(absent_patience_s=60.0, restart_price_s=1.0)
+    saves = {"checkpoint_every_s": 150.0, "checkpoint_write_s": 50.0}
+
+    found = run("slow@0.04:0.4", hours=0.18, spares=1, policy=policy, **saves)
+
+    assert (found.restarts, found.evictions) == (1, 1)
+    assert 40.0 < found.rows["recompute"] < 90.0
+
+
 def test_faults_that_come_while_the_job_starts_wait_until_it_trains() -> None:
     """A fault in the first seconds hits a rank that makes steps."""
     found = run("segfault@0.0001")
