@@ -26,7 +26,7 @@ from megascale_ops.schema.progress import MOST_WORK, RankReport
 if TYPE_CHECKING:
     from megascale_ops.controller.job.round_progress import Pace
 
-# In all others something is looked for in every report; of ranks that stand nothing while they are stopped.
+# In all others something is looked for in every report; while ranks are stopped only their last steps are.
 _TAKEN_IN = (State.RUNNING, State.DEGRADED, State.CATCHING_UP, State.RESTARTING)
 
 
@@ -46,7 +46,7 @@ def take(loop: Loop, steady: Steady) -> Taken:
     heard = _hear(loop, steady)
     nodes = steady.signs.nodes
     refused = [nodes[number] for number in np.flatnonzero(~heard.taken).tolist()]
-    if steady.stands:
+    if steady.stands or job.state in ENDING:
         return Taken(refused, again_in_s(job.state, loop.clock() - job.entered_s, len(loop.registry)))
     if steady.told is not None and heard.taken.any():
         _judge(loop, job, steady, heard)
@@ -54,10 +54,12 @@ def take(loop: Loop, steady: Steady) -> Taken:
 
 
 def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
+    is_ending = job.state in ENDING
     is_calm = (
         job.record.world_size >= LARGE
         and job.record.round == steady.round
-        and job.state in ((*SUSPECTING, *ENDING) if steady.stands else _TAKEN_IN)
+        and (is_ending or job.state in (SUSPECTING if steady.stands else _TAKEN_IN))
+        and not (is_ending and steady.steps)
         and len(steady.steps) < MOST_WORK
         and not loop.faults.is_paused(job.name)
         and not loop.slowness.skewing.has_samples(job.name)

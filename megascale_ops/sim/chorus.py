@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats that tell nothing but that ranks went on, or stand, are handed in together (``Embedded.go_on``)."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,15 +31,16 @@ def speak(chorus: Chorus, due: Numbers, training: Training, *, is_quiet: bool) -
     """Hand in together what can be; return those that must speak for themselves."""
     beats = chorus.beats
     can = _only_go_on(chorus, due, training)
+    goes_on = training.goes_on(beats.first[due], chorus.clock.passed_s)
     if training.absent is not None:
-        can &= beats.stands[due]
+        can &= beats.stands[due] | goes_on
     which = np.flatnonzero(can)
     can[which[chorus.wire.samples(len(which))]] = False
-    alone, together = due[~can], due[can]
+    alone, standing, together = due[~can], due[can & ~goes_on], due[can & goes_on]
     refused: list[Numbers] = []
-    if len(together) and training.absent is not None:
-        refused = [_stand(chorus, together, training)]
-    elif len(together):
+    if len(standing):
+        refused.append(_stand(chorus, standing, training))
+    if len(together):
         told = Told(*training.told_of_all(chorus.clock.passed_s))
         steps, first = np.unique(beats.told[together], return_index=True)
         for last in steps[np.argsort(first)].tolist():
@@ -71,21 +71,27 @@ def _go_on(chorus: Chorus, machines: Numbers, training: Training, told: Told | N
     steps = training.columns(last, ranks) if told is not None else ()
     taken = chorus.controller.go_on(Steady(JOB, training.round, _signs(chorus, machines), told, ranks, steps))
     is_refused = _note(chorus, machines, taken.refused)
-    chorus.beats.told[machines[~is_refused]] = training.step
+    heard = machines[~is_refused]
+    chorus.beats.told[heard] = training.step
+    _hasten(chorus, heard, taken.again_s)
     return machines[is_refused]
 
 
 def _stand(chorus: Chorus, machines: Numbers, training: Training) -> Numbers:
     """Hand in that the ranks of some stand where they stood; return who was refused."""
-    beats, now_s = chorus.beats, chorus.clock.passed_s
-    ranks = beats.ranks_of(machines)
+    ranks = chorus.beats.ranks_of(machines)
     steady = Steady(JOB, training.round, _signs(chorus, machines), None, ranks, (), BEAT_AGO_S)
     taken = chorus.controller.go_on(steady)
     is_refused = _note(chorus, machines, taken.refused)
-    again_s = round(now_s + taken.again_s, 1) if taken.again_s else math.inf
-    heard = machines[~is_refused]
-    beats.speaks_s[heard] = np.minimum(beats.speaks_s[heard], again_s)
+    _hasten(chorus, machines[~is_refused], taken.again_s)
     return machines[is_refused]
+
+
+def _hasten(chorus: Chorus, machines: Numbers, again_s: float) -> None:
+    """Let some speak again as soon as they were asked to, 0: as usual."""
+    if again_s:
+        at_s = round(chorus.clock.passed_s + again_s, 1)
+        chorus.beats.speaks_s[machines] = np.minimum(chorus.beats.speaks_s[machines], at_s)
 
 
 def _signs(chorus: Chorus, machines: Numbers) -> Signs:

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from megascale_ops.schema.progress import CollectivePosition, Progress, RankReport, StepWork
 from megascale_ops.sim.clock import Clock
 from megascale_ops.sim.machine import GONE, RUNS, SLEEPS, Crew, Machine
@@ -13,7 +15,6 @@ from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.steps import Made, StepModel
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 # 24 collectives a step that a position counts: no judge looks at finer ones.
@@ -83,6 +84,7 @@ class Training:
         self.is_over = False
         self.absent: int | None = None  # the rank for which the others wait
         self.absent_s = 0.0  # since when it does not come
+        self._in_reach: npt.NDArray[np.bool_]  # by node: a rank of it waits before this step ends
         self._waits: dict[int, Wait | None] = {}  # by rank: where it waits once it has come there
         self._kept: deque[Made] = deque(maxlen=KEPT_STEPS)
         self._since_s = world.clock.passed_s  # when this step began, or whatever comes before the first
@@ -123,6 +125,16 @@ class Training:
         """A rank does not come to its collectives any more: it hangs, or is dead."""
         if self.absent is None:
             self.absent, self.absent_s = rank, self._world.clock.passed_s
+            by_node = self.layout.in_reach(rank).reshape(len(self.crews), -1)
+            self._in_reach = np.logical_or.reduce(by_node, axis=1)
+
+    def goes_on(self, first: "npt.NDArray[np.int64]", passed_s: float) -> "npt.NDArray[np.bool_]":
+        """Return whose ranks tell what all tell while none is missing, though one does not come; by their first."""
+        if self.absent is None:
+            return first >= 0
+        if passed_s >= self._until_s:
+            return first < 0
+        return ~self._in_reach[first // self._settings.ranks_per_node]
 
     def lose_loss(self) -> None:
         """Let the loss be no number from the next step on; after three such steps the script gives up."""
