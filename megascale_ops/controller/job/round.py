@@ -80,38 +80,27 @@ class Answer(NamedTuple):
     policy: JobPolicy  # under which it was decided
 
 
-class Saves:
-    """When steps with a checkpoint in them have ended, of any round, wall clock seconds.
+class Saves(NamedTuple):
+    """When steps with a checkpoint in them have ended, of any round, wall clock seconds; 0: none is known.
 
     Many jobs go on while a checkpoint is written, and no report tells when it is: until then a restart begins at the
     one before, which is written when the next one is begun.
     """
 
-    __slots__ = ("_before_wall_s", "_newest_wall_s")
+    newest_wall_s: float = 0.0
+    before_wall_s: float = 0.0
 
-    def __init__(self) -> None:
-        self._before_wall_s = self._newest_wall_s = 0.0  # 0: none is known
-
-    @property
-    def are_known(self) -> bool:
-        """Whether one has been seen."""
-        return self._newest_wall_s > 0.0
-
-    def note(self, saved_wall_s: float) -> None:
-        """Take the newest in, 0 where none is known."""
-        if saved_wall_s > self._newest_wall_s:
-            self._before_wall_s, self._newest_wall_s = self._newest_wall_s, saved_wall_s
+    def with_newest(self, saved_wall_s: float) -> "Saves":
+        """Return them with the newest, 0 where none is known."""
+        return Saves(saved_wall_s, self.newest_wall_s) if saved_wall_s > self.newest_wall_s else self
 
     def held_wall_s(self, wall_s: float) -> float:
         """Return when the newest one was made that is written by now, 0 where none is."""
-        return self._newest_wall_s if wall_s - self._newest_wall_s >= WRITTEN_S else self._before_wall_s
+        return self.newest_wall_s if wall_s - self.newest_wall_s >= WRITTEN_S else self.before_wall_s
 
-    def shift(self, step_s: float) -> None:
-        """Move all with a wall clock that was stepped."""
-        if self._newest_wall_s:
-            self._newest_wall_s += step_s
-        if self._before_wall_s:
-            self._before_wall_s += step_s
+    def shifted(self, step_s: float) -> "Saves":
+        """Return them moved with a wall clock that was stepped."""
+        return Saves(*(one + step_s if one else 0.0 for one in self))
 
 
 class Told:
@@ -182,7 +171,7 @@ class Round:
 
     def since_saved_s(self, wall_s: float) -> float:
         """Return for how long steps were made that no checkpoint holds; -1: none is known, or no step was made."""
-        if not (self.saves.are_known and self.steps_began_wall_s):
+        if not (self.saves.newest_wall_s and self.steps_began_wall_s):
             return -1.0
         return max(0.0, wall_s - max(self.saves.held_wall_s(wall_s), self.steps_began_wall_s))
 
@@ -204,4 +193,4 @@ class Round:
             self.steps_began_wall_s += step_s
         if self.last_step_wall_s:
             self.last_step_wall_s += step_s
-        self.saves.shift(step_s)
+        self.saves = self.saves.shifted(step_s)

@@ -80,21 +80,17 @@ def test_what_was_not_saved_counts_before_the_first_restart_too() -> None:
 
 def test_a_checkpoint_counts_once_it_had_time_to_be_written() -> None:
     """Ranks go on meanwhile, and a restart would begin at the one before: it lowers the price a minute later."""
-    saves = Saves()
-    assert not saves.are_known
+    none = Saves()
+    assert none.with_newest(0.0) == none
 
-    saves.note(0.0)
-    assert not saves.are_known
-    saves.note(1_000.0)
-    assert (saves.are_known, saves.held_wall_s(1_059.0), saves.held_wall_s(1_060.0)) == (True, 0.0, 1_000.0)
-    for _ in range(2):  # the same is told again
-        saves.note(2_000.0)
-    assert [saves.held_wall_s(now_s) for now_s in (2_059.0, 2_060.0)] == [1_000.0, 2_000.0]
-    for now_s in range(3_000, 3_010):  # who begins the next one has written the one before
-        saves.note(float(now_s))
-    assert saves.held_wall_s(3_009.5) == 3_008.0
-    saves.shift(-500.0)
-    assert [saves.held_wall_s(now_s) for now_s in (2_510.0, 2_600.0)] == [2_508.0, 2_509.0]
+    first = none.with_newest(1_000.0)
+    assert [first.held_wall_s(now_s) for now_s in (1_059.0, 1_060.0)] == [0.0, 1_000.0]
+    second = first.with_newest(2_000.0).with_newest(2_000.0)  # the same is told again
+    assert [second.held_wall_s(now_s) for now_s in (2_059.0, 2_060.0)] == [1_000.0, 2_000.0]
+    third = second.with_newest(2_005.0)  # who begins the next one has written the one before
+    assert third.held_wall_s(2_006.0) == 2_000.0
+    assert third.shifted(-500.0).held_wall_s(1_506.0) == 1_500.0
+    assert none.shifted(-500.0) == none
 
 
 def test_nobody_pays_more_than_twice_what_hindsight_would() -> None:
