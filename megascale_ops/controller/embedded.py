@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from megascale_ops.account import Account
 from megascale_ops.controller import going_on
-from megascale_ops.controller.cluster.steady import Sign, Steady, Taken, Told
+from megascale_ops.controller.cluster.steady import Signs, Steady, Taken, Told
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.loop import TICK_S, Loop
@@ -32,7 +32,7 @@ _SETTLE_S = 60.0
 TICK_EVERY_S = TICK_S
 """How often ``tick`` is due, seconds."""
 
-__all__ = ["TICK_EVERY_S", "Embedded", "JobRecord", "Ring", "Sign", "Steady", "Told"]
+__all__ = ["TICK_EVERY_S", "Embedded", "JobRecord", "Ring", "Signs", "Steady", "Told"]
 
 _Callback = Callable[[], None]
 

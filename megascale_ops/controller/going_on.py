@@ -5,56 +5,61 @@ Everything comes to be as it is after the same heartbeats one by one. What would
 taken: those nodes are asked to speak for themselves.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller.cluster.registry import NodeView, Share, view_rank
-from megascale_ops.controller.cluster.steady import Fields, Steady, Taken
+from megascale_ops.controller.cluster.columns import Flags, Numbers, Places
+from megascale_ops.controller.cluster.node_view import Share
+from megascale_ops.controller.cluster.steady import Fields, Ranks, Sign, Steady, Taken
 from megascale_ops.controller.job import round_progress
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.suspected import SUSPECTING
 from megascale_ops.controller.job.transitions import again_in_s
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.record.state_machine import State
-from megascale_ops.controller.recovery import starting
+from megascale_ops.controller.record.state_machine import ENDING, State
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.diagnosis.stragglers.step_table import LARGE
 from megascale_ops.schema.progress import MOST_WORK, RankReport
 
-# In all others something is looked for in every report.
+if TYPE_CHECKING:
+    from megascale_ops.controller.job.round_progress import Pace
+
+# In all others something is looked for in every report; while ranks are stopped only their last steps are.
 _TAKEN_IN = (State.RUNNING, State.DEGRADED, State.CATCHING_UP, State.RESTARTING)
 
 
 class _Heard(NamedTuple):
-    """What became of some signs."""
+    """What became of some signs, by their numbers."""
 
-    refused: list[str]
-    places: list[int]  # which of the signs were taken, and what else is known of them, in the same order
-    views: list[NodeView]
-    sent_wall_s: list[float]  # of those that tell of ranks
+    places: Places  # in the registry
+    taken: Flags
+    sent_wall_s: Numbers  # of those that were taken and tell of ranks
 
 
 def take(loop: Loop, steady: Steady) -> Taken:
     """Take heartbeats in; those that are not taken must come as they are."""
     job = loop.jobs.get(steady.job)
     if job is None or not _may_take(loop, job, steady):
-        return Taken([sign.node for sign in steady.signs])
+        return Taken(list(steady.signs.nodes))
     heard = _hear(loop, steady)
-    if steady.stands:
-        return Taken(heard.refused, again_in_s(job.state, loop.clock() - job.entered_s, len(loop.registry)))
-    if steady.told is not None and heard.views:
+    nodes = steady.signs.nodes
+    refused = [nodes[number] for number in np.flatnonzero(~heard.taken).tolist()]
+    if steady.stands or job.state in ENDING:
+        return Taken(refused, again_in_s(job.state, loop.clock() - job.entered_s, len(loop.registry)))
+    if steady.told is not None and heard.taken.any():
         _judge(loop, job, steady, heard)
-    return Taken(heard.refused)
+    return Taken(refused)
 
 
 def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
+    is_ending = job.state in ENDING
     is_calm = (
         job.record.world_size >= LARGE
         and job.record.round == steady.round
-        and job.state in (SUSPECTING if steady.stands else _TAKEN_IN)
+        and (is_ending or job.state in (SUSPECTING if steady.stands else _TAKEN_IN))
+        and not (is_ending and steady.steps)
         and len(steady.steps) < MOST_WORK
         and not loop.faults.is_paused(job.name)
         and not loop.slowness.skewing.has_samples(job.name)
@@ -69,39 +74,54 @@ def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
 
 def _hear(loop: Loop, steady: Steady) -> _Heard:
     """Take in what nodes tell of themselves, and that their ranks went on or stand."""
-    heard = _Heard([], [], [], [])
-    now_s, wall_s = loop.clock(), loop.wall()
-    registry, orders, note, sent_by = (
-        loop.registry, loop.transitions.agent_orders, loop.node_clocks.note, loop.histories.sent_wall_s_by,
-    )  # fmt: skip
-    job, round_, told, stands = steady.job, steady.round, steady.told, steady.stands
-    tells = told is not None or stands
-    for place, sign in enumerate(steady.signs):
-        node, agent_id, _seq, mono_s, sign_wall_s, _size = sign
-        has_orders = orders and orders.get(node)
-        view = None if has_orders else registry.awaits(sign, job, round_, tells=tells)
-        if view is None:
-            heard.refused.append(node)
-            continue
-        share = view.shares[job]
-        is_known = share.is_plain and (share.is_placed or not steady.steps)  # nearly always
-        if tells and not is_known and not _is_known(loop, node, share, steady):
-            heard.refused.append(node)
-            continue
-        # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
-        paused = stands and mono_s - view.sent_mono_s + steady.beat_ago_s > STALE_BEAT_S
-        registry.go_on(view, sign, now_s, moves=told is not None or paused)
-        note(node, sign_wall_s - wall_s, now_s)
-        heard.places.append(place)
-        heard.views.append(view)
-        if tells:
-            heard.sent_wall_s.append(sent_by(view.sender, agent_id, mono_s, wall_s))
-            if told is not None:
-                share.go_on(told, mono_s)
-            else:
-                share.stand(mono_s - steady.beat_ago_s)
-    loop.heartbeats += len(heard.views)
-    return heard
+    registry, signs = loop.registry, steady.signs
+    places = registry.places(signs.nodes)
+    held = [node for node, orders in loop.transitions.agent_orders.items() if orders]
+    taken = registry.awaits_all(steady, places, held)
+    sent_wall_s = np.zeros(len(places))
+    which = np.flatnonzero(taken)
+    if len(which):
+        now_s, wall_s = loop.clock(), loop.wall()
+        registry.go_on_all(steady, places, which, now_s)
+        nodes = signs.nodes if len(which) == len(places) else [signs.nodes[number] for number in which.tolist()]
+        loop.node_clocks.note_all(nodes, signs.wall_s[which] - wall_s, now_s)
+        if steady.tells:
+            senders = registry.senders(places[which])
+            sent_wall_s[which] = loop.histories.senders.sent_wall_s_all(
+                senders, signs.agent_ids[which], signs.mono_s[which], wall_s
+            )
+    for number in np.flatnonzero(~taken).tolist():
+        sent_s = _hear_alone(loop, steady, signs.at(number))
+        if sent_s is not None:
+            taken[number], sent_wall_s[number] = True, sent_s
+    loop.heartbeats += int(taken.sum())
+    return _Heard(places, taken, sent_wall_s)
+
+
+def _hear_alone(loop: Loop, steady: Steady, sign: Sign) -> float | None:
+    """Do so with one node that was not heard so before; return when it was sent, by our wall clock; None: refused."""
+    now_s, wall_s, registry = loop.clock(), loop.wall(), loop.registry
+    node, agent_id, _seq, mono_s, sign_wall_s, _size = sign
+    told, stands = steady.told, steady.stands
+    has_orders = loop.transitions.agent_orders.get(node)
+    view = None if has_orders else registry.awaits(sign, steady.job, steady.round, tells=steady.tells)
+    if view is None:
+        return None
+    share = view.shares[steady.job]
+    is_known = share.is_plain and (share.is_placed or not steady.steps)
+    if steady.tells and not is_known and not _is_known(loop, node, share, steady):
+        return None
+    # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
+    paused = stands and mono_s - view.sent_mono_s + steady.beat_ago_s > STALE_BEAT_S
+    registry.go_on(view, sign, now_s, moves=told is not None or paused)
+    loop.node_clocks.note(node, sign_wall_s - wall_s, now_s)
+    if told is not None:
+        share.go_on(told, mono_s)
+    elif stands:
+        share.stand(mono_s - steady.beat_ago_s)
+    if share.is_plain:
+        registry.lend(view, steady.job, steady.round)
+    return loop.histories.senders.sent_wall_s(view.sender, agent_id, mono_s, wall_s) if steady.tells else wall_s
 
 
 def _is_known(loop: Loop, node: str, share: Share, steady: Steady) -> bool:
@@ -125,35 +145,43 @@ def _judge(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
     assert told is not None
     progress = told.progress
     if job.state in (State.RESTARTING, State.CATCHING_UP):
-        _look_at_pace(loop, job, heard.views, has_stepped=progress.steps_seen > 0)
+        _look_at_pace(loop, job, steady, heard)
     if progress.steps_seen and progress.step >= job.round.step:
         job.round.note_step(progress, loop.wall() + progress.moved_mono_s)
     if steady.steps:
-        ranks, steps, counts = _only(heard.places, steady)
+        ranks, steps, sent_wall_s = _only(steady, heard)
         loop.slowness.skewing.go_on(job.name, set(ranks.tolist()), told.collective)
-        loop.histories.put_rows_by(job, steady.round, ranks, steps, np.repeat(heard.sent_wall_s, counts))
+        loop.histories.put_rows_by(job, steady.round, ranks, steps, sent_wall_s)
 
 
-def _look_at_pace(loop: Loop, job: Job, views: Sequence[NodeView], *, has_stepped: bool) -> None:
-    now_s = loop.clock()
-    if not has_stepped:  # how many they are is all there is to know
-        for view in views:
-            job.round.paces[view.node] = round_progress.none_stepped(len(view.shares[job.name]))
-        return
-    for view in views:
-        ranks = [view_rank(view, report, now_s) for report in view.shares[job.name].ranks.values()]
-        starting.look_at_pace(job, view.node, ranks, loop.wall())
+def _look_at_pace(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
+    """Note how far these nodes are, all of whose ranks tell the same."""
+    assert steady.told is not None
+    progress, signs = steady.told.progress, steady.signs
+    which = np.flatnonzero(heard.taken)
+    silent_s = loop.registry.silent_for_s(heard.places[which], progress.moved_mono_s).tolist()
+    wall_s, best_step = loop.wall(), job.record.best_step
+    known: dict[tuple[int, float], Pace] = {}
+    for number, ranks, standing_s in zip(which.tolist(), signs.size[which].tolist(), silent_s, strict=True):
+        pace = known.get((ranks, standing_s))
+        if pace is None:
+            has_stepped = progress.steps_seen > 0  # else how many they are is all there is to know
+            pace = known[ranks, standing_s] = (
+                round_progress.alike(ranks, progress, standing_s, best_step, wall_s)
+                if has_stepped
+                else round_progress.none_stepped(ranks)
+            )
+        job.round.paces[signs.nodes[number]] = pace
 
 
-def _only(places: Sequence[int], steady: Steady) -> tuple[np.ndarray, list[Fields], np.ndarray]:
-    """Return the ranks of some signs, their steps, and how many ranks each of the signs has."""
-    counts = np.array([sign.size for sign in steady.signs])
-    if len(places) == len(counts):
-        return steady.ranks, list(steady.steps), counts
-    taken = np.zeros(len(counts), bool)
-    taken[list(places)] = True
-    rows = np.repeat(taken, counts)
-    return steady.ranks[rows], [one[rows] for one in steady.steps], counts[taken]
+def _only(steady: Steady, heard: _Heard) -> tuple[Ranks, list[Fields], Numbers]:
+    """Return the ranks of the signs that were taken, their steps, and when each was told, by our wall clock."""
+    sizes = steady.signs.size
+    sent_wall_s = np.repeat(heard.sent_wall_s, sizes)
+    if heard.taken.all():
+        return steady.ranks, list(steady.steps), sent_wall_s
+    rows = np.repeat(heard.taken, sizes)
+    return steady.ranks[rows], [one[rows] for one in steady.steps], sent_wall_s[rows]
 
 
 def _is_plain(report: RankReport) -> bool:

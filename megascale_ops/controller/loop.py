@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from megascale_ops.account import Account
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
-from megascale_ops.controller.cluster.registry import NodeView, Registry, Share, check_may_take_over, view_rank
+from megascale_ops.controller.cluster.node_view import NodeView, Share
+from megascale_ops.controller.cluster.registry import Registry, check_may_take_over, view_rank
 from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
 from megascale_ops.controller.detectors.self_checks import SelfChecks
@@ -111,8 +112,7 @@ class Loop:
         self.exported: Counter[str] = Counter()  # spans and logs, by what became of them
         self.accounts, self.node_clocks = Accounts(), NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
-        self._due_s, self._part = clock(), 0
-        self._away_s = 0.0  # the longest turn since the last tick began
+        self._due_s, self._part, self._away_s = clock(), 0, 0.0  # away: the longest turn since the last tick began
 
     def restore(
         self, records: Mapping[str, bytes], known: Sequence[Incident], highest: Mapping[str, int] | None = None

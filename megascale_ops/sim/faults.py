@@ -35,14 +35,18 @@ class Fault(NamedTuple):
 
 
 class Truth:
-    """A fault that happened: when and to whom. Owned by the world."""
+    """A fault that happened: when and to whom. Owned by the world.
 
-    __slots__ = ("at_s", "fault", "node", "rank", "step")
+    A machine that stays slow over restarts has other ranks in later rounds: nodes are numbered anew in each.
+    """
 
-    def __init__(self, fault: Fault, at_s: float, rank: int, node: str, step: int) -> None:
+    __slots__ = ("at_s", "fault", "node", "rank", "ranks", "step")
+
+    def __init__(self, fault: Fault, at_s: float, rank: int, node: str, step: int, round_: int) -> None:
         self.fault = fault
         self.at_s = at_s
         self.rank = rank
+        self.ranks = {round_: rank}  # by round, as long as it lasts and its machine takes part
         self.node = node
         self.step = step  # the last that was finished before it
 

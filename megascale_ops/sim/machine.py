@@ -4,12 +4,10 @@
 import asyncio
 from typing import Protocol
 
-import numpy as np
-
-from megascale_ops.controller.embedded import Sign
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Heartbeat, JobReport, RankExit
 from megascale_ops.schema.progress import ProcessReading, RankError, RankReport
+from megascale_ops.sim.beats import Beats
 from megascale_ops.sim.mesh import Layout, Wait
 
 JOB = "simulated"
@@ -47,15 +45,13 @@ class Crew:
     """The ranks of one machine in one round. Owned by its training."""
 
     __slots__ = (
-        "errors", "failed", "first", "gone", "is_stopped", "loaded_s", "machine", "pids", "ranks", "stands", "told",
-        "training",
+        "errors", "failed", "first", "gone", "is_stopped", "loaded_s", "machine", "pids", "training",
     )  # fmt: skip
 
     def __init__(self, machine: "Machine", training: RoundOfRanks, first: int, count: int, loaded_s: float) -> None:
         self.machine = machine
         self.training = training
         self.first = first  # rank
-        self.ranks = np.arange(first, first + count)
         self.pids = tuple(machine.next_pid + local for local in range(count))
         machine.next_pid += count
         self.loaded_s = loaded_s  # when its ranks wait for the others to make a step
@@ -63,12 +59,25 @@ class Crew:
         self.errors: dict[int, RankError] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_stopped = False
-        self.told = training.step  # the last step that a heartbeat told of
-        self.stands = False  # a heartbeat has told where all its ranks wait, or hang
+        machine.beats.begin(machine.number, first, training.step)
+
+    @property
+    def told(self) -> int:
+        """The last step that a heartbeat told of."""
+        return self.machine.beats.told.item(self.machine.number)
+
+    @told.setter
+    def told(self, step: int) -> None:
+        self.machine.beats.told[self.machine.number] = step
+
+    def stand(self, *, stands: bool) -> None:
+        """Note whether a heartbeat has told where all its ranks wait, or hang."""
+        self.machine.beats.stands[self.machine.number] = stands
 
     def die(self, local: int, code: int, error: RankError | None) -> None:
         """Let a rank's process end; its runner sees that."""
         self.gone[local] = code
+        self.machine.touch()
         if error is not None:
             self.errors[local] = error
         if not self.failed.done():
@@ -102,7 +111,6 @@ class Life:
         self.agent_id = f"{machine}.{number}"
         self.is_on = True
         self.crew: Crew | None = None
-        self.seq = 0  # of its agent's heartbeats
         self.wants_full = True
         self.told: tuple[HardwareFinding, ...] | None = None  # findings
         self.done: list[str] = []  # orders that were executed
@@ -118,14 +126,16 @@ class Life:
 class Machine:
     """A node with its agent. Its runner is a coroutine of its own (``runner``)."""
 
-    def __init__(self, number: int, count: int) -> None:
+    def __init__(self, number: int, count: int, beats: Beats) -> None:
         self.number = number
+        self.beats = beats
         self.name = f"node-{number:05d}"
         self.count = count  # GPUs
         self.gpus = tuple(f"GPU-{number:05d}-{local}" for local in range(count))
         self.next_pid = 1000
         self.offset_s = float(number % 97) * 1000.0  # its clock against ours: it was started at another time
         self.life = Life(1, self.name)
+        beats.add(number, self.name, self.life.agent_id, self.offset_s)
         self.bad_until_s = 0.0
         self.bad_gpu = 0
         self.slower: dict[int, tuple[float, float]] = {}  # by GPU: the share, and until when
@@ -135,11 +145,21 @@ class Machine:
     def restart(self) -> None:
         """Come back after a reboot: its agent and its runner are new."""
         self.life = Life(self.life.number + 1, self.name)
+        self.beats.add(self.number, self.name, self.life.agent_id, self.offset_s)
+
+    def lose(self) -> None:
+        """Die without a word."""
+        self.life.is_on = self.beats.is_on[self.number] = False
+
+    def touch(self) -> None:
+        """Something changes of what its agent has to tell."""
+        self.beats.only_goes_on[self.number] = False
 
     def find(self, finding: HardwareFinding, until_s: float) -> None:
         """Let the agent find something wrong with the hardware."""
         self.findings = (*(one for one in self.findings if one.name != finding.name), finding)
         self.found_until_s = until_s
+        self.touch()
 
     def only_goes_on(self, passed_s: float) -> bool:
         """Return whether all that its agent has to tell now is that its ranks went on."""
@@ -152,15 +172,10 @@ class Machine:
             and not (self.findings and passed_s > self.found_until_s)
         )
 
-    def sign(self, mono_s: float, wall_s: float) -> Sign:
-        """Return the heartbeat that only goes on."""
-        seq, mono_s = self.life.seq + 1, mono_s + self.offset_s
-        return Sign(self.name, self.life.agent_id, seq, mono_s, wall_s, self.count)
-
     def heartbeat(self, passed_s: float, mono_s: float, wall_s: float) -> Heartbeat:
         """Return what the agent says now."""
         life = self.life
-        life.seq += 1
+        seq = self.beats.next(self.number)
         is_full, life.wants_full = life.wants_full, False
         if self.findings and passed_s > self.found_until_s:
             self.findings = ()
@@ -175,7 +190,7 @@ class Machine:
         return Heartbeat(
             node=self.name,
             agent_id=life.agent_id,
-            seq=life.seq,
+            seq=seq,
             mono_s=mono_s + self.offset_s,
             wall_s=wall_s,
             full=is_full,

@@ -8,6 +8,9 @@ gradients of their neighbour; the other pipelines have done theirs and wait in t
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.sim.settings import Settings
 
@@ -44,6 +47,13 @@ class Layout:
             "pp": mesh.tp + self.tp * mesh.dp,
         }[axis]
         return f"{axis}{number}"
+
+    def in_reach(self, absent: int) -> npt.NDArray[np.bool_]:
+        """Return by rank who waits for one before the end of the step, and that one."""
+        if self.dp == 1:
+            return np.ones(len(self.meshes), bool)
+        found: npt.NDArray[np.bool_] = np.arange(len(self.meshes)) // self.tp % self.dp == absent // self.tp % self.dp
+        return found
 
     def wait_of(self, rank: int, absent: int) -> Wait | None:
         """Return where a rank waits because another does not come; None: it is that one."""

@@ -143,6 +143,7 @@ class Runner:
         crew.is_stopped = True
         self._machine.life.crew = None
         self._machine.life.wants_full = True
+        self._machine.touch()
         return crew.exits(self._mono_s())
 
     def _leave(self, exits: tuple[RankExit, ...]) -> None:

@@ -81,7 +81,7 @@ def _line(incident: Incident, truths: Sequence[Truth], costs: dict[str, float]) 
     verdict = incident.verdict
     assert verdict is not None
     at_s = round(incident.marks.detected - START_WALL_S, 1)
-    about = _about(verdict, at_s, truths)
+    about = _about(incident, at_s, truths)
     return IncidentLine(
         id=incident.id,
         at_s=at_s,
@@ -93,26 +93,28 @@ def _line(incident: Incident, truths: Sequence[Truth], costs: dict[str, float]) 
         reason=verdict.reason,
         about=about,
         is_named=verdict.fault != "unknown",
-        is_right=about >= 0 and is_right(verdict, truths[about]),
+        is_right=about >= 0 and is_right(verdict, truths[about], incident.round),
         cost_s=round(costs.get(incident.id, 0.0), 1),
     )
 
 
-def _about(verdict: Verdict, at_s: float, truths: Sequence[Truth]) -> int:
+def _about(incident: Incident, at_s: float, truths: Sequence[Truth]) -> int:
     """Return the fault that an incident is about: the newest that fits its verdict, else the newest; -1 for none."""
+    verdict = incident.verdict
+    assert verdict is not None
     recent = [
         number
         for number, truth in enumerate(truths)
         if truth.at_s <= at_s + 1.0 and at_s <= truth.at_s + truth.fault.lasts_s + LATEST_S
     ]
-    fitting = [number for number in recent if is_right(verdict, truths[number])]
+    fitting = [number for number in recent if is_right(verdict, truths[number], incident.round)]
     # A slow rank explains no other verdict than one about it.
     others = [number for number in recent if truths[number].fault.kind != "slow"]
     return (fitting or others or [-1])[-1]
 
 
-def is_right(verdict: Verdict, truth: Truth) -> bool:
-    """Return whether a verdict names the class of a fault, and its rank or node."""
+def is_right(verdict: Verdict, truth: Truth, round_: int) -> bool:
+    """Return whether a verdict of a round names the class of a fault, and its rank of then or its node."""
     kind = KINDS[truth.fault.kind]
     if verdict.fault not in kind.classes:
         return False
@@ -120,7 +122,7 @@ def is_right(verdict: Verdict, truth: Truth) -> bool:
         return True
     if kind.blames == "node":
         return verdict.nodes == (truth.node,)
-    return truth.rank in verdict.culprits and len(verdict.culprits) <= MOST_NAMED
+    return truth.ranks.get(round_) in verdict.culprits and len(verdict.culprits) <= MOST_NAMED
 
 
 def _fault(number: int, truth: Truth, lines: Sequence[IncidentLine], until_s: float) -> FaultLine:

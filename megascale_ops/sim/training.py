@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from megascale_ops.schema.progress import CollectivePosition, Progress, RankReport, StepWork
 from megascale_ops.sim.clock import Clock
 from megascale_ops.sim.machine import GONE, RUNS, SLEEPS, Crew, Machine
@@ -13,7 +15,6 @@ from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.steps import Made, StepModel
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 # 24 collectives a step that a position counts: no judge looks at finer ones.
@@ -83,6 +84,8 @@ class Training:
         self.is_over = False
         self.absent: int | None = None  # the rank for which the others wait
         self.absent_s = 0.0  # since when it does not come
+        self._in_reach: npt.NDArray[np.bool_]  # by node: a rank of it waits before this step ends
+        self._waits: dict[int, Wait | None] = {}  # by rank: where it waits once it has come there
         self._kept: deque[Made] = deque(maxlen=KEPT_STEPS)
         self._since_s = world.clock.passed_s  # when this step began, or whatever comes before the first
         self._until_s = 0.0  # when this step ends
@@ -122,6 +125,16 @@ class Training:
         """A rank does not come to its collectives any more: it hangs, or is dead."""
         if self.absent is None:
             self.absent, self.absent_s = rank, self._world.clock.passed_s
+            by_node = self.layout.in_reach(rank).reshape(len(self.crews), -1)
+            self._in_reach = np.logical_or.reduce(by_node, axis=1)
+
+    def goes_on(self, first: "npt.NDArray[np.int64]", passed_s: float) -> "npt.NDArray[np.bool_]":
+        """Return whose ranks tell what all tell while none is missing, though one does not come; by their first."""
+        if self.absent is None:
+            return first >= 0
+        if passed_s >= self._until_s:
+            return first < 0
+        return ~self._in_reach[first // self._settings.ranks_per_node]
 
     def lose_loss(self) -> None:
         """Let the loss be no number from the next step on; after three such steps the script gives up."""
@@ -174,7 +187,9 @@ class Training:
         """Return where a rank waits by now for the one that does not come; None: it works, or is that one."""
         if self.absent is None:
             return None
-        wait = self.layout.wait_of(rank, self.absent)
+        wait = self._waits.get(rank)
+        if wait is None:
+            wait = self._waits[rank] = self.layout.wait_of(rank, self.absent)
         return wait if wait is not None and passed_s >= self._waits_from_s(wait) else None
 
     def calls_of(self, wait: Wait | None) -> int:
@@ -210,18 +225,19 @@ class Training:
         world_size = self._settings.ranks
         is_odd = self.absent is not None or bool(crew.gone)
         reports = []
+        standing: dict[float, Progress] = {}  # by when ranks last moved
         for local, pid in enumerate(crew.pids):
             rank = first + local
             work = tuple([made.work(rank) for made in new]) if new else _NONE
             if is_odd:
-                reports.append(self._odd(crew, local, passed_s, mono_s, work))
+                reports.append(self._odd(crew, local, passed_s, mono_s, work, standing))
                 continue
             report = RankReport(
                 rank, local, pid, round_, world_size, meshes[rank], progress, position, RUNS, work=work, gpu=gpus[local]
             )
             reports.append(report)
         # The last to wait are those that have ended their step.
-        crew.stands = is_odd and self.has_begun and passed_s >= max(self._until_s, self.absent_s + 0.5)
+        crew.stand(stands=is_odd and self.has_begun and passed_s >= max(self._until_s, self.absent_s + 0.5))
         return tuple(reports)
 
     def columns(self, told: int, ranks: "npt.NDArray[np.intp]") -> "list[npt.NDArray[np.float64]]":
@@ -233,8 +249,16 @@ class Training:
         calls = self.calls_of(None)
         return self._progress(passed_s, 0.0), CollectivePosition(calls, calls, "") if self.has_begun else None
 
-    def _odd(self, crew: Crew, local: int, passed_s: float, mono_s: float, work: tuple[StepWork, ...]) -> RankReport:
-        """Return the report of a rank while not all is well."""
+    def _odd(
+        self,
+        crew: Crew,
+        local: int,
+        passed_s: float,
+        mono_s: float,
+        work: tuple[StepWork, ...],
+        standing: dict[float, Progress],
+    ) -> RankReport:
+        """Return the report of a rank while not all is well; ``standing``: what ranks of this crew tell that wait."""
         rank = crew.first + local
         wait = self.wait_of(rank, passed_s)
         moved_s = passed_s - 0.05
@@ -242,6 +266,9 @@ class Training:
             moved_s = self._waits_from_s(wait)
         elif rank == self.absent:
             moved_s = self.absent_s
+        progress = standing.get(moved_s)
+        if progress is None:
+            progress = standing[moved_s] = self._progress(passed_s, mono_s, moved_s)
         calls = self.calls_of(wait)
         name = wait.group if wait is not None else ""
         is_gone = local in crew.gone
@@ -252,7 +279,7 @@ class Training:
             round=self.round,
             world_size=self._settings.ranks,
             mesh=self.layout.meshes[rank],
-            progress=self._progress(passed_s, mono_s, moved_s),
+            progress=progress,
             collective=CollectivePosition(calls + (wait is not None), calls, name) if self.has_begun else None,
             process=GONE if is_gone else SLEEPS if rank == self.absent else RUNS,
             error=crew.errors.get(local),

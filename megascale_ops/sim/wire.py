@@ -8,6 +8,8 @@ simulation takes, and they are all made by one function.
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Heartbeat
 
@@ -36,10 +38,11 @@ class Wire:
         assert isinstance(received, kind)
         return received
 
-    def is_sample(self) -> bool:
-        """Return whether a heartbeat that could be handed in with others is to be sent by itself: each 997th."""
-        self._together += 1
-        return self._together % EVERY == 0
+    def samples(self, count: int) -> npt.NDArray[np.intp]:
+        """Return which of so many heartbeats that could be handed in together are sent by themselves: each 997th."""
+        numbers = np.arange(self._together + 1, self._together + 1 + count)
+        self._together += count
+        return np.flatnonzero(numbers % EVERY == 0)
 
     def heartbeat(self, heartbeat: Heartbeat) -> Heartbeat:
         """Return a heartbeat, of a sample as its receiver decodes it."""

@@ -18,11 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from megascale_ops.controller.embedded import TICK_EVERY_S as TICK_S
-from megascale_ops.controller.embedded import Embedded, Steady, Told
+from megascale_ops.controller.embedded import Embedded
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Evidence, HeartbeatReply, JoinReply, Order
 from megascale_ops.schema.progress import RankError
+from megascale_ops.sim.beats import Beats
+from megascale_ops.sim.chorus import Chorus, speak
 from megascale_ops.sim.clock import Clock
 from megascale_ops.sim.evidence import ANSWER_S, TAKES_S, answer
 from megascale_ops.sim.faults import Fault, Truth
@@ -31,7 +33,7 @@ from megascale_ops.sim.mesh import Layout
 from megascale_ops.sim.runner import Runner
 from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.steps import Made, StepModel
-from megascale_ops.sim.training import BEAT_AGO_S, Training
+from megascale_ops.sim.training import Training
 from megascale_ops.sim.wire import Wire
 
 HEARTBEAT_S = 1.0
@@ -64,6 +66,7 @@ class _LostLoss(NamedTuple):
     fault: Fault
     rank: int
     node: str
+    round: int
 
 
 class World:
@@ -87,7 +90,10 @@ class World:
         self.layout = Layout(settings)
         self.model = StepModel(settings, self.layout, np.random.default_rng(seeds[1]))
         self._chance = np.random.default_rng(seeds[2])
-        self.machines = [Machine(number, settings.ranks_per_node) for number in range(settings.nodes + settings.spares)]
+        self.beats = Beats(settings.nodes + settings.spares, settings.ranks_per_node)
+        self.machines = [
+            Machine(number, settings.ranks_per_node, self.beats) for number in range(settings.nodes + settings.spares)
+        ]
         self._by_name = {machine.name: machine for machine in self.machines}
         self.stirs = 0
         self.is_quiet = False
@@ -104,11 +110,11 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._has_columns = settings.columns and settings.ranks >= LEAST_COLUMNS
+        self._chorus = Chorus(self.beats, self.machines, controller, clock, self.wire)
         self._training: Training | None = None
         self._lost_loss: _LostLoss | None = None
         self._runners: dict[str, asyncio.Task[None]] = {}
         self._broken: list[BaseException] = []  # what ended a runner that should not have ended
-        self._speaks_s = np.array([(machine.number % 10) * TICK_S for machine in self.machines])  # when, by machine
         self._faults: list[float] = []  # times of those that are still to come
         for fault in faults:
             self._schedule(fault.at_s, fault)
@@ -136,6 +142,7 @@ class World:
                 training.end()
             self._lose_later()
             training = self._training = Training(self, reply.round, reply.nodes)
+            self.beats.only_goes_on[:] = False
         return training.enter(reply.node_rank, machine)
 
     def _lose_later(self) -> None:
@@ -156,12 +163,21 @@ class World:
                 left_s = machine.bad_until_s - now_s
                 again_s = now_s + float(self._chance.exponential(AGAIN_MEAN_S))
                 self._schedule(again_s, Fault(again_s, "gpu_error", "bad GPU again", "", place, left_s), machine)
+        self._place_truths(training)
+
+    def _place_truths(self, training: Training) -> None:
+        """Note which ranks faults that last have in a new round."""
+        for truth in self.truths:
+            crew = self._by_name[truth.node].life.crew
+            lasts = truth.at_s + truth.fault.lasts_s > self.clock.passed_s
+            if lasts and crew is not None and crew.training is training:
+                truth.ranks[training.round] = crew.first + truth.rank % self.settings.ranks_per_node
 
     def note_step(self, made: Made) -> None:
         """All ranks have finished a step."""
         lost = self._lost_loss
         if lost is not None and made.loss is None:  # from now on it can be seen
-            self.truths.append(Truth(lost.fault, self.clock.passed_s, lost.rank, lost.node, made.step))
+            self.truths.append(Truth(lost.fault, self.clock.passed_s, lost.rank, lost.node, made.step, lost.round))
             self._lost_loss = None
         self.step_walls.setdefault(made.step, made.wall_s)
         self.progress.append((self.clock.passed_s, made.step))
@@ -229,7 +245,7 @@ class World:
             rank = crew.first + only.bad_gpu
         self.be_loud()
         if fault.kind != "nan":
-            self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step))
+            self.truths.append(Truth(fault, now_s, rank, crew.machine.name, training.step, training.round))
         if fault.repair_s and fault.kind != "host_lost":
             crew.machine.bad_until_s = max(crew.machine.bad_until_s, now_s + fault.repair_s)
             crew.machine.bad_gpu = rank - crew.first
@@ -272,7 +288,7 @@ class World:
 
     def _do_nan(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
         training.lose_loss()
-        self._lost_loss = _LostLoss(fault, rank, crew.machine.name)
+        self._lost_loss = _LostLoss(fault, rank, crew.machine.name, training.round)
 
     def give_up_on_loss(self, training: Training) -> None:
         """The script checks its loss, and gives up on one that is no number."""
@@ -299,14 +315,14 @@ class World:
     def _do_host_lost(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
         machine = crew.machine
         training.miss(rank)
-        machine.life.is_on = False
+        machine.lose()
         self.at(self.clock.passed_s + (fault.repair_s or POSTPONED_S), lambda: self._reboot(machine))
 
     def _reboot(self, machine: Machine) -> None:
         self.be_loud()
         self._runners[machine.name].cancel()
         machine.restart()
-        self._speaks_s[machine.number] = self.clock.passed_s
+        self.beats.speaks_s[machine.number] = self.clock.passed_s
         self._start_runner(machine)
 
     def _start_runner(self, machine: Machine) -> None:
@@ -361,51 +377,12 @@ class World:
 
     def _speak(self) -> None:
         """Let the agents speak whose time has come."""
-        now_s = self.clock.passed_s
-        usual_s = QUIET_HEARTBEAT_S if self.is_quiet else HEARTBEAT_S
-        is_due = (self._speaks_s <= now_s + 1e-6) | (self._speaks_s > now_s + usual_s)
-        due = [machine for number in np.flatnonzero(is_due).tolist() if (machine := self.machines[number]).life.is_on]
-        self._speaks_s[[machine.number for machine in due]] = round(now_s + usual_s, 1)
+        due = self.beats.due(self.clock.passed_s, QUIET_HEARTBEAT_S if self.is_quiet else HEARTBEAT_S)
         self.heartbeats += len(due)
-        for machine in self._together(due) if self._has_columns else due:
-            self._say(machine)
-
-    def _together(self, due: list[Machine]) -> list[Machine]:
-        """Hand in together what can be; return those that must speak for themselves."""
-        if self._training is None:
-            return due
-        return self._go_on(due) if self._training.absent is None else self._stand(due)
-
-    def _stand(self, due: list[Machine]) -> list[Machine]:
-        """Hand in together what agents tell whose ranks stand where they stood."""
-        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
-        training = self._training
-        assert training is not None
-        alone: list[Machine] = []
-        crews: list[Crew] = []
-        for machine in due:
-            crew = machine.life.crew
-            stands = crew is not None and crew.training is training and crew.stands and machine.only_goes_on(now_s)
-            if crew is None or not stands or self.wire.is_sample():
-                alone.append(machine)
-            else:
-                crews.append(crew)
-        if not crews:
-            return alone
-        signs = [crew.machine.sign(mono_s, wall_s) for crew in crews]
-        ranks = np.concatenate([crew.ranks for crew in crews])
-        taken = self.controller.go_on(Steady(JOB, training.round, signs, None, ranks, (), BEAT_AGO_S))
-        refused = set(taken.refused)
-        again_s = round(now_s + taken.again_s, 1) if taken.again_s else math.inf
-        heard: list[int] = []
-        for crew in crews:
-            if crew.machine.name in refused:
-                alone.append(crew.machine)
-                continue
-            crew.machine.life.seq += 1
-            heard.append(crew.machine.number)
-        self._speaks_s[heard] = np.minimum(self._speaks_s[heard], again_s)
-        return alone
+        if self._has_columns and self._training is not None:
+            due = speak(self._chorus, due, self._training, is_quiet=self.is_quiet)
+        for number in due.tolist():
+            self._say(self.machines[number])
 
     def _say(self, machine: Machine) -> None:
         """Let an agent send its heartbeat."""
@@ -414,55 +391,14 @@ class World:
         if reply.send_full or reply.orders or reply.again_s:
             self._obey(machine, reply)
 
-    def _go_on(self, due: list[Machine]) -> list[Machine]:
-        """Hand in together what agents tell whose ranks only went on; return those that must speak for themselves."""
-        now_s, mono_s, wall_s = self.clock.passed_s, self.clock.mono_s(), self.clock.wall_s()
-        training = self._training
-        assert training is not None
-        alone: list[Machine] = []
-        together: dict[int, list[Crew]] = {}  # by the last step that was told
-        for machine in due:
-            crew = machine.life.crew
-            if (
-                crew is None
-                or crew.training is not training
-                or not machine.only_goes_on(now_s)
-                or self.wire.is_sample()
-            ):
-                alone.append(machine)
-            else:
-                together.setdefault(crew.told, []).append(crew)
-        told = Told(*training.told_of_all(now_s))
-        for last, crews in together.items():
-            ranks = np.concatenate([crew.ranks for crew in crews])
-            # In quiet times who has no step to tell of reports no rank.
-            has_news = not self.is_quiet or last != training.step
-            taken = self.controller.go_on(
-                Steady(
-                    JOB,
-                    training.round,
-                    [crew.machine.sign(mono_s, wall_s) for crew in crews],
-                    told if has_news else None,
-                    ranks,
-                    training.columns(last, ranks) if has_news else (),
-                )
-            )
-            refused = set(taken.refused)
-            for crew in crews:
-                if not refused or crew.machine.name not in refused:
-                    crew.machine.life.seq += 1
-                    crew.told = training.step
-            alone += [self._by_name[name] for name in taken.refused]
-        return alone
-
     def _obey(self, machine: Machine, reply: HeartbeatReply) -> None:
         """Do what the answer to a heartbeat asks for."""
         self.be_loud()
         now_s = self.clock.passed_s
         machine.life.wants_full = machine.life.wants_full or reply.send_full
+        machine.touch()
         if reply.again_s:
-            again_s = round(now_s + reply.again_s, 1)
-            self._speaks_s[machine.number] = min(float(self._speaks_s[machine.number]), again_s)
+            self.beats.hasten(machine.number, round(now_s + reply.again_s, 1))
         for order in reply.orders:
             if order.id in machine.life.taken:
                 continue
@@ -473,6 +409,7 @@ class World:
         if not machine.life.is_on:
             return
         machine.life.done.append(order.id)
+        machine.touch()
         evidence = answer(machine, order, self.clock.passed_s)
         if evidence is None:
             return

@@ -16,25 +16,26 @@ Two clocks never mix: ``heard_s`` is the controller's, everything ``*_mono_s`` i
 silent is measured by its own node's clock as of the node's last heartbeat, so a late heartbeat accuses no rank.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
-from megascale_ops.controller.cluster.steady import Sign, Told
+from megascale_ops.controller.cluster.columns import NOWHERE, Columns, Flags, Holder, Numbers, Places
+from megascale_ops.controller.cluster.node_view import Key, NodeView, Share
+from megascale_ops.controller.cluster.steady import Sign, Steady
 from megascale_ops.diagnosis.hangs.standing import is_as_before
+from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
 from megascale_ops.diagnosis.rank_view import GONE, RankView, Reached
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import RankReport
 
 if TYPE_CHECKING:
-    from megascale_ops.schema.health import HardwareFinding, HostReading
+    from megascale_ops.schema.health import HardwareFinding
 
-# 5 s: an agent that missed five heartbeats was itself stalled (a paused machine): judge no rank by that gap; nor will
-# it execute an order in time. Of agents that were told to speak less often it is two heartbeats and a half.
-AGENT_FRESH_S, FRESH_HEARTBEATS = 5.0, 2.5
 # 60 s: the longest that an agent may be told to wait between two heartbeats.
 _MOST_EVERY_S = 60.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
@@ -42,101 +43,6 @@ TAKEOVER_S = 15.0
 # 1,100: a heartbeat names 1,024 jobs at most.
 _MOST_JOBS = 1100
 _replace = msgspec.structs.replace
-
-
-class Key(NamedTuple):
-    """Which agent of a node it is, over all its restarts."""
-
-    node: str
-    serves: str = ""  # the user and box root that it serves; "": an older program
-    only_job: str = ""
-
-
-class Share:
-    """One node's report of one job. Owned by the registry."""
-
-    __slots__ = ("_ranks", "_stood_mono_s", "_told", "is_placed", "is_plain", "lives", "round", "run_dir")
-
-    def __init__(self, round_: int, run_dir: str) -> None:
-        self.round = round_
-        self.run_dir = run_dir
-        self.lives = False  # the process of at least one rank does
-        self.is_plain: bool | None = None  # nothing is odd about its ranks; None: not looked at since they were told
-        self.is_placed: bool | None = None  # the job's history knows where they are; None: as before
-        self._ranks: dict[int, RankReport] = {}
-        self._told: tuple[Told, float] | None = None  # how all have gone on since, as of when by their node's clock
-        self._stood_mono_s = 0.0  # all have stood since but for their recorders' beats, the newest of them; 0: none
-
-    @property
-    def ranks(self) -> dict[int, RankReport]:
-        """What is known of each rank."""
-        if self._told is not None:
-            told, mono_s = self._told
-            self._told = None
-            progress = told.progress_at(mono_s)
-            for rank, report in self._ranks.items():
-                self._ranks[rank] = _replace(report, progress=progress, collective=told.collective)
-        if self._stood_mono_s:
-            beat_mono_s, self._stood_mono_s = self._stood_mono_s, 0.0
-            for rank, report in self._ranks.items():
-                if report.progress is not None:
-                    progress = _replace(report.progress, beat_mono_s=beat_mono_s)
-                    self._ranks[rank] = _replace(report, progress=progress)
-        return self._ranks
-
-    def __len__(self) -> int:
-        """How many ranks there are."""
-        return len(self._ranks)
-
-    def go_on(self, told: Told, mono_s: float) -> None:
-        """Note that all ranks have gone on; their reports are written when they are read."""
-        self._told = told, mono_s
-        self._stood_mono_s = 0.0
-
-    def stand(self, beat_mono_s: float) -> None:
-        """Note that no rank has moved, and when their recorders' threads beat last."""
-        self._stood_mono_s = beat_mono_s
-
-
-class NodeView:
-    """One agent's view of its node. Owned by the registry."""
-
-    __slots__ = (
-        "agent_id", "back_s", "complete", "every_s", "findings", "floor_mono_s", "fresh_s", "heard_s", "host", "key",
-        "metrics", "node", "only_job", "sender", "sent_mono_s", "seq", "shares", "since", "stirred",
-    )  # fmt: skip
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.sender = key[:2]
-        self.node = key.node
-        self.metrics = ""  # HOST:PORT of its /metrics
-        self.only_job = key.only_job  # the job that its agent's token is for; "": it may report all
-        self.agent_id = ""
-        self.seq = 0
-        self.every_s = 1.0  # between two of its heartbeats
-        self.fresh_s = AGENT_FRESH_S  # for how long after a heartbeat its agent counts as there
-        self.complete = False
-        self.heard_s = 0.0
-        self.back_s = 0.0  # when its heartbeats resumed after a silence
-        self.sent_mono_s = 0.0
-        self.floor_mono_s = 0.0  # the sender's clock when its deadline began anew
-        self.host: HostReading | None = None
-        self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
-        self.shares: dict[str, Share] = {}
-        self.since: dict[str, int] = {}  # jobs that it reports or has reported, and when it began to, in order
-        self.stirred = 0  # the registry's number of the last heartbeat that told of more than time passing
-
-    def speaks_every(self, every_s: float) -> None:
-        """Note how long its agent leaves between two heartbeats."""
-        self.every_s = every_s
-        self.fresh_s = max(AGENT_FRESH_S, every_s * FRESH_HEARTBEATS)
-
-    def hear(self, now_s: float) -> None:
-        """Note that its agent was heard."""
-        if self.heard_s and now_s - self.heard_s > self.fresh_s:
-            self.back_s = now_s
-        self.heard_s = now_s
 
 
 class Folded(NamedTuple):
@@ -151,7 +57,12 @@ class Registry:
     """The one owner of what is known about nodes. All methods take the time as an argument and never wait."""
 
     def __init__(self) -> None:
-        self._views: OrderedDict[Key, NodeView] = OrderedDict()  # the longest silent first
+        self._views: dict[Key, NodeView] = {}
+        self._columns = Columns()
+        self._by_place: dict[int, NodeView] = {}
+        self._places: dict[str, int] = {}  # by node, as in ``_here``
+        self._awaited: dict[str, tuple[int, int]] = {}  # by job: the round that nodes go on in, and its number
+        self._rounds = 0
         self._here: dict[str, NodeView] = {}  # the only agent of a node, or one of several
         self._shared: dict[str, list[NodeView]] = {}  # nodes that have several
         self._begun = 0  # how often an agent began to report a job
@@ -176,7 +87,7 @@ class Registry:
 
     def nodes(self) -> Iterable[NodeView]:
         """Return every agent's view, the longest silent first; a node with several agents comes several times."""
-        return self._views.values()
+        return [self._by_place[place] for place in self._columns.in_order()]
 
     def agents(self, name: str) -> int:
         """Return how many agents of a node are known."""
@@ -201,13 +112,12 @@ class Registry:
         view = self._views.get(key) or self._add(key)
         if not self._is_next(view, heartbeat, now_s):
             return Folded(accepted=False, send_full=False, node=view)
-        view.seq = heartbeat.seq
-        view.hear(now_s)
+        view.take_back()
+        view.note(heartbeat.seq, heartbeat.mono_s, now_s)
         if heartbeat.every_s != view.every_s:
             view.speaks_every(min(heartbeat.every_s, _MOST_EVERY_S))
-        view.sent_mono_s = sent_mono_s = heartbeat.mono_s
+        sent_mono_s = heartbeat.mono_s
         view.only_job = only_job
-        self._views.move_to_end(key)
         if heartbeat.host is not None:
             view.host = heartbeat.host
         if heartbeat.findings is not None:
@@ -259,20 +169,92 @@ class Registry:
     def go_on(self, view: NodeView, sign: Sign, now_s: float, *, moves: bool) -> None:
         """Take in a heartbeat that was awaited; ``moves``: its ranks have."""
         if moves:
-            self._stirs += 1
-            view.stirred = self._stirs
-        view.seq = sign.seq
-        if view.heard_s and now_s - view.heard_s > view.fresh_s:
-            view.back_s = now_s
-        view.heard_s = now_s
-        view.sent_mono_s = sign.mono_s
-        self._views.move_to_end(view.key)
+            self._stir(view)
+        view.note(sign.seq, sign.mono_s, now_s)
+
+    def lend(self, view: NodeView, job: str, round_: int) -> None:
+        """Let a node's next heartbeats be taken in with those of many, as far as they are awaited."""
+        known = self._awaited.get(job)
+        if known is None or known[0] != round_:
+            self._rounds += 1
+            self._awaited.pop(job, None)
+            known = self._awaited[job] = round_, self._rounds
+            while len(self._awaited) > _MOST_JOBS:
+                del self._awaited[next(iter(self._awaited))]
+        view.lend(view.shares[job], known[1])
+
+    def places(self, nodes: Iterable[str]) -> Places:
+        """Return the places of nodes, ``NOWHERE`` of those that are not known."""
+        return np.array([*map(self._places.get, nodes, repeat(NOWHERE))], np.intp)
+
+    def awaits_all(self, steady: Steady, places: Places, held: Iterable[str]) -> Flags:
+        """Return of which signs all is as ``awaits`` and ``lend`` have found it: they can be taken in together.
+
+        Args:
+            steady: the heartbeats.
+            places: of their nodes.
+            held: nodes that are to be told something.
+        """
+        known = self._awaited.get(steady.job)
+        if known is None or known[0] != steady.round:
+            return np.zeros(len(places), bool)
+        columns, signs = self._columns, steady.signs
+        found: Flags = (columns.awaited[places] == known[1]) & (columns.seq[places] + 1 == signs.seq)
+        found &= signs.mono_s - columns.sent_mono_s[places] <= columns.fresh_s[places]
+        found &= columns.agents[places] == signs.agent_ids
+        if steady.tells:
+            found &= columns.size[places] == signs.size
+        if steady.steps:
+            found &= columns.is_placed[places]
+        spoken_to = [place for node in held if (place := self._places.get(node)) is not None]
+        if spoken_to:
+            found &= ~np.isin(places, spoken_to)
+        return found
+
+    def go_on_all(self, steady: Steady, places: Places, which: Places, now_s: float) -> None:
+        """Take in those signs of which ``awaits_all`` is true, as ``go_on`` and ``Share`` do with each."""
+        columns, mono_s = self._columns, steady.signs.mono_s[which]
+        here = places[which]
+        moving = here
+        if steady.stands:
+            # A recorder may have been silent in so long a pause: what is known of its beats is looked at again.
+            moving = here[mono_s - columns.sent_mono_s[here] + steady.beat_ago_s > STALE_BEAT_S]
+        elif steady.told is None:
+            moving = here[:0]
+        columns.stirred[moving] = np.arange(self._stirs + 1, self._stirs + 1 + len(moving))
+        self._stirs += len(moving)
+        heard_s = columns.heard_s[here]
+        columns.back_s[here[(heard_s != 0.0) & (now_s - heard_s > columns.fresh_s[here])]] = now_s
+        columns.heard_s[here] = now_s
+        columns.seq[here] = steady.signs.seq[which]
+        columns.sent_mono_s[here] = mono_s
+        columns.hear_all(here)
+        if steady.told is not None:
+            columns.told[here] = Holder(steady.told)
+            columns.told_mono_s[here] = mono_s
+            columns.stood_mono_s[here] = 0.0
+        elif steady.stands:
+            columns.stood_mono_s[here] = mono_s - steady.beat_ago_s
+
+    def silent_for_s(self, places: Places, moved_s: float) -> Numbers:
+        """Return for how long ranks have not moved that moved ``moved_s`` (negative) from their last heartbeats on."""
+        sent_mono_s = self._columns.sent_mono_s[places]
+        floor_mono_s = self._columns.floor_mono_s[places]
+        silent_s: Numbers = np.maximum(0.0, sent_mono_s - np.maximum(sent_mono_s + moved_s, floor_mono_s))
+        return silent_s
+
+    def senders(self, places: Places) -> list[tuple[str, str]]:
+        """Return the nodes that have these places, and what their agents serve."""
+        return [self._by_place[place].sender for place in places.tolist()]
 
     def _add(self, key: Key) -> NodeView:
         """Make room for an agent that was not heard before."""
-        view = self._views[key] = NodeView(key)
+        view = self._views[key] = NodeView(key, self._columns)
+        self._by_place[view.place] = view
         before = self._here.setdefault(key.node, view)
+        self._places[key.node] = before.place
         if before is not view:
+            before.take_back()
             self._shared.setdefault(key.node, [before]).append(view)
         return view
 
@@ -329,21 +311,23 @@ class Registry:
 
     def forget(self, before_s: float) -> None:
         """Drop agents that were last heard before ``before_s``."""
-        while self._views:
-            key, view = next(iter(self._views.items()))
-            if view.heard_s >= before_s:
-                return
-            del self._views[key]
-            self._drop(view)
-            self.changes += 1
+        for place in self._columns.silent(before_s):
+            view = self._by_place[place]
+            if view.heard_s < before_s:
+                del self._views[view.key], self._by_place[place]
+                view.take_back()
+                self._drop(view)
+                self._columns.drop(place)
+                self.changes += 1
 
     def _drop(self, view: NodeView) -> None:
         left = [other for other in self._shared.pop(view.node, []) if other is not view]
         if not left:
-            del self._here[view.node]
+            del self._here[view.node], self._places[view.node]
             self.sick.discard(view.node)
             return
         self._here[view.node] = left[0]
+        self._places[view.node] = left[0].place
         if len(left) > 1:
             self._shared[view.node] = left
         self._note_sick(view.node)
@@ -372,10 +356,8 @@ class Registry:
 
     def silent(self, since_s: float) -> Iterator[str]:
         """Yield the nodes of which an agent was not heard since then, the longest silent first."""
-        for view in self._views.values():
-            if view.heard_s > since_s:
-                return
-            yield view.node
+        for place in self._columns.silent(since_s):
+            yield self._by_place[place].node
 
     def stirred(self, job: str, round_: int, nodes: Iterable[str], since_s: float) -> int | None:
         """Return a number that is another one once a heartbeat tells of these nodes' ranks of more than time passing.

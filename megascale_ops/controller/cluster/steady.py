@@ -16,6 +16,7 @@ from megascale_ops.schema.progress import CollectivePosition, Progress
 
 Fields = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.intp]
+Numbers = npt.NDArray[np.float64]
 
 
 class Sign(NamedTuple):
@@ -27,6 +28,28 @@ class Sign(NamedTuple):
     mono_s: float
     wall_s: float
     size: int
+
+
+class Signs(NamedTuple):
+    """The same of many nodes, as columns: each node comes once."""
+
+    nodes: Sequence[str]
+    agent_ids: npt.NDArray[np.object_]
+    seq: npt.NDArray[np.int64]
+    mono_s: Numbers
+    wall_s: Numbers
+    size: npt.NDArray[np.int64]
+
+    def at(self, number: int) -> Sign:
+        """Return one of them."""
+        return Sign(
+            self.nodes[number],
+            self.agent_ids[number],
+            self.seq.item(number),
+            self.mono_s.item(number),
+            self.wall_s.item(number),
+            self.size.item(number),
+        )
 
 
 class Told(NamedTuple):
@@ -67,11 +90,16 @@ class Steady(NamedTuple):
 
     job: str
     round: int
-    signs: Sequence[Sign]
+    signs: Signs
     told: Told | None
     ranks: Ranks
     steps: Sequence[Fields]
     beat_ago_s: float = -1.0
+
+    @property
+    def tells(self) -> bool:
+        """Ranks are reported."""
+        return self.told is not None or self.stands
 
     @property
     def stands(self) -> bool:

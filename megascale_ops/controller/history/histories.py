@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step histories of all jobs: fed by heartbeats, and by the tick when a job changes its state.
 
-A report's steps are placed by its sender's monotonic clock, so heartbeats that waited while the controller was away
-come out at their own time. The sender's clock is mapped to ours by the least delay seen of late.
+A report's steps are placed by its sender's monotonic clock (``senders``).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.cluster.steady import Fields, Ranks
+from megascale_ops.controller.history.senders import Senders
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
@@ -21,26 +21,11 @@ from megascale_ops.schema.messages import Heartbeat, JobReport
 if TYPE_CHECKING:
     from megascale_ops.diagnosis.stragglers.step_table import Table
 
-# 1e-3: clocks drift by up to 1e-4; a node's least delay decays ten times faster than that, and a heartbeat that
-# waited for two minutes is misplaced by 0.1 s.
-_FORGET = 1e-3
-_MOST_SENDERS = 131_072  # as many agents as are known at most
 # 16 jobs that are over and whose history was not written: a controller without a folder to write to.
 MOST_OVER = 16
 
 # The job, the round, the rows, where every rank is, and the ranks that have come or moved since the call before.
 HandOn = Callable[[Job, int, "Table", Mapping[int, Place], Iterable[int]], None]
-
-
-class _Sender:
-    """One agent's clock: ours is its own and ``offset_s``, as of ``mono_s``."""
-
-    __slots__ = ("agent_id", "mono_s", "offset_s")
-
-    def __init__(self, agent_id: str, offset_s: float, mono_s: float) -> None:
-        self.agent_id = agent_id
-        self.offset_s = offset_s
-        self.mono_s = mono_s
 
 
 class Histories:
@@ -57,29 +42,12 @@ class Histories:
         self._round: dict[str, int] = {}  # by job: of what is put by
         self.by_job: dict[str, StepHistory] = {}
         self._lives: dict[str, tuple[int, str, int]] = {}  # by job: life, state and round that were recorded last
-        self._senders: dict[tuple[str, str], _Sender] = {}  # by node and what its agent serves
+        self.senders = Senders()
 
     def sent_wall_s(self, heartbeat: Heartbeat, wall_s: float) -> float:
         """Return when a heartbeat that came at ``wall_s`` was sent, seconds of our wall clock."""
-        return self.sent_wall_s_by((heartbeat.node, heartbeat.serves), heartbeat.agent_id, heartbeat.mono_s, wall_s)
-
-    def sent_wall_s_by(self, sender: tuple[str, str], agent_id: str, mono_s: float, wall_s: float) -> float:
-        """Do the same with what is needed of a heartbeat; ``sender``: its node and what its agent serves."""
-        offset_s = wall_s - mono_s
-        known = self._senders.get(sender)
-        if known is None or known.agent_id != agent_id:
-            self._senders.pop(sender, None)
-            while len(self._senders) >= _MOST_SENDERS:
-                del self._senders[next(iter(self._senders))]
-            self._senders[sender] = _Sender(agent_id, offset_s, mono_s)
-        else:
-            passed_s = mono_s - known.mono_s
-            known.mono_s = mono_s
-            if passed_s > 0.0:
-                known.offset_s += _FORGET * passed_s
-            known.offset_s = min(known.offset_s, offset_s)
-            offset_s = known.offset_s
-        return mono_s + offset_s
+        sender = heartbeat.node, heartbeat.serves
+        return self.senders.sent_wall_s(sender, heartbeat.agent_id, heartbeat.mono_s, wall_s)
 
     def ingest_report(
         self, job: Job, node: str, report: JobReport, sent_wall_s: float, *, is_over: bool = False
@@ -155,7 +123,7 @@ class Histories:
         """Move everything with a wall clock that was stepped."""
         for history in self.by_job.values():
             history.shift(step_s)
-        self._senders.clear()
+        self.senders = Senders()
 
     def forget(self, name: str) -> None:
         """Let go of a job that is over."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller.cluster.registry import FRESH_HEARTBEATS, Registry
+from megascale_ops.controller.cluster.node_view import FRESH_HEARTBEATS
+from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Hold, SilenceCheck
 from megascale_ops.diagnosis import watchdog
@@ -262,8 +263,9 @@ def joined(job: Job, now_s: float) -> dict[str, float]:
 
 def is_blind(registry: Registry, job: Job, now_s: float) -> bool:
     """Return whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
-    unheard = any(registry.share(member.node, job.name, job.record.round) is None for member in job.record.members)
-    if not unheard or now_s - job.entered_s >= BLIND_S:
+    if now_s - job.entered_s >= BLIND_S:
+        return False
+    if all(registry.share(member.node, job.name, job.record.round) is not None for member in job.record.members):
         return False
     job.round.silence = SilenceCheck()  # a judgement without reports is void when they come
     return True

@@ -5,6 +5,7 @@ Pure functions on frozen structs: each takes an incident and returns the next on
 """
 
 from collections.abc import Iterable
+from itertools import chain, islice
 
 import msgspec
 
@@ -85,12 +86,14 @@ def add_evidence(incident: Incident, items: Iterable[EvidenceItem]) -> Incident:
     """
     cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)
     anew = {(item.kind, item.rank) for item in cut if item.ok and item.rank >= 0 and item.kind in LOOKED_AT_AGAIN}
-    kept = tuple(item for item in incident.evidence if (item.kind, item.rank) not in anew)
+    ranks = {rank for _, rank in anew}
+    kept = tuple(one for one in incident.evidence if one.rank not in ranks or (one.kind, one.rank) not in anew)
     found = kept + cut
     if len(found) > MOST_EVIDENCE:
         named = frozenset(incident.verdict.culprits if incident.verdict is not None else ())
         # Of equals the first to come are kept.
-        found = tuple(sorted(found, key=lambda one: one.rank not in named))[:MOST_EVIDENCE]
+        about = [one for one in found if one.rank in named]
+        found = tuple(islice(chain(about, (one for one in found if one.rank not in named)), MOST_EVIDENCE))
     return _replace(incident, evidence=found)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from megascale_ops.schema.progress import Progress
 
 NEVER_S = float("-inf")
+# 60 s: 10 GB of each rank are written in 3 to 7 s to a local disk; shared storage takes longer.
+WRITTEN_S = 60.0
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -78,6 +80,29 @@ class Answer(NamedTuple):
     policy: JobPolicy  # under which it was decided
 
 
+class Saves(NamedTuple):
+    """When steps with a checkpoint in them have ended, of any round, wall clock seconds; 0: none is known.
+
+    Many jobs go on while a checkpoint is written, and no report tells when it is: until then a restart begins at the
+    one before, which is written when the next one is begun.
+    """
+
+    newest_wall_s: float = 0.0
+    before_wall_s: float = 0.0
+
+    def with_newest(self, saved_wall_s: float) -> "Saves":
+        """Return them with the newest, 0 where none is known."""
+        return Saves(saved_wall_s, self.newest_wall_s) if saved_wall_s > self.newest_wall_s else self
+
+    def held_wall_s(self, wall_s: float) -> float:
+        """Return when the newest one was made that is written by now, 0 where none is."""
+        return self.newest_wall_s if wall_s - self.newest_wall_s >= WRITTEN_S else self.before_wall_s
+
+    def shifted(self, step_s: float) -> "Saves":
+        """Return them moved with a wall clock that was stepped."""
+        return Saves(*(one + step_s if one else 0.0 for one in self))
+
+
 class Told:
     """What was published of one warning: void when the warning ends."""
 
@@ -103,9 +128,7 @@ class Round:
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
         self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
         self.last_step_wall_s = 0.0
-        self.saved_wall_s = (
-            0.0  # when the newest step with a checkpoint in it has ended, of any round; 0: none is known
-        )
+        self.saves = Saves()
         self.has_started = False  # every rank has made a step
         self.is_counted = False  # what its steps cover is in the job's useful time
         self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
@@ -148,9 +171,9 @@ class Round:
 
     def since_saved_s(self, wall_s: float) -> float:
         """Return for how long steps were made that no checkpoint holds; -1: none is known, or no step was made."""
-        if not (self.saved_wall_s and self.steps_began_wall_s):
+        if not (self.saves.newest_wall_s and self.steps_began_wall_s):
             return -1.0
-        return max(0.0, wall_s - max(self.saved_wall_s, self.steps_began_wall_s))
+        return max(0.0, wall_s - max(self.saves.held_wall_s(wall_s), self.steps_began_wall_s))
 
     @property
     def uncounted_s(self) -> float:
@@ -170,5 +193,4 @@ class Round:
             self.steps_began_wall_s += step_s
         if self.last_step_wall_s:
             self.last_step_wall_s += step_s
-        if self.saved_wall_s:
-            self.saved_wall_s += step_s
+        self.saves = self.saves.shifted(step_s)

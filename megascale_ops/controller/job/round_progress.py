@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import RankView
+from megascale_ops.schema.progress import Progress
 
 
 class Pace(NamedTuple):
@@ -34,6 +35,38 @@ class Pace(NamedTuple):
 def none_stepped(ranks: int) -> Pace:
     """Return how far a node is whose ranks have a black box each, and have made no step in this round."""
     return Pace(ranks, ranks, 0, 0, 0.0, 0.0, -1, is_absolute=False, step_s=0.0)
+
+
+def alike(ranks: int, progress: Progress, silent_s: float, best_step: int, wall_s: float) -> Pace:
+    """Return how far a node is whose ranks all tell the same, heard of just now: as ``measure_pace`` of each of them.
+
+    Args:
+        ranks: how many they are.
+        progress: what each tells; they have stepped.
+        silent_s: since when they have not moved.
+        best_step: the round should get at least as far.
+        wall_s: now.
+    """
+    moved_wall_s = wall_s - silent_s
+    first_wall_s = max(0.0, moved_wall_s - (progress.steps_seen - 1) * progress.step_p50_s)
+    caught_wall_s, is_there, resumed_at = 0.0, True, -1
+    if progress.step_is_absolute:
+        resumed_at = progress.step - progress.steps_seen + 1
+        is_there = progress.step >= best_step
+        if is_there:
+            over = min(progress.step - best_step, progress.steps_seen - 1)
+            caught_wall_s = max(0.0, moved_wall_s - over * progress.step_p50_s)
+    return Pace(
+        reported=ranks,
+        boxes=ranks,
+        stepped=ranks,
+        caught_up=ranks if is_there else 0,
+        first_step_wall_s=first_wall_s,
+        caught_up_wall_s=max(caught_wall_s, first_wall_s),
+        resumed_at=resumed_at,
+        is_absolute=progress.step_is_absolute,
+        step_s=max(0.0, progress.step_p50_s),
+    )
 
 
 def measure_pace(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:

@@ -9,7 +9,8 @@ Pure: the time is an argument; reads what the registry knows.
 from array import array
 from collections.abc import Generator, Iterable, Mapping
 
-from megascale_ops.controller.cluster.registry import NodeView, Registry
+from megascale_ops.controller.cluster.node_view import NodeView
+from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.record.state_machine import FINAL, State

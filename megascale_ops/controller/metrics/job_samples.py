@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from megascale_ops.controller.cluster.registry import NodeView, Share
+from megascale_ops.controller.cluster.node_view import NodeView, Share
 from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.record.state_machine import ACTIVE, State

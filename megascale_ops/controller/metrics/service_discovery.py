@@ -3,7 +3,8 @@
 
 from collections import Counter
 
-from megascale_ops.controller.cluster.registry import NodeView, Registry
+from megascale_ops.controller.cluster.node_view import NodeView
+from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.schema.targets import COMPONENT, JOBS, TargetGroup
 
 # 10 min: a node that is away for so long is not coming back by itself; until then `up == 0` shows that it is away.

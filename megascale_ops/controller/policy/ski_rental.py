@@ -5,9 +5,10 @@ How long a straggler will last is unknown. A restart costs a sum at once, going 
 This is the ski rental problem: rent until the rents paid add up to the price, then buy; that never costs more than
 twice what knowledge of the future would (Karlin et al., "Competitive snoopy caching", 1988). The rent is
 ``cost x step time``; the price is what a restart would cost now: what the last start took, and the work since the
-newest checkpoint, which would be made again. It falls when a checkpoint was saved, and so that is when most are bought.
+newest checkpoint, which would be made again. It falls once a checkpoint is written, so that is when most are bought.
 Where saves can't be seen it is what this job's restarts have cost. All measured, in seconds; before the first restart
-it is what the policy assumes (``restart_price_s``), since a first start tells little of a later one.
+the policy's assumption (``restart_price_s``) stands for what was measured, since a first start tells little of a later
+one: work that is not saved comes on top of it, too.
 
 Pure: a question with its time in, a value and a reason out.
 """
@@ -53,12 +54,14 @@ def usual_price_s(prices_s: Sequence[float], policy: JobPolicy) -> float:
 def price(question: Question) -> tuple[float, str]:
     """Return what a restart costs, seconds, and where the number comes from."""
     price_s = usual_price_s(question.prices_s, question.policy)
-    if question.prices_s and question.since_saved_s >= 0.0 and question.start_s > 0.0:
+    is_seen = question.since_saved_s >= 0.0
+    unsaved = f"{question.since_saved_s:.0f} s of work since the newest checkpoint"
+    if question.prices_s and is_seen and question.start_s > 0.0:
         price_s = question.start_s + question.since_saved_s
-        origin = (
-            f"a restart now costs {price_s:.1f} s ({question.start_s:.0f} s until ranks step again, and "
-            f"{question.since_saved_s:.0f} s of work since the newest checkpoint)"
-        )
+        origin = f"a restart now costs {price_s:.1f} s ({question.start_s:.0f} s until ranks step again, and {unsaved})"
+    elif is_seen and not question.prices_s:
+        assumed_s, price_s = price_s, price_s + question.since_saved_s
+        origin = f"a restart now costs {price_s:.1f} s ({assumed_s:g} s assumed, none was measured yet, and {unsaved})"
     elif question.prices_s:
         count = len(question.prices_s)
         measured = "the one restart so far" if count == 1 else f"the median of {count} restarts"

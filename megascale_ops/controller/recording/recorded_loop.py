@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from megascale_ops.controller.cluster.registry import NodeView
+from megascale_ops.controller.cluster.node_view import NodeView
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Journal
 from megascale_ops.controller.loop import Loop

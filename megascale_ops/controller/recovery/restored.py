@@ -11,7 +11,7 @@ from megascale_ops.controller.record.state_machine import TRAINING
 
 def note_saved(job: Job, wall_s: float, saved_wall_s: float) -> None:
     """Note when the newest was saved, and whether one was beyond the step from which none is restored."""
-    job.round.saved_wall_s = saved_wall_s
+    job.round.saves = job.round.saves.with_newest(saved_wall_s)
     limit = job.record.restore_before
     if limit < 0 or job.state not in TRAINING or job.round.step <= limit:
         return

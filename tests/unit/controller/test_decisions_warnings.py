@@ -3,6 +3,7 @@
 
 import pytest
 
+from megascale_ops.controller.job.round import Saves
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Eviction, Question, Restart, Tab
 from megascale_ops.controller.policy.ski_rental import open_tab, pay, price_of, settle
@@ -63,6 +64,33 @@ def test_what_was_not_saved_is_part_of_the_price_and_a_checkpoint_lowers_it() ->
     assert not _ask(99.0, since_saved_s=0.0, **known).acts
     assert _ask(31.0, since_saved_s=-1.0, **known).acts
     assert _ask(31.0, since_saved_s=5.0, prices_s=(30.0,), start_s=0.0).acts
+
+
+def test_what_was_not_saved_counts_before_the_first_restart_too() -> None:
+    """The policy's assumption tells what a start takes, and not what would be made again: that is known, and added."""
+    unsaved, saved, unseen = (_ask(400.0, since_saved_s=known_s) for known_s in (1_500.0, 0.0, -1.0))
+
+    assert (unsaved.acts, unsaved.rule) == (False, "paying")
+    assert "a restart now costs 1560.0 s (60 s assumed, none was measured yet, and 1500 s of work" in unsaved.reason
+    assert saved.acts
+    assert unseen.acts
+    assert not _ask(59.0, since_saved_s=0.0).acts
+    assert _ask(1_561.0, since_saved_s=1_500.0).acts
+
+
+def test_a_checkpoint_counts_once_it_had_time_to_be_written() -> None:
+    """Ranks go on meanwhile, and a restart would begin at the one before: it lowers the price a minute later."""
+    none = Saves()
+    assert none.with_newest(0.0) == none
+
+    first = none.with_newest(1_000.0)
+    assert [first.held_wall_s(now_s) for now_s in (1_059.0, 1_060.0)] == [0.0, 1_000.0]
+    second = first.with_newest(2_000.0).with_newest(2_000.0)  # the same is told again
+    assert [second.held_wall_s(now_s) for now_s in (2_059.0, 2_060.0)] == [1_000.0, 2_000.0]
+    third = second.with_newest(2_005.0)  # who begins the next one has written the one before
+    assert third.held_wall_s(2_006.0) == 2_000.0
+    assert third.shifted(-500.0).held_wall_s(1_506.0) == 1_500.0
+    assert none.shifted(-500.0) == none
 
 
 def test_nobody_pays_more_than_twice_what_hindsight_would() -> None:

@@ -109,14 +109,14 @@ def test_all_wait_for_the_one_that_does_not_come() -> None:
     assert len({layout.rank(mesh.tp, mesh.dp, mesh.pp) for mesh in layout.meshes}) == 64
 
 
-def _incident(at_s: float, fault: str, rank: int, state: str = "recovered") -> Incident:
+def _incident(at_s: float, fault: str, rank: int, state: str = "recovered", round_: int = 1) -> Incident:
     verdict = Verdict(fault, "because", 0.9, culprits=(rank,), nodes=(f"node-{rank // 8:05d}",))
-    return Incident(f"i-{at_s:.0f}", "simulated", 1, state, Marks(detected=START_WALL_S + at_s), verdict)
+    return Incident(f"i-{at_s:.0f}", "simulated", round_, state, Marks(detected=START_WALL_S + at_s), verdict)
 
 
 def _truth(at_s: float, kind: str, rank: int, lasts_s: float = 0.0) -> Truth:
     fault = Fault(at_s, kind, lasts_s=lasts_s)
-    return Truth(fault, at_s, rank, f"node-{rank // 8:05d}", 1)
+    return Truth(fault, at_s, rank, f"node-{rank // 8:05d}", 1, 1)
 
 
 def test_a_wrong_name_costs_precision_and_recall() -> None:
@@ -144,6 +144,26 @@ def test_a_verdict_about_a_slow_rank_is_about_that_rank_while_it_is_slow() -> No
 
     assert [one.about for one in found.incidents] == [1, 0]
     assert found.precision == found.recall == 1.0
+
+
+def test_a_slow_machine_has_another_rank_in_the_next_round() -> None:
+    """Once a node before it is gone the same GPU is another rank: that one is right then, and the old number is not."""
+    truth = _truth(100, "slow", 19, lasts_s=7200.0)
+    truth.ranks[2] = 11
+
+    found = score(
+        [truth],
+        [
+            _incident(200, "straggler", 19, "over"),
+            _incident(300, "straggler", 11, "over", 2),
+            _incident(400, "straggler", 19, "over", 2),
+            _incident(500, "straggler", 19, "over", 3),
+        ],
+        {},
+        86_400.0,
+    )
+
+    assert [one.is_right for one in found.incidents] == [True, True, False, False]
 
 
 def test_a_fault_just_before_the_end_is_not_counted_against_the_controller() -> None:

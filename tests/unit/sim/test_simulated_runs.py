@@ -129,6 +129,17 @@ def test_a_machine_that_is_bad_is_measured_and_kept_out() -> None:
     assert without.rows["idle"] > 100.0 or len(without.faults) > 1
 
 
+def test_a_rank_that_stays_slow_is_followed_over_a_restart_that_numbers_it_anew() -> None:
+    """The node before it breaks, a spare comes last: the next round's verdict names the same GPU by its new rank."""
+    policy = JobPolicy(absent_patience_s=60.0, actions={"straggler": "warn"})
+    found = run("slow@0.03:0.6", "gpu_error@0.08:0.1", spares=1, hours=0.2, policy=policy)
+
+    slow = [one for one in found.incidents if one.fault == "straggler"]
+    assert [one.culprits for one in slow] == [(9,), (5,)]
+    assert {one.nodes for one in slow} == {("node-00002",)}
+    assert [one.is_right for one in found.incidents] == [True, True, True]
+
+
 def test_what_another_policy_would_have_cost_is_told() -> None:
     """An absent rank is waited for as long as a step may take, 109 s here; with a patience of 240 s, 131 s longer."""
     answer = compare(SMALL, read_faults(["hang@0.03:0.4"]), ["absent_patience_s=240"])
@@ -136,6 +147,17 @@ def test_what_another_policy_would_have_cost_is_told() -> None:
     (choice,) = answer.choices
     assert choice.setting == "absent_patience_s=240"
     assert choice.saved_s == pytest.approx(-131.0, abs=15.0)
+
+
+def test_a_slow_rank_is_let_go_once_the_checkpoint_is_written_and_not_while_it_is() -> None:
+    """At the cheapest moment of all: what is made again is what was made since, not all since the one before."""
+    policy = JobPolicy(absent_patience_s=60.0, restart_price_s=1.0)
+    saves = {"checkpoint_every_s": 150.0, "checkpoint_write_s": 50.0}
+
+    found = run("slow@0.04:0.4", hours=0.18, spares=1, policy=policy, **saves)
+
+    assert (found.restarts, found.evictions) == (1, 1)
+    assert 40.0 < found.rows["recompute"] < 90.0
 
 
 def test_faults_that_come_while_the_job_starts_wait_until_it_trains() -> None:
