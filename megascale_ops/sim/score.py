@@ -118,6 +118,8 @@ def is_right(verdict: Verdict, truth: Truth) -> bool:
         return False
     if kind.blames == "job":
         return True
+    if kind.blames == "none":
+        return not verdict.culprits
     if kind.blames == "node":
         return verdict.nodes == (truth.node,)
     return truth.rank in verdict.culprits and len(verdict.culprits) <= MOST_NAMED

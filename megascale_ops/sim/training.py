@@ -83,6 +83,7 @@ class Training:
         self.is_over = False
         self.absent: int | None = None  # the rank for which the others wait
         self.absent_s = 0.0  # since when it does not come
+        self.hangs = ""  # what keeps it from coming: "gpu", "network" (all have come), "": it is elsewhere, or dead
         self._kept: deque[Made] = deque(maxlen=KEPT_STEPS)
         self._since_s = world.clock.passed_s  # when this step began, or whatever comes before the first
         self._until_s = 0.0  # when this step ends
@@ -118,10 +119,10 @@ class Training:
         """Ranks are being stopped."""
         self.is_over = True
 
-    def miss(self, rank: int) -> None:
-        """A rank does not come to its collectives any more: it hangs, or is dead."""
+    def miss(self, rank: int, hangs: str = "") -> None:
+        """A rank does not come to its collectives any more: it hangs, or is dead; ``hangs``: see there."""
         if self.absent is None:
-            self.absent, self.absent_s = rank, self._world.clock.passed_s
+            self.absent, self.absent_s, self.hangs = rank, self._world.clock.passed_s, hangs
 
     def lose_loss(self) -> None:
         """Let the loss be no number from the next step on; after three such steps the script gives up."""
@@ -174,8 +175,13 @@ class Training:
         """Return where a rank waits by now for the one that does not come; None: it works, or is that one."""
         if self.absent is None:
             return None
-        wait = self.layout.wait_of(rank, self.absent)
+        find = {"gpu": self.layout.wait_of_stuck_gpu, "network": self.layout.wait_of_cut_network}
+        wait = find.get(self.hangs, self.layout.wait_of)(rank, self.absent)
         return wait if wait is not None and passed_s >= self._waits_from_s(wait) else None
+
+    def phase_at(self, passed_s: float) -> str:
+        """Return the phase that ranks are in, or were when one did not come."""
+        return self._phase(passed_s)[0]
 
     def calls_of(self, wait: Wait | None) -> int:
         """Return how many collectives a rank has finished."""
@@ -254,7 +260,7 @@ class Training:
             mesh=self.layout.meshes[rank],
             progress=self._progress(passed_s, mono_s, moved_s),
             collective=CollectivePosition(calls + (wait is not None), calls, name) if self.has_begun else None,
-            process=GONE if is_gone else SLEEPS if rank == self.absent else RUNS,
+            process=GONE if is_gone else SLEEPS if rank == self.absent and not self.hangs else RUNS,
             error=crew.errors.get(local),
             work=work,
             gpu=crew.machine.gpus[local],
