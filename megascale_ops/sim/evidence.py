@@ -68,6 +68,8 @@ def _stacks(training: RoundOfRanks, rank: int, passed_s: float, offset_s: float)
 
     Real agents tell that of every rank; of those that wait in a collective nothing follows from it.
     """
+    marks: tuple[str, ...]
+    frames: tuple[str, ...]
     if rank == training.absent and training.hangs == "gpu":
         marks, frames = ("in_native",), _FOR_GPU
     elif rank == training.absent and not training.hangs:
