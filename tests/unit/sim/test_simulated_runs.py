@@ -130,7 +130,7 @@ def test_a_machine_that_is_bad_is_measured_and_kept_out() -> None:
 
 
 def test_what_another_policy_would_have_cost_is_told() -> None:
-    """Asleep inside its backward pass a rank is waited for 64 s, whatever an absentee gets; with 240 s, 176 s longer."""
+    """Asleep in its backward pass a rank is waited for 64 s, whatever an absentee gets; with 240 s, 176 s longer."""
     settings = msgspec.structs.replace(SMALL, policy=JobPolicy())
 
     answer = compare(settings, read_faults(["hang@0.03:0.4"]), ["absent_patience_s=300", "stuck_patience_s=240"])
