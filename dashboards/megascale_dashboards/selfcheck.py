@@ -209,8 +209,41 @@ def _leaders() -> tuple[Card, ...]:
     )
 
 
+def _reached() -> tuple[Card, ...]:
+    """Whether agents reach the controller that leads, or a standby instead of it."""
+    unheard = "megascale_controller_unheard_seconds and on (instance) megascale_controller_leader == 1"
+    return (
+        line_card(
+            "The leader has answered no agent for",
+            "Of several controllers the one that leads; agents speak each second. From 20 s on it gives way, if more "
+            "than half of the nodes ask a standby. Long without a job: no agent speaks. Long with one: what cuts it "
+            "off? `GET /leader` of each, and the network between them and the nodes.",
+            (Ask(f"max by (instance) ({unheard})", "{{instance}}"),),
+            width=8,
+            unit="s",
+            colours=limits((20, "yellow"), (60, "red")),
+        ),
+        line_card(
+            "Nodes that ask a standby",
+            "0 is right. Their agents do not reach the leader, and what they tell is not judged. A few for seconds: "
+            "the leader has just changed. Behind a proxy that asks `GET /leader` no standby is asked.",
+            (Ask("max by (instance) (megascale_controller_refused_nodes)", "{{instance}}"),),
+            width=8,
+            colours=limits((1, "red")),
+        ),
+        line_card(
+            "Leaders that gave way",
+            "In each hour: it was reached by no agent, and a standby was. Each is a network that was cut; "
+            "`leader_gave_way` in a job's events says why. After six in an hour no leader gives way any more.",
+            (Ask("sum by (instance) (increase(megascale_controller_gave_way_total[1h]))", "{{instance}}"),),
+            width=8,
+            colours=limits((1, "red")),
+        ),
+    )
+
+
 def _controller() -> tuple[tuple[Card, ...], ...]:
-    return (_pace(), _leaders(), _own_faults(), _nodes())
+    return (_pace(), _leaders(), _reached(), _own_faults(), _nodes())
 
 
 def _heartbeats() -> tuple[Card, ...]:

@@ -23,6 +23,10 @@ _SLOW = ("straggler", "slow")
 # These causes explain themselves where the time goes; a warm GPU beside them is no cause.
 _OWN_CAUSES = ("input", "gc")
 _ORDER = {"fail": 0, "warn": 1, "note": 2}
+# 60 s: a GPU fails before its rank is silent, or up to a minute after (the driver gives up on it, clocks differ).
+_AROUND_S = 60.0
+# A rank that is seen to work, or goes on, is not silent because of its GPU.
+_AT_WORK = ("busy", "slow")
 
 
 class RankPlace(NamedTuple):
@@ -77,6 +81,34 @@ def quote(verdict: Verdict, nodes: Iterable[NodeHardware], *, late: bool = False
     if own and own not in verdict.reason:
         verdict = msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {own}")
     return verdict
+
+
+def explained(verdict: Verdict, nodes: Iterable[NodeHardware]) -> Verdict | None:
+    """Return the verdict on a silence whose reason is a GPU that failed as it began; None where none did.
+
+    No wait of a healthy job brings such a finding, so it is no silence that may end by itself. Where all ranks wait and
+    no rank is to blame, one whose GPU failed is.
+
+    Args:
+        verdict: On ranks that stand still.
+        nodes: With the ranks to blame, or all of the node where the verdict names none.
+    """
+    if verdict.fault in _AT_WORK:
+        return None
+    failed = [one for one in _quotes(nodes) if one.rank >= 0 and _failed_about(one.said, verdict.since_wall_s)]
+    if not failed:
+        return None
+    texts = "; ".join(dict.fromkeys(one.said.text for one in failed))
+    verdict = msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {texts}", sure_of="")
+    if verdict.culprits:
+        return verdict
+    ranks, names = tuple(sorted({one.rank for one in failed})), tuple(sorted({one.node for one in failed}))
+    return msgspec.structs.replace(verdict, fault="gpu_stuck", culprits=ranks, nodes=names, confidence=0.9)
+
+
+def _failed_about(said: HardwareFinding, wall_s: float) -> bool:
+    """Return whether a GPU failed around then: what was wrong with it long before has not brought this silence."""
+    return bool(said.gpu) and said.severity == "fail" and max(said.since_wall_s, said.last_wall_s) >= wall_s - _AROUND_S
 
 
 def _quotes(nodes: Iterable[NodeHardware]) -> Iterable[_Quote]:

@@ -111,6 +111,7 @@ def by_law(name: str, ranks_per_node: int) -> dict[str, Given]:
     shown = [(cause, kind, share) for cause in law.causes for kind, share in cause.shows]
     hidden = sum(cause.weight * share for cause, kind, share in shown if kind == "nan")
     slow = sum(cause.weight * share for cause, kind, share in shown if kind == "slow")
+    # Hangs of a GPU or of the network show more than silence: the patience that is chosen here is not what ends them.
     hangs = sum(cause.weight * share for cause, kind, share in shown if kind == "hang")
     ends = total - hidden - slow
     if ends <= 0.0:

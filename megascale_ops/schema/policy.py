@@ -45,9 +45,11 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "frozen_grace_s": "Seconds that a stopped process (state T) may take to go on.",
         "silence_floor_s": "Seconds without a sign of progress before a rank is looked at, at least.",
         "silence_factor": "The same, in steps: times the p99 of the job's steps.",
+        "silence_extra_s": "Seconds beyond the p99 step that silence_factor grants at most.",
         "busy_factor": "How much longer a rank may be silent that burns CPU outside of collectives.",
         "busy_floor_s": "Seconds that such a rank has at least.",
         "absent_patience_s": "Seconds for a rank that keeps others waiting without proof that it can't come.",
+        "stuck_patience_s": "Seconds for a silence that no healthy job's wait looks like; at most absent_patience_s.",
         "phase_patience_s": "Seconds for a declared checkpoint or evaluation, and for a rank that is seen to work.",
         "startup_patience_s": "Seconds from the start to the first step.",
         "node_lost_s": "Seconds without a word of agent and runner until a node counts as lost.",
@@ -77,6 +79,9 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # 5 s: a hundred 50 ms steps; below it the scheduler of a loaded machine can look like silence.
     silence_floor_s: Seconds = 5.0
     silence_factor: Factor = 20.0  # times the p99 step
+    # 30 s: what delays a step (a busy machine, a retry) does not grow with it. InfiniBand itself sends again for as
+    # long (time-out 20, 7 retries: 4.3 s each). A step that takes minutes may still take twice its p99.
+    silence_extra_s: Seconds = 30.0
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: Factor = 6.0
     busy_floor_s: Seconds = 60.0  # and at least so long
@@ -84,6 +89,10 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # own time-out (600 s), so that verdict and restart come just before that ends the process silently; and never
     # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may require.
     absent_patience_s: Seconds = 540.0
+    # 60 s: what was seen of no wait that ended by itself: all ranks have entered one collective and no data moves; the
+    # GPU of a rank begins and ends nothing while the others' wait in what it was given; a rank sleeps inside its
+    # backward pass. Twice as long as InfiniBand sends again, and four times a kernel that was 15 s late.
+    stuck_patience_s: Seconds = 60.0
     # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
     # go on changing, children at work, bytes that move.
     phase_patience_s: Seconds = 1800.0

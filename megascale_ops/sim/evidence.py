@@ -3,8 +3,10 @@
 
 from collections.abc import Iterator
 
+from megascale_ops.schema.gpu_queue import GpuOperation, GpuQueue
 from megascale_ops.schema.health import SelfCheck
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, CollectiveFact, Evidence, EvidenceItem, Order
+from megascale_ops.schema.work import ProcessWork
 from megascale_ops.sim.machine import JOB, Machine, RoundOfRanks
 from megascale_ops.sim.mesh import Wait
 
@@ -16,7 +18,29 @@ _CALLS = {"tp": 16, "dp": 1}
 _SIZES, _DTYPE, _BYTES = "[[4096, 8192]]", "bfloat16", 67_108_864
 _WAITING = ("wait (torch/distributed/distributed_c10d.py:2810)", "train_step (train.py:118)", "main (train.py:201)")
 _RUNNING = ("forward (model.py:77)", "train_step (train.py:112)", "main (train.py:201)")
-_ASLEEP = ("sleep (loader.py:31)", "next_batch (train.py:98)", "main (train.py:201)")
+# Where a rank sleeps, by the phase in which it fell asleep, and by what an agent knows such a stack.
+_ASLEEP = {
+    "data": (
+        ("in_data_loader", "in_syscall"),
+        ("select (selectors.py:468)", "__next__ (torch/utils/data/dataloader.py:708)", "main (train.py:198)"),
+    ),
+    "backward": (
+        ("in_syscall",),
+        ("_engine_run_backward (torch/autograd/graph.py:824)", "train_step (train.py:115)", "main (train.py:201)"),
+    ),
+    "optimizer": (
+        ("in_syscall",),
+        ("step (torch/optim/adamw.py:232)", "train_step (train.py:121)", "main (train.py:201)"),
+    ),
+    "checkpoint": (("in_syscall",), ("save (checkpoint.py:61)", "main (train.py:207)")),
+    "eval": (("in_syscall",), ("evaluate (train.py:150)", "main (train.py:211)")),
+}
+_ASLEEP_AHEAD = (("in_syscall",), ("forward (model.py:77)", "train_step (train.py:112)", "main (train.py:201)"))
+_FOR_GPU = ("item (train.py:123)", "train_step (train.py:123)", "main (train.py:201)")
+# NCCL's names of what the flight recorder calls so.
+_NCCL = {"all_reduce": "AllReduce", "reduce_scatter": "ReduceScatter"}
+# Between two looks at a process.
+_OVER_S = 2.0
 
 
 def answer(machine: Machine, order: Order, passed_s: float) -> Evidence | None:
@@ -34,26 +58,45 @@ def answer(machine: Machine, order: Order, passed_s: float) -> Evidence | None:
         return Evidence(machine.name, order.job, order.incident, order.id, items=(item,))
     ranks = range(crew.first, crew.first + machine.count)
     asked = [rank for rank in ranks if not order.ranks or rank in order.ranks]
-    make = _stack if order.kind == "dump_stacks" else _calls
-    items = tuple(make(crew.training, rank, passed_s) for rank in asked)
+    make = _stacks if order.kind == "dump_stacks" else _calls
+    items = tuple(item for rank in asked for item in make(crew.training, rank, passed_s, machine.offset_s))
     return Evidence(machine.name, order.job, order.incident, order.id, items=items)
 
 
-def _stack(training: RoundOfRanks, rank: int, passed_s: float) -> EvidenceItem:
-    """Return where a rank's main thread is."""
-    if rank == training.absent:
-        marks, frames = ("in_syscall",), _ASLEEP
+def _stacks(training: RoundOfRanks, rank: int, passed_s: float, offset_s: float) -> Iterator[EvidenceItem]:
+    """Return where a rank's main thread is; of one that sleeps also what its process did: nothing.
+
+    Real agents tell that of every rank; of those that wait in a collective nothing follows from it.
+    """
+    marks: tuple[str, ...]
+    frames: tuple[str, ...]
+    if rank == training.absent and training.hangs == "gpu":
+        marks, frames = ("in_native",), _FOR_GPU
+    elif rank == training.absent and not training.hangs:
+        marks, frames = _ASLEEP.get(training.phase_at(passed_s), _ASLEEP_AHEAD)
+        yield EvidenceItem("process", ok=True, rank=rank, work=ProcessWork(passed_s + offset_s, _OVER_S))
     elif training.wait_of(rank, passed_s) is not None:
         marks, frames = ("in_collective",), _WAITING
     else:
         marks, frames = ("in_python",), _RUNNING
-    return EvidenceItem("stacks", ok=True, rank=rank, took_s=0.1, frames=frames, marks=marks)
+    yield EvidenceItem("stacks", ok=True, rank=rank, took_s=0.1, frames=frames, marks=marks)
 
 
-def _calls(training: RoundOfRanks, rank: int, passed_s: float) -> EvidenceItem:
-    """Return the collectives of a rank: the last finished one of each group, and the one that it waits in."""
-    facts = tuple(_facts(training, rank, training.wait_of(rank, passed_s)))
-    return EvidenceItem("flight_recorder", ok=True, rank=rank, took_s=0.1, collectives=facts)
+def _calls(training: RoundOfRanks, rank: int, passed_s: float, offset_s: float) -> Iterator[EvidenceItem]:
+    """Return the collectives of a rank: the last finished one of each group, and the one that it waits in.
+
+    And what its GPU has of that: where a GPU hangs it has not begun what the others' wait in.
+    """
+    del offset_s
+    wait = training.wait_of(rank, passed_s)
+    facts = tuple(_facts(training, rank, wait))
+    yield EvidenceItem("flight_recorder", ok=True, rank=rank, took_s=0.1, collectives=facts)
+    if training.hangs and wait is not None and wait.function in _NCCL:
+        begun = training.hangs != "gpu" or rank != training.absent
+        seq = max(0, training.step + 1)
+        operation = GpuOperation(wait.group, _NCCL[wait.function], seq, name=wait.group, begun=begun)
+        queue = GpuQueue((operation,), state=seq)
+        yield EvidenceItem("collectives", ok=True, rank=rank, took_s=0.1, gpu=queue)
 
 
 def _facts(training: RoundOfRanks, rank: int, wait: Wait | None) -> Iterator[CollectiveFact]:

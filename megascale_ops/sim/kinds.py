@@ -4,11 +4,11 @@
 from typing import NamedTuple
 
 # A rank of which others wait in a collective: which of these a judge says follows from how its process looks.
-_HANGS = frozenset({"silent", "not_joined", "sleeping", "stuck", "gpu_stuck"})
+_HANGS = frozenset({"silent", "not_joined", "sleeping", "stuck", "data_stall"})
 
 
 class Kind(NamedTuple):
-    """One kind. ``classes``: of ``schema.fault_classes``, the right ones; ``blames``: rank, node or job."""
+    """One kind. ``classes``: of ``schema.fault_classes``, the right ones; ``blames``: rank, node, job, or none."""
 
     name: str
     classes: frozenset[str]
@@ -29,7 +29,9 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("network_error", frozenset({"nccl_error"}), "rank", "NCCL of a rank gives up on the network"),
         Kind("host_lost", frozenset({"node_lost"}), "node", "a host dies without a word"),
-        Kind("hang", _HANGS, "rank", "a rank sleeps, all others wait for it in collectives"),
+        Kind("hang", _HANGS, "rank", "a rank sleeps where it is, all others wait for it in collectives"),
+        Kind("gpu_hang", frozenset({"gpu_stuck"}), "rank", "a GPU ends nothing any more, its host waits as all do"),
+        Kind("network_hang", frozenset({"silent"}), "none", "a collective that all of a group are in does not end"),
         Kind("slow", frozenset({"straggler"}), "rank", "a rank's own work takes longer"),
     )
 }

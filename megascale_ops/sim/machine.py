@@ -14,6 +14,8 @@ JOB = "simulated"
 RUN_DIR = "/simulated"
 # What happened once stands for ten minutes, as with real agents.
 HELD_S = 600.0
+# 45 s: the driver waits so long for a GPU's system processor before it writes Xid 119.
+GSP_S = 45.0
 # 64: more orders than are out for one node at a time.
 MOST_TAKEN = 64
 GONE = ProcessReading(state="")
@@ -29,10 +31,14 @@ class RoundOfRanks(Protocol):
     steps_seen: int
     has_begun: bool
     absent: int | None
+    hangs: str
     layout: Layout
 
     def wait_of(self, rank: int, passed_s: float) -> Wait | None:
         """Return where a rank waits by now for the one that does not come."""
+
+    def phase_at(self, passed_s: float) -> str:
+        """Return the phase that ranks are in, or were when one did not come."""
 
     def end(self) -> None:
         """Ranks are being stopped."""
@@ -160,6 +166,14 @@ class Machine:
         self.findings = (*(one for one in self.findings if one.name != finding.name), finding)
         self.found_until_s = until_s
         self.touch()
+
+    def lose_gsp(self, local: int, wall_s: float, now_s: float) -> None:
+        """Find that a GPU's system processor has not answered its driver."""
+        text = f"GPU {local}: Xid 119: the GPU's system processor did not answer"
+        self.find(
+            HardwareFinding("xid_119", text, "kernel_log", "fail", self.gpus[local], wall_s, wall_s, is_bad=True),
+            now_s + HELD_S,
+        )
 
     def only_goes_on(self, passed_s: float) -> bool:
         """Return whether all that its agent has to tell now is that its ranks went on."""

@@ -55,6 +55,34 @@ class Layout:
         found: npt.NDArray[np.bool_] = np.arange(len(self.meshes)) // self.tp % self.dp == absent // self.tp % self.dp
         return found
 
+    def in_reach_of_cut_network(self, at: int) -> npt.NDArray[np.bool_]:
+        """Return by rank who waits before the end of the step where the gradients of one's group are not added up."""
+        ranks = np.arange(len(self.meshes))
+        if self.dp == 1:
+            return np.ones(len(self.meshes), bool)
+        group_of = ranks // (self.tp * self.dp) * self.tp + ranks % self.tp
+        found: npt.NDArray[np.bool_] = group_of != group_of[at]
+        return found
+
+    def wait_of_stuck_gpu(self, rank: int, stuck: int) -> Wait | None:
+        """Return where a rank waits because the GPU of one ends nothing; its host waits with its nearest."""
+        if rank != stuck:
+            return self.wait_of(rank, stuck)
+        if self.tp > 1:
+            return Wait(self.group("tp", rank), "all_reduce")
+        return Wait(self.group("dp", rank), "reduce_scatter") if self.dp > 1 else None
+
+    def wait_of_cut_network(self, rank: int, at: int) -> Wait | None:
+        """Return where a rank waits because the gradients of one's group are not added up: all of it have come."""
+        axis = "dp" if self.dp > 1 else "tp"
+        if self.group(axis, rank) == self.group(axis, at) and getattr(self, axis) > 1:
+            return Wait(self.group(axis, rank), "reduce_scatter" if axis == "dp" else "all_reduce")
+        here, there = self.meshes[rank], self.meshes[at]
+        if here.pp != there.pp:
+            nearer = here.pp + (1 if there.pp > here.pp else -1)
+            return Wait(self.group("pp", rank), "recv", self.rank(here.tp, here.dp, nearer))
+        return Wait(self.group("tp", rank), "all_reduce") if self.tp > 1 else None
+
     def wait_of(self, rank: int, absent: int) -> Wait | None:
         """Return where a rank waits because another does not come; None: it is that one."""
         if rank == absent:

@@ -17,7 +17,7 @@ _STATES = {
     "running": _GOOD, "degraded": _SLOW, "catching_up": _SLOW, "suspect": _BAD, "confirming": _BAD,
     "stopping": _BAD, "diagnosing": _BAD, "failed": "#000000",
 }  # fmt: skip
-_MARKS = dict(zip(KINDS, "GSKEAXNHWL", strict=True))
+_MARKS = dict(zip(KINDS, "GSKEAXNHWUTL", strict=True))
 
 
 def draw(run: Report) -> str:

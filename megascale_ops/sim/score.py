@@ -120,6 +120,8 @@ def is_right(verdict: Verdict, truth: Truth, round_: int) -> bool:
         return False
     if kind.blames == "job":
         return True
+    if kind.blames == "none":
+        return not verdict.culprits
     if kind.blames == "node":
         return verdict.nodes == (truth.node,)
     return truth.ranks.get(round_) in verdict.culprits and len(verdict.culprits) <= MOST_NAMED

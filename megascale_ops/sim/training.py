@@ -86,6 +86,7 @@ class Training:
         self.absent_s = 0.0  # since when it does not come
         self._in_reach: npt.NDArray[np.bool_]  # by node: a rank of it waits before this step ends
         self._waits: dict[int, Wait | None] = {}  # by rank: where it waits once it has come there
+        self.hangs = ""  # what keeps it from coming: "gpu", "network" (all have come), "": it is elsewhere, or dead
         self._kept: deque[Made] = deque(maxlen=KEPT_STEPS)
         self._since_s = world.clock.passed_s  # when this step began, or whatever comes before the first
         self._until_s = 0.0  # when this step ends
@@ -121,11 +122,12 @@ class Training:
         """Ranks are being stopped."""
         self.is_over = True
 
-    def miss(self, rank: int) -> None:
-        """A rank does not come to its collectives any more: it hangs, or is dead."""
+    def miss(self, rank: int, hangs: str = "") -> None:
+        """A rank does not come to its collectives any more: it hangs, or is dead; ``hangs``: see there."""
         if self.absent is None:
-            self.absent, self.absent_s = rank, self._world.clock.passed_s
-            by_node = self.layout.in_reach(rank).reshape(len(self.crews), -1)
+            self.absent, self.absent_s, self.hangs = rank, self._world.clock.passed_s, hangs
+            reach = self.layout.in_reach_of_cut_network if hangs == "network" else self.layout.in_reach
+            by_node = reach(rank).reshape(len(self.crews), -1)
             self._in_reach = np.logical_or.reduce(by_node, axis=1)
 
     def goes_on(self, first: "npt.NDArray[np.int64]", passed_s: float) -> "npt.NDArray[np.bool_]":
@@ -187,10 +189,15 @@ class Training:
         """Return where a rank waits by now for the one that does not come; None: it works, or is that one."""
         if self.absent is None:
             return None
-        wait = self._waits.get(rank)
-        if wait is None:
-            wait = self._waits[rank] = self.layout.wait_of(rank, self.absent)
+        if rank not in self._waits:
+            find = {"gpu": self.layout.wait_of_stuck_gpu, "network": self.layout.wait_of_cut_network}
+            self._waits[rank] = find.get(self.hangs, self.layout.wait_of)(rank, self.absent)
+        wait = self._waits[rank]
         return wait if wait is not None and passed_s >= self._waits_from_s(wait) else None
+
+    def phase_at(self, passed_s: float) -> str:
+        """Return the phase that ranks are in, or were when one did not come."""
+        return self._phase(passed_s)[0]
 
     def calls_of(self, wait: Wait | None) -> int:
         """Return how many collectives a rank has finished."""
@@ -281,7 +288,7 @@ class Training:
             mesh=self.layout.meshes[rank],
             progress=progress,
             collective=CollectivePosition(calls + (wait is not None), calls, name) if self.has_begun else None,
-            process=GONE if is_gone else SLEEPS if rank == self.absent else RUNS,
+            process=GONE if is_gone else SLEEPS if rank == self.absent and not self.hangs else RUNS,
             error=crew.errors.get(local),
             work=work,
             gpu=crew.machine.gpus[local],

@@ -28,7 +28,8 @@ from megascale_ops.sim.chorus import Chorus, speak
 from megascale_ops.sim.clock import Clock
 from megascale_ops.sim.evidence import ANSWER_S, TAKES_S, answer
 from megascale_ops.sim.faults import Fault, Truth
-from megascale_ops.sim.machine import HELD_S, JOB, Crew, Machine
+from megascale_ops.sim.laws import GSP
+from megascale_ops.sim.machine import GSP_S, HELD_S, JOB, Crew, Machine
 from megascale_ops.sim.mesh import Layout
 from megascale_ops.sim.runner import Runner
 from megascale_ops.sim.settings import Settings
@@ -305,8 +306,12 @@ class World:
         self._die(training, crew, rank, 1, "torch.distributed.DistBackendError", _NCCL)
 
     def _do_hang(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
-        del fault, crew
-        training.miss(rank)
+        training.miss(rank, fault.kind.removesuffix("hang").rstrip("_"))
+        if fault.cause == GSP:
+            machine, told_s, wall_s = crew.machine, self.clock.passed_s + GSP_S, self.clock.wall_s() + GSP_S
+            self.at(told_s, lambda: machine.lose_gsp(rank - crew.first, wall_s, told_s))
+
+    _do_gpu_hang = _do_network_hang = _do_hang
 
     def _do_slow(self, fault: Fault, training: Training, crew: Crew, rank: int) -> None:
         del training

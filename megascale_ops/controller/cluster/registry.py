@@ -120,9 +120,8 @@ class Registry:
         view.only_job = only_job
         if heartbeat.host is not None:
             view.host = heartbeat.host
-        if heartbeat.findings is not None:
-            view.findings = heartbeat.findings
-            self._note_sick(heartbeat.node)
+        if heartbeat.findings is not None and heartbeat.findings != view.findings:
+            self._note_sick(view, heartbeat.findings)
         if heartbeat.full:
             view.complete = True
             view.metrics = heartbeat.metrics
@@ -266,9 +265,10 @@ class Registry:
         while len(view.since) > _MOST_JOBS:
             del view.since[next(iter(view.since))]
 
-    def _note_sick(self, node: str) -> None:
-        views = self._shared.get(node) or [self._here[node]]
-        (self.sick.add if any(view.findings for view in views) else self.sick.discard)(node)
+    def _note_sick(self, view: NodeView, findings: "tuple[HardwareFinding, ...]") -> None:
+        view.findings, node = findings, view.node
+        self._stir(view)
+        (self.sick.add if any(one.findings for one in self._shared.get(node) or [view]) else self.sick.discard)(node)
 
     def _is_next(self, view: NodeView, heartbeat: Heartbeat, now_s: float) -> bool:
         """Return whether the heartbeat is newer than what is known, and note gaps, stalls and new agents."""
@@ -330,7 +330,7 @@ class Registry:
         self._places[view.node] = left[0].place
         if len(left) > 1:
             self._shared[view.node] = left
-        self._note_sick(view.node)
+        self._note_sick(left[0], left[0].findings)
 
     def share(self, node: str, job: str, round_: int) -> Share | None:
         """Return a node's share of a job if its report is of that round."""

@@ -13,7 +13,7 @@ from megascale_ops.controller.cluster.node_view import FRESH_HEARTBEATS
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Hold, SilenceCheck
-from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis import hardware, watchdog
 from megascale_ops.diagnosis.exits import first_cause
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.last_errors import FAILED_AND_LIVES, GRACE_S, uncaught
@@ -99,12 +99,17 @@ def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float)
     suspected = job.suspects
     if suspected.judged is not None and suspected.judged[0] is job.round.silence:
         return suspected.judged[1]
+    policy = raised(job.record.policy, job.record.prices_s)
     seen = ranks(registry, job, now_s)
     if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
         # Its own error is more specific than a stack.
         known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
     else:
-        known = hangs_verdict.judge(suspicion, seen, suspected.looks, job.record.world_size, job.record.policy)
+        known = hangs_verdict.judge(suspicion, seen, suspected.looks, job.record.world_size, policy)
+    broken = None if known.is_proven else _by_hardware(registry, job, known.verdict)
+    if broken is not None:
+        patience_s = min(known.patience_s, suspicion.base_s)
+        known = known._replace(verdict=broken, patience_s=patience_s, is_proven=True)
     if not known.is_proven:
         earned_s = habits.granted_s(job.record.habits, known.verdict.place)
         known = known._replace(patience_s=max(known.patience_s, earned_s))
@@ -113,10 +118,25 @@ def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float)
     stirred = _stirred(registry, job, now_s) if job.record.world_size >= LEAST_HELD and check.at_s == now_s else None
     if stirred is not None and not suspected.evidence_wanted:
         record = job.record
-        policy = raised(record.policy, record.prices_s)
         until_s = now_s + standing.holds_s(seen, suspicion, known, suspected.looks, policy)
         check.hold = Hold(until_s, stirred, record.policy, record.prices_s, record.habits)
     return known
+
+
+def _by_hardware(registry: Registry, job: Job, verdict: Verdict) -> Verdict | None:
+    """Return the verdict on a silence with the GPU that failed as it began; None: none did, or none is known of."""
+    sick = registry.sick & job.round.places.keys()
+    if not sick or len(verdict.culprits) > MOST_QUOTED_FOR:
+        return None
+    seen = []
+    for node in sorted(sick):
+        share = registry.share(node, job.name, job.record.round)
+        reports = share.ranks if share is not None else {}
+        blamed = [rank for rank in reports if not verdict.culprits or rank in verdict.culprits]
+        if blamed:
+            places = tuple(RankPlace(rank, reports[rank].pid, reports[rank].gpu) for rank in blamed)
+            seen.append(NodeHardware(node, registry.findings(node, job.name), places))
+    return hardware.explained(verdict, seen)
 
 
 def ranks(registry: Registry, job: Job, now_s: float) -> list[RankView]:

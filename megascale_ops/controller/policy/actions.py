@@ -30,6 +30,7 @@ from megascale_ops.schema.fault_classes import Hang, class_of
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
+from megascale_ops.schema.wording import PLACE
 
 GO_ON = ("ignore", "warn")
 
@@ -73,8 +74,8 @@ def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
 
 
 def silent_place(verdict: Verdict) -> str:
-    """Return the place of a silence that a restart may or may not cure; "" for all that is proven to be a fault."""
-    return verdict.place if class_of(verdict.fault).hang is Hang.UNPROVEN else ""
+    """Return the place of a silence that a restart may or may not cure; "" for what is sure to be a fault."""
+    return verdict.place if class_of(verdict.fault).hang is Hang.UNPROVEN and verdict.sure_of == PLACE else ""
 
 
 def is_uncured(verdict: Verdict, restarts: Sequence[Restart]) -> bool:

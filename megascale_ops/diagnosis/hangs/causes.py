@@ -44,6 +44,7 @@ class Patience(enum.Enum):
     NONE = "none"  # ranks contradict each other: waiting mends nothing
     HALTED = "halted"  # a process that it needs is stopped
     NETWORK = "network"  # what it sends does not arrive; TCP sends again by itself
+    STUCK = "stuck"  # no wait that ended by itself looked like it, and nothing proves that this one does not
     SILENT = "silent"  # nothing suggests that it works, and nothing proves that it can't go on
     SPINNING = "spinning"  # it burns CPU or holds the interpreter in one place, or all are in a call that does not end
     WORKING = "working"  # its stack suggests that it works
@@ -159,10 +160,15 @@ def _runs(stand: RankWait, where: str) -> Cause:
     if child := waits_for_child(look.work):
         text = f"it uses no CPU{where}, and {child} lives, which it has started since it last moved"
         return Cause("sleeping", 0.8, text, Patience.SILENT)
+    # What a script does besides (evaluates, uploads, waits for a lock, a file, a server, a person) it does between
+    # passes. Work there shows as CPU time, its own or a child's, or as bytes that move.
+    phase = stand.view.report.progress.phase if stand.view.report.progress is not None else ""
+    inside = phase == "backward" and look.work is not None and look.alike >= SAME_LOOKS
+    patience, of_pass = (Patience.STUCK, " inside its backward pass") if inside else (Patience.SILENT, "")
     if "in_syscall" in marks:
-        return Cause("sleeping", 0.95, f"it sleeps in a system call{where}", Patience.SILENT)
+        return Cause("sleeping", 0.95, f"it sleeps in a system call{of_pass}{where}", patience)
     if look.frames:
-        return Cause("sleeping", 0.85, f"it uses no CPU{where}", Patience.SILENT)
+        return Cause("sleeping", 0.85, f"it uses no CPU{of_pass}{where}", patience)
     return Cause("not_joined", 0.85, "nothing tells what it does instead", Patience.SILENT)
 
 

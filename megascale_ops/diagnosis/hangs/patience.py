@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long may a rank show no progress, and what does it show of itself meanwhile?
 
-Patience is learned from the run: a multiple of the p99 step, with a floor; long before steps flow.
+Patience is learned from the run: a multiple of the p99 step, with a floor, and some seconds more than it at most;
+long before steps flow.
 
 Pure: a rank's report in, seconds, or yes or no, out.
 """
@@ -37,8 +38,9 @@ def patience_s(report: RankReport, policy: JobPolicy) -> float:
         return policy.startup_patience_s
     p99_s = progress.step_p99_s
     typical_s = min(p99_s, OUTLIER * progress.step_p50_s) if progress.step_p50_s > 0 else p99_s
+    learned_s = min(policy.silence_factor * typical_s, typical_s + policy.silence_extra_s)
     # 2 x p99: what happened once in a hundred steps may happen again.
-    return max(policy.silence_floor_s, policy.silence_factor * typical_s, 2.0 * p99_s)
+    return max(policy.silence_floor_s, learned_s, 2.0 * p99_s)
 
 
 def has_learned(report: RankReport) -> bool:
@@ -47,7 +49,7 @@ def has_learned(report: RankReport) -> bool:
 
 
 def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
-    """Return the policy with the time of an absentee at no less than what a restart of this job costs.
+    """Return the policy with the times for silence at no less than what a restart of this job costs.
 
     A wait for as long as a wrong restart would take never costs more than twice the least possible (ski rental).
     0 stays: the user wants silence acted upon at once.
@@ -55,7 +57,8 @@ def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
     if policy.absent_patience_s <= 0.0:
         return policy
     price_s = statistics.median(prices_s) if prices_s else policy.restart_price_s
-    return msgspec.structs.replace(policy, absent_patience_s=max(policy.absent_patience_s, price_s))
+    absent_s, stuck_s = max(policy.absent_patience_s, price_s), max(policy.stuck_patience_s, price_s)
+    return msgspec.structs.replace(policy, absent_patience_s=absent_s, stuck_patience_s=stuck_s)
 
 
 def busy_patience_s(base_s: float, policy: JobPolicy) -> float:

@@ -255,7 +255,8 @@ def gpu(stands: Sequence[RankWait]) -> Answer | None:
         for stand in blamed[:MOST_TOLD]
     )
     # A queue of much work looks the same until something of it ends; each look without that makes it less likely.
-    patience = Patience.SPINNING if looks >= SAME_LOOKS else Patience.WORKING
+    # Nor can it be much: a stream takes some thousand launches, then its host waits and gives it no collective.
+    patience = Patience.STUCK if looks >= SAME_LOOKS else Patience.WORKING
     otherwise = "nothing, had the GPU begun it by the next look; another class, had none begun it"
     return Answer("gpu_stuck", found.ranks, GPU_SURE[min(looks, SAME_LOOKS) - 1], why, patience, otherwise, findings)
 
@@ -308,7 +309,7 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
             "slow", [], 0.5, f"{_unfinished(stands, end)}, and data moves: {moving}", Patience.MOVING, otherwise
         )
     why = _unfinished(stands, end) + ": the network or a library does not finish it"
-    return Answer("silent", [], 0.3, why, Patience.SPINNING, otherwise)
+    return Answer("silent", [], 0.3, why, Patience.STUCK, otherwise)
 
 
 def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:

@@ -52,10 +52,12 @@ _SHARES = {
     Patience.NONE: CONTRADICTED,
     Patience.HALTED: 0.9,
     Patience.NETWORK: 2.0,
+    Patience.STUCK: 2.0,
     Patience.SILENT: 0.9,
     Patience.SPINNING: 2.0,
 }
-# What waiting does not mend: acted upon at once. All else may come back by itself, and is given an absentee's time.
+# What waiting does not mend: acted upon at once. What no wait looked like that ended by itself is given a minute
+# (``stuck_patience_s``). All else may come back by itself, and is given an absentee's time.
 _PROVEN = frozenset({Patience.NONE, Patience.HALTED, Patience.NETWORK})
 # 3 s: as long a heartbeat from after a look is awaited; an agent that has died must not keep a hang from being
 # resolved.
@@ -127,7 +129,7 @@ def judge(
         evidence=(*answer.findings[:3], *shown, *answer.findings[3:], *others),
         otherwise=answer.otherwise,
         place=_place_of(culprits, stands, looks),
-        sure_of="" if proven or answer.fault == "slow" else PLACE,
+        sure_of="" if proven or answer.patience is Patience.STUCK or answer.fault == "slow" else PLACE,
     )
     outrun = _is_outrun(stands, named_ranks)
     unseen = not proven and any(stand.rank in named_ranks and _is_unseen(stand, looks) for stand in stands)
@@ -174,6 +176,10 @@ def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[RankWait]
             wanted_s = max(wanted_s, suspicion.name_s)
     if patience in _PROVEN:
         return wanted_s
+    if patience is Patience.STUCK:
+        # A host that waits for its GPU in a collective may burn CPU all the while: that is no work.
+        absent = [stand for stand in stands if not stand.waits]
+        return max(wanted_s, _worked_s(answer.culprits, absent) + min(policy.stuck_patience_s, suspicion.absent_s))
     worked_s = _worked_s(answer.culprits, stands) if patience is Patience.SILENT else 0.0
     return max(wanted_s, worked_s + suspicion.absent_s)
 

@@ -2,8 +2,9 @@
 """A verdict quotes the hardware of the ranks it names, and of no others."""
 
 import msgspec
+import pytest
 
-from megascale_ops.diagnosis.hardware import MOST_QUOTED, NodeHardware, RankPlace, quote
+from megascale_ops.diagnosis.hardware import MOST_QUOTED, NodeHardware, RankPlace, explained, quote
 from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.progress import RankError
 from tests.fakes.controlled_job import World
@@ -197,3 +198,53 @@ async def test_what_comes_after_the_verdict_is_added_to_the_incident() -> None:
     later = world.incident(1).verdict
     assert later is not None
     assert later.evidence == after.evidence
+
+
+BEGAN_S = 1_000_000.0
+
+
+def _failed(ago_s: float, **more: object) -> HardwareFinding:
+    """Xid 119 of rank 5's GPU, so long before the silence began."""
+    at_s = BEGAN_S - ago_s
+    said = HardwareFinding("xid_119", "GPU 3: Xid 119", "kernel_log", "fail", "GPU-3", at_s, at_s, is_bad=True)
+    return msgspec.structs.replace(said, **more)
+
+
+def test_a_silence_that_began_as_the_gpu_failed_is_no_wait() -> None:
+    """The driver gave up on the GPU 45 s after its rank fell silent, or wrote the Xid half a minute before."""
+    for ago_s in (-45.0, 30.0):
+        found = explained(verdict("sleeping", since_wall_s=BEGAN_S, sure_of="place"), seen(_failed(ago_s)))
+
+        assert found is not None
+        assert (found.fault, found.culprits, found.sure_of) == ("sleeping", (5,), "")
+        assert found.reason == "rank 5 failed; GPU 3: Xid 119"
+
+
+def test_where_all_wait_the_rank_whose_gpu_failed_is_named() -> None:
+    """By the hosts' side no rank is missing; the kernel's log of one node tells why."""
+    found = explained(verdict("silent", culprits=[], nodes=[], since_wall_s=BEGAN_S), seen(_failed(-45.0)))
+
+    assert found is not None
+    assert (found.fault, found.culprits, found.nodes, found.confidence) == ("gpu_stuck", (5,), ("a",), 0.9)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        _failed(3600.0),
+        _failed(0.0, severity="warn"),
+        _failed(0.0, gpu="GPU-4"),
+        _failed(0.0, gpu="", name="port_down_mlx5_0_1"),
+        _failed(0.0, gpu="", pids=(77,), name="oom_kill"),
+    ],
+    ids=["long before", "no failure", "another GPU", "a port", "no GPU's"],
+)
+def test_what_else_is_wrong_with_the_hardware_explains_no_silence(said: HardwareFinding) -> None:
+    """The negative controls: an old failure, a warning, another rank's GPU, a port, a kill for memory."""
+    assert explained(verdict("sleeping", since_wall_s=BEGAN_S), seen(said)) is None
+
+
+@pytest.mark.parametrize("fault", ["busy", "slow"])
+def test_a_rank_that_is_seen_to_work_is_left_alone_whatever_its_gpu_says(fault: str) -> None:
+    """It uploads or goes on; what is wrong with its GPU ends it by itself."""
+    assert explained(verdict(fault, since_wall_s=BEGAN_S), seen(_failed(0.0))) is None

@@ -9,10 +9,11 @@ from megascale_ops.controller.policy.decision import Question, Restart
 from megascale_ops.diagnosis.hangs.patience import raised
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.diagnosis.watchdog import judge as suspect
-from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, Leave
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
+from megascale_ops.schema.wording import PLACE
 from megascale_ops.schema.work import ChildWork, ProcessWork
 from tests.fakes.controlled_job import World
 from tests.fakes.hung_job import WAITING, judge_job, one_absent, rank_view, said_of, stack_of
@@ -156,6 +157,39 @@ async def test_a_silent_rank_is_named_within_seconds_and_acted_upon_after_nine_m
     assert world.incident(1).marks.named - world.incident(1).marks.began < 15.0
 
 
+async def test_a_rank_that_sleeps_inside_its_backward_pass_is_acted_upon_after_a_minute() -> None:
+    """No script uploads, evaluates or waits there; between its passes it does, and gets nine."""
+    took_s = {}
+    for phase in ("backward", "forward"):
+        world = await _hang()
+        world.rank(1).phase = phase
+        took_s[phase] = await _until(world, 700.0, *SLEEPS)
+
+    assert 55.0 < took_s["backward"] < 66.0
+    assert ABSENT_S - 5.0 < took_s["forward"] < ABSENT_S + 10.0
+
+
+async def test_a_gpu_that_failed_as_its_rank_fell_silent_is_not_waited_for() -> None:
+    """Xid 119 of the GPU of the rank that is missing, told 20 s after the silence began: acted upon at once."""
+    world = await _hang()
+    world.rank(1).gpu = "GPU-1"
+    await _until(world, 20.0, *SLEEPS)
+    said = "GPU 1: Xid 119: the GPU's system processor did not answer"
+    before = world.state
+    now_s = world.loop.wall()
+    found = HardwareFinding("xid_119", said, "kernel_log", "fail", "GPU-1", now_s, now_s, is_bad=True)
+    world.findings["a"] = (found,)
+
+    took_s = await _until(world, 700.0, *SLEEPS)
+
+    verdict = world.incident(1).verdict
+    assert before == "confirming"
+    assert took_s < 10.0
+    assert verdict is not None
+    assert (verdict.fault, verdict.culprits) == ("sleeping", (1,))
+    assert said in verdict.reason
+
+
 async def test_a_wait_of_five_minutes_that_ends_by_itself_is_harmless_and_becomes_a_habit() -> None:
     """One harmless incident; the next silence at the same place is given three times as long, if that is more."""
     world = await _hang()
@@ -217,11 +251,16 @@ async def test_a_restart_that_did_not_cure_a_silence_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("verdict", "policy", "action"),
     [
-        (Verdict("sleeping", "", 0.9, (1,), place="there"), JobPolicy(), "warn"),
-        (Verdict("sleeping", "", 0.9, (1,), place="elsewhere"), JobPolicy(), "restart"),
-        (Verdict("sleeping", "", 0.9, (1,), place=""), JobPolicy(), "restart"),
+        (Verdict("sleeping", "", 0.9, (1,), place="there", sure_of=PLACE), JobPolicy(), "warn"),
+        (Verdict("sleeping", "", 0.9, (1,), place="there"), JobPolicy(), "restart"),
+        (Verdict("sleeping", "", 0.9, (1,), place="elsewhere", sure_of=PLACE), JobPolicy(), "restart"),
+        (Verdict("sleeping", "", 0.9, (1,), place="", sure_of=PLACE), JobPolicy(), "restart"),
         (Verdict("collective_order", "", 0.9, (1,), place="there"), JobPolicy(), "restart"),
-        (Verdict("sleeping", "", 0.9, (1,), place="there"), JobPolicy(actions={"sleeping": "restart"}), "restart"),
+        (
+            Verdict("sleeping", "", 0.9, (1,), place="there", sure_of=PLACE),
+            JobPolicy(actions={"sleeping": "restart"}),
+            "restart",
+        ),
     ],
 )
 def test_only_the_same_silence_at_the_same_place_is_not_cured(verdict: Verdict, policy: JobPolicy, action: str) -> None:
@@ -237,6 +276,7 @@ def test_an_absentee_is_granted_no_less_than_a_restart_costs() -> None:
     assert raised(JobPolicy(), (30.0,)).absent_patience_s == ABSENT_S
     assert raised(JobPolicy(absent_patience_s=10.0), ()).absent_patience_s == JobPolicy().restart_price_s
     assert raised(JobPolicy(absent_patience_s=0.0), (1200.0,)).absent_patience_s == 0.0
+    assert raised(JobPolicy(), (1200.0,)).stuck_patience_s == 1200.0
 
 
 async def test_a_contradiction_before_the_first_step_needs_no_patience_for_starting() -> None:

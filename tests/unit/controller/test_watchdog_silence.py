@@ -128,6 +128,8 @@ def test_patience_grows_with_the_step() -> None:
 
 def test_one_slow_first_step_does_not_set_the_patience() -> None:
     """A first step of a minute among 50 ms steps costs two minutes of patience, not twenty."""
+    assert patience_s(_rank(0, 0, p50_s=6.0, p99_s=6.5).report, POLICY) == 36.5  # not 20 times as long
+    assert patience_s(_rank(0, 0, p50_s=6.0, p99_s=6.5).report, JobPolicy(silence_extra_s=1000.0)) == 130.0
     assert patience_s(_rank(0, 0, p50_s=0.05, p99_s=60.0).report, POLICY) == 120.0
 
 
