@@ -54,8 +54,8 @@ def _boxes(memory, COUNT: gl.constexpr, CFG: gl.constexpr):
 
 @gluon.jit
 def _tma_boxes(memory, COUNT: gl.constexpr, CFG: gl.constexpr):
-    """The same as the TMA unit sees them: a half of the columns and a shard deep."""
-    shape: gl.constexpr = [COUNT, 1, 1, CFG.rows, CFG.store_columns]
+    """The same as the TMA unit sees them: a shard and a half of the columns deep."""
+    shape: gl.constexpr = [COUNT, 1, CFG.rows, 1, CFG.store_columns]
     return reinterpreted(memory, memory.dtype, shape, CFG.store_layout_of_half)
 
 
@@ -73,8 +73,8 @@ def fetch_gates(ring, wide_desc, source, row, column, slot, phase, CFG: gl.const
         for me in gl.static_range(consumers):
             first = row + (me % CFG.across_m) * CFG.rows
             at = column + (me % CFG.across_n) * CFG.columns + i * CFG.store_columns
-            tma_load(wide_desc, [GATES, source, first, at], full, gates.index(slot * CFG.boxes_in_a + me))
-            tma_load(wide_desc, [VALUES, source, first, at], full, values.index(slot * CFG.boxes_in_b + me))
+            tma_load(wide_desc, [source, first, GATES, at], full, gates.index(slot * CFG.boxes_in_a + me))
+            tma_load(wide_desc, [source, first, VALUES, at], full, values.index(slot * CFG.boxes_in_b + me))
         slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
@@ -111,4 +111,4 @@ def _store_half(part, staging, boxes, out_desc, HALF: gl.constexpr, source, row,
     tma.store_wait(CFG.store_buffers - 1)
     staging.index(index).store(part.to(out_desc.dtype))
     fence_async_shared()
-    tma_store(out_desc, [HALF, source, row, column], boxes.index(index))
+    tma_store(out_desc, [source, row, HALF, column], boxes.index(index))

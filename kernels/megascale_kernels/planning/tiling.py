@@ -186,7 +186,7 @@ class Tiling:
 
     @cached_property
     def store_layout_of_half(self) -> NVMMASharedLayout:
-        """The same bytes as a box of four axes, one half of the columns and one shard deep."""
+        """The same bytes as a box of four axes, one shard and one half of the columns deep."""
         return swizzled(self.store_columns, rank=4)
 
     @cached_property
