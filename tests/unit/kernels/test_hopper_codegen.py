@@ -13,6 +13,7 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
+from megascale_kernels.ag_gemm import hopper_gated  # noqa: E402
 from megascale_kernels.ag_gemm.hopper import BY_SHARD, GRADIENTS  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
@@ -461,6 +462,18 @@ def test_gradients_of_pairs_come_from_the_ring_and_leave_in_halves(config: Confi
     assert gated.sass.count("LDSM") - plain.sass.count("LDSM") == elements // 4  # four words of pairs each
     assert gated.shared_bytes - plain.shared_bytes <= 16
     assert gated.spilled_bytes <= (0 if cut == WHOLE else MOST_SPILLED)
+
+
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_slot_with_gates_is_handed_back_when_all_have_read_it(config: Config) -> None:
+    """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a slice."""
+    paths = Paths(hopper("hopper_ag", config, store=GRADIENTS.value).ptx)
+
+    reads = paths.where("ldmatrix")
+    handed_back = paths.where(r"mbarrier\.arrive", function=hopper_gated.store_gradients)
+    assert len(handed_back) == 2 * config.block_n // 64
+    assert paths.leads(reads, handed_back, past=NOTHING) != []
+    assert paths.leads(reads, handed_back, past=BARRIER) == []
 
 
 @pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
