@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.moe_ops import MoELayer, moe_experts
     from megascale_kernels.torch_api.moe_shortcut import ShortcutBlock, ShortcutExperts
-    from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
+    from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs, swiglu_gemm_rs
     from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
     from megascale_kernels.torch_api.sequence_parallel import SequenceParallelAttention, sp_attention
 
@@ -73,6 +73,7 @@ __all__ = [
     "shard_sequence",
     "sp_attention",
     "swiglu",
+    "swiglu_gemm_rs",
     "unshard_sequence",
 ]
 
@@ -90,7 +91,7 @@ _ROOMS = {
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
     "torch_api.activations": ("swiglu",),
-    "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
+    "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs", "swiglu_gemm_rs"),
     "torch_api.sequence_parallel": ("SequenceParallelAttention", "sp_attention"),
     "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),
     "torch_api.parallel_styles": ("OverlapColwise", "OverlapRowwise"),

@@ -2,7 +2,8 @@
 """The overlap operators on real GPUs, one process a rank: right, repeatable, trainable, and never hanging.
 
 Two, four and eight ranks, a GPU each as far as there are so many; else they share what there is, and it runs them by
-turns. What each promise means stands in `kernel_gpu_promises.py` and `kernel_piece_promises.py`.
+turns. What each promise means stands in `kernel_gpu_promises.py`, `kernel_piece_promises.py` and
+`kernel_gated_promises.py`.
 """
 
 from pathlib import Path
@@ -41,6 +42,14 @@ PIECE_PROMISES = [
     "compiled_pieces_equal_eager_ones",
     "a_rank_that_does_not_come_to_pieces_is_named",
 ]
+GATED_PROMISES = [
+    "gradients_are_no_worse_than_apart",
+    "training_equals_float64",
+    "gradients_repeat_bit_by_bit",
+    "a_contest_finds_the_way",
+    "a_rank_that_does_not_come_is_named",
+    "layers_by_parts_equal_one",
+]
 # A hung GPU process is killed after this; all promises together take about a minute, most of it compilation.
 DEADLINE_S = 180
 
@@ -65,6 +74,17 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
     """What the promise's own docstring says is true on every rank."""
     for rank, outcome in outcomes[promise].items():
         assert outcome == "kept", f"rank {rank}: {outcome}"
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_swiglu_in_a_product_keeps_its_promises(world_size: int, tmp_path: Path) -> None:
+    """SwiGLU's gradient before the product is stored: right, repeatable, in graphs and compiled code, bounded waits."""
+    tried = run_ranks(
+        "tests.gpu.kernel_gated_promises", GATED_PROMISES, world_size, tmp_path, backend="nccl", deadline_s=DEADLINE_S
+    )
+
+    for promise, outcomes in tried.items():
+        assert set(outcomes.values()) == {"kept"}, f"{promise}: {outcomes}"
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

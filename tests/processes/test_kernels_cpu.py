@@ -21,6 +21,7 @@ OPERATORS = [
     "empty_tensors_are_served",
     "results_repeat_bit_by_bit",
     "layers_equal_the_whole_model",
+    "gated_layers_equal_the_whole_model",
     "workspaces_that_differ_are_named",
     "shapes_that_differ_are_named",
     "a_gradient_that_one_rank_does_not_want_is_named",

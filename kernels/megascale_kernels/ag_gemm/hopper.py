@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from megascale_kernels.ag_gemm.hopper_gated import fetch_gates, store_gradients
 from megascale_kernels.ag_gemm.triton_kernel import await_rows
 from megascale_kernels.device.hopper_gemm import (
     WHOLE,
@@ -53,9 +54,9 @@ RUNTIME = (
 )  # fmt: skip
 
 
-# How tiles are stored: by the threads, each element if it is there; by TMA into the matrix of all rows; or by TMA into
-# one shard, whose last rows do not fill a tile.
-BY_THREADS, BY_MATRIX, BY_SHARD = map(gl.constexpr, range(3))
+# How tiles are stored: by the threads, each element if it is there; by TMA into the matrix of all rows; by TMA into
+# one shard, whose last rows do not fill a tile; or what is stored is SwiGLU's gradient (`hopper_gated`), the same way.
+BY_THREADS, BY_MATRIX, BY_SHARD, GRADIENTS = map(gl.constexpr, range(4))
 
 
 @gluon.jit
@@ -75,8 +76,8 @@ def place_of(work, channel, lead, tile, TALL: gl.constexpr):
 
 
 @gluon.jit
-def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trace, m_shard, unit_rows, lead,
-            CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, PROGRESS: gl.constexpr,
+def produce(ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, channel, trace, m_shard, unit_rows, lead,
+            CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, STORE: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
     slot = 0
@@ -106,6 +107,9 @@ def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trac
                 slot, phase, code = fetch_split_partials(
                     ring, split_desc, channel, tile, place, before, code, slot, phase, CFG
                 )
+        if STORE == GRADIENTS:
+            if last == work.blocks_k:
+                slot, phase = fetch_gates(ring, wide_desc, source, row, block_n * CFG.block_n, slot, phase, CFG)
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -170,7 +174,10 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
                 whole = False
             else:
                 acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
-        if whole:
+        if STORE == GRADIENTS:
+            if whole:
+                slot, phase = store_gradients(ring, acc, staging, out_desc, source, row, column, slot, phase, ME, CFG)
+        elif whole:
             store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, column, n_size, ME, CFG,
                        HAS_BIAS, STORE)  # fmt: skip
         cursor = mark(events, cursor, TILE_END, tile, source, traces)
@@ -182,7 +189,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_ag_gemm_kernel(
-    x_desc, gathered_desc, w_desc, split_desc, out_desc, out_ptr, bias_ptr,
+    x_desc, gathered_desc, w_desc, split_desc, wide_desc, out_desc, out_ptr, bias_ptr,
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, lead,
@@ -193,6 +200,7 @@ def hopper_ag_gemm_kernel(
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 
     TALL: columns from `lead` on are walked with all shards as one matrix; else `lead` is not looked at.
+    STORE: with GRADIENTS the output is twice as wide as the product, as `wide_desc` is, which is None otherwise.
     """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
@@ -218,8 +226,8 @@ def hopper_ag_gemm_kernel(
             ),
             (
                 produce,
-                (ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trace, m_shard, unit_rows, lead, CFG,
-                 CUT, TALL, PROGRESS, TRACE),
+                (ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, channel, trace, m_shard, unit_rows,
+                 lead, CFG, CUT, TALL, STORE, PROGRESS, TRACE),
             ),
         ],
         [4, 1],

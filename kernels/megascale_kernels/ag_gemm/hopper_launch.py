@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.hopper import BY_MATRIX, BY_SHARD, BY_THREADS
+from megascale_kernels.ag_gemm.hopper import BY_MATRIX, BY_SHARD, BY_THREADS, GRADIENTS
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM
 from megascale_kernels.device.layout import signature
 from megascale_kernels.memory.hopper_descriptors import (
     ROOM_FOR_ANNOUNCEMENTS,
     common_arguments,
+    halves_descriptor,
     out_descriptor,
     partials_of,
     rows_descriptor,
@@ -30,14 +31,18 @@ from megascale_kernels.planning.tiling import Tiling
 
 
 def prepare_ag_gemm(
-    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, unit_rows: int
-) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:
-    """The grid, a function from slot and `counted` to arguments, and compile-time constants."""
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, unit_rows: int,
+    wide: Tensor | None = None,
+) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:  # fmt: skip
+    """The grid, a function from slot and `counted` to arguments, and compile-time constants.
+
+    With `wide`, [M, 2 N], the product is the gradient of swiglu(wide), and `out` that of wide.
+    """
     m_shard, k_size = x.shape
     tiling = tiling_of(config, is_nk=weight.is_nk)
     programs = processors(x.device)
     work, lead = cut_gather(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
-    store = way_to_store(out, m_shard, tiling)
+    store = way_to_store(out, m_shard, tiling) if wide is None else GRADIENTS.value
     pitch = work.blocks_m * tiling.block_m
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
     partials = partials_of(workspace, tiling, work)
@@ -48,6 +53,8 @@ def prepare_ag_gemm(
     }  # fmt: skip
 
     def output(out: Tensor) -> Any:  # noqa: ANN401 - a descriptor of Triton's, which have no types, or the tensor
+        if store == GRADIENTS.value:
+            return halves_descriptor(out, workspace.world_size, tiling)
         if store == BY_SHARD.value:
             return shards_descriptor(out, workspace.world_size, tiling)
         return out_descriptor(out, tiling) if store == BY_MATRIX.value else out
@@ -56,7 +63,7 @@ def prepare_ag_gemm(
         gathered = workspace.local(slot, (workspace.world_size * pitch, k_size)) if workspace.world_size > 1 else x
         return (
             rows_descriptor(x, tiling), rows_descriptor(gathered, tiling), weight_descriptor(weight, tiling),
-            split_descriptor(partials, tiling, work), output(out), out,
+            split_descriptor(partials, tiling, work), None if wide is None else output(wide), output(out), out,
             bias if bias is not None else out, *common_arguments(workspace, slot, partials, stamp),
             config.code, counted,
             m_shard, weight.n_size, k_size, unit_rows,

@@ -20,7 +20,7 @@ from megascale_kernels.ag_gemm.push import copies_of, own_copy, push_by_copy_eng
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel
 from megascale_kernels.device.announce import announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
-from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, X, ready
+from megascale_kernels.launching.ready import BIAS, OUT, WIDE, Copy, W, X, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
@@ -44,6 +44,8 @@ class GatherLaunch:
         workspace: whose launches they are.
         config: how to run.
         own: this rank's rows are copied among the gathered ones too, while it multiplies.
+        wide: [M, 2 N], whose gradient is stored in `out` where the product is that of swiglu(wide) ("hopper" only; no
+            bias).
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
@@ -51,7 +53,7 @@ class GatherLaunch:
 
     def __init__(
         self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, *,
-        own: bool = False,
+        own: bool = False, wide: Tensor | None = None,
     ) -> None:  # fmt: skip
         m_shard, k_size = x.shape
         world_size = workspace.world_size
@@ -73,13 +75,13 @@ class GatherLaunch:
             self.kernel, self.prepare = hopper_ag_gemm_kernel, prepare_ag_gemm
         self.stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
         self.apart = compiled_apart(m_shard, weight.n_size, k_size, self.unit_rows)
-        grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, config, self.unit_rows)
+        grid, arguments, constants = self._prepared(x, weight, out, bias, wide)
         self.by_copy_engine = world_size > 1 and constants.get("COMM_CTAS", 0) == 0
         self.has_own = own and self.by_copy_engine
         self.key = ("ag_gemm", config, *constants.items(), self.apart)
         workspace.compile(self.key, lambda: self._warm(grid, arguments, constants))
         sources = {"x_desc": X, "x_ptr": X, "w_desc": W, "out_desc": OUT, "out_ptr": OUT}
-        sources["bias_ptr"] = OUT if bias is None else BIAS
+        sources |= {"bias_ptr": OUT if bias is None else BIAS, "wide_desc": WIDE}
         native = workspace.native
         self.ready: list[object | None] = [None] * SLOTS
         if native is not None:
@@ -88,6 +90,15 @@ class GatherLaunch:
                 ready(native, self.kernel, arguments(slot, 0), constants, grid, sources, copies[slot])
                 for slot in range(SLOTS)
             ]
+
+    def _prepared(
+        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, wide: Tensor | None
+    ) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:
+        given = {} if wide is None else {"wide": wide}
+        found: tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]] = self.prepare(
+            x, weight, out, bias, self.workspace, self.config, self.unit_rows, **given
+        )
+        return found
 
     def _warm(self, grid: tuple[int], arguments: Callable[[int, int], tuple[Any, ...]], constants: Any) -> None:  # noqa: ANN401 - a dictionary of whatever the kernel takes
         workspace = self.workspace
@@ -109,7 +120,7 @@ class GatherLaunch:
             [*copies, own_copy(self.workspace, slot, self.m_shard, self.pitch, row_bytes)] if self.has_own else copies
         )
 
-    def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
+    def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None, wide: Tensor | None = None) -> int:
         """Launch on the current stream; returns the slot in which the gathered rows are.
 
         Raises:
@@ -118,16 +129,16 @@ class GatherLaunch:
         workspace = self.workspace
         made = self.ready[workspace.slot ^ 1]
         if made is None or workspace.counts_on_device():
-            return self._run_by_triton(x, matrix, out, bias)
+            return self._run_by_triton(x, matrix, out, bias, wide)
         slot = workspace.next_slot()
-        workspace.launch(made, self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
+        workspace.launch(made, self.stamp, x, matrix, out, bias if wide is None else wide, join=self.by_copy_engine)
         return slot
 
-    def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
+    def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None, wide: Tensor | None) -> int:
         """Launch where only the device knows the launch number, or the driver is out of reach."""
         workspace, unit_rows = self.workspace, self.unit_rows
         weight = self.weight._replace(matrix=matrix)
-        grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, self.config, unit_rows)
+        grid, arguments, constants = self._prepared(x, weight, out, bias, wide)
         by_kernel = self.by_copy_engine and workspace.counts_on_device()
         slot = workspace.begin(self.key, lambda: self._warm(grid, arguments, constants))
         if self.by_copy_engine:
@@ -161,6 +172,18 @@ def planned(
     key = ("ag_gemm", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, bias is None, config)
     key += (workspace.deadline_s, own)
     return workspace.plan(key, lambda: _made(x, weight, out, bias, workspace, config, own=own))
+
+
+def planned_gradients(
+    x: Tensor, weight: Weight, out: Tensor, wide: Tensor, workspace: Workspace, config: Config
+) -> GatherLaunch:
+    """As `planned`, of the launch that ends in SwiGLU's gradient: out and wide are [M, 2 N], the rows are kept.
+
+    Raises:
+        WorkspaceTooSmall: the gathered input does not fit.
+    """
+    key = ("ag_gemm, swiglu", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, config, workspace.deadline_s)
+    return workspace.plan(key, lambda: GatherLaunch(x, weight, out, None, workspace, config, own=True, wide=wide))
 
 
 def _made(

@@ -11,7 +11,9 @@ waits for the late one; a late one finds what the early one has sent, and to it 
 differs between ways: our kernels send rows before the peer has begun, NCCL does not. (Without the meeting, by the least
 over ranks, contests on two and four H200 kept kernels that were up to 1.14 times as slow as the serial path.) Before
 they meet, each rank's stream waits until its host has queued the whole turn, so that the time is the GPU's alone, as in
-a filled stream: the serial path takes a host 50 us, and a busy one 200. A turn is as slow as its slowest rank.
+a filled stream: the serial path takes a host 50 us, and a busy one 200. A turn is as slow as its slowest rank. What ran
+before leaves its traces (in the L2 cache, and in what a copy engine still does), so the ways go round in another order
+each time, as contenders do in `timing`: always behind the same one, a way's time would be partly that one's.
 
 What is decided depends on measurements, so two runs may decide differently, and the ways round differently. For the
 same bits in every run a workspace is made with `adaptive=False`, or torch's deterministic mode is set: then the model
@@ -30,6 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megascale_kernels.autotune.timing import order_of
 from megascale_kernels.errors import TileTimeout
 
 if TYPE_CHECKING:
@@ -71,7 +74,8 @@ class Contest(Generic[Way]):
         self.ways = list(ways)
         self.best = self.ways[0]
         self.decided = len(self.ways) == 1
-        self.seconds: dict[Way | None, float] = {}  # of each way, once it is decided
+        self.turns: dict[Way | None, list[float]] = {}  # seconds of each way's timed turns, once it is decided
+        self.seconds: dict[Way | None, float] = {}  # of each way, then
         self._workspace = workspace
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
@@ -90,7 +94,7 @@ class Contest(Generic[Way]):
             self._gate = self._workspace.hold()
             self._workspace.meet()
             self._note(2 * turn)
-            return self.ways[turn % len(self.ways)]
+            return order_of(self.ways, turn // len(self.ways))[turn % len(self.ways)]
         if turn == self._turns + PATIENCE_CALLS:
             self._decide()
         return self.best
@@ -150,8 +154,9 @@ class Contest(Generic[Way]):
                     operator="all_reduce",
                 )
             time.sleep(POLL_S)
-        took = times_of(coming.times.tolist(), len(self.ways))
-        self.seconds = {way: nanoseconds / 1e9 for way, nanoseconds in zip(self.ways, took, strict=True)}
+        took = turns_of(coming.times.tolist(), len(self.ways))
+        self.turns = {way: [one / 1e9 for one in turns] for way, turns in zip(self.ways, took, strict=True)}
+        self.seconds = {way: median(turns) for way, turns in self.turns.items()}
         self.best = best_of(self.seconds)
         self.decided = True
         self._coming = None
@@ -187,11 +192,15 @@ def best_of(seconds: Mapping[Way | None, float]) -> Way | None:
     return None if seconds.get(None, math.inf) <= as_good_s else best
 
 
-def times_of(took: Sequence[int], ways: int) -> list[float]:
-    """The time of each way, the median of its timed turns.
+def turns_of(took: Sequence[int], ways: int) -> list[list[int]]:
+    """The timed turns of each way, which are all but the first `WARM_TURNS`.
 
     Args:
-        took: of each turn, the ways one after the other, `WARM_TURNS` rounds first that do not count.
+        took: of each turn, round by round, in each of them as `order_of` has it.
         ways: how many there are.
     """
-    return [median(took[way + WARM_TURNS * ways :: ways]) for way in range(ways)]
+    found: list[list[int]] = [[] for _ in range(ways)]
+    for number in range(WARM_TURNS, len(took) // ways):
+        for place, way in enumerate(order_of(range(ways), number)):
+            found[way].append(took[number * ways + place])
+    return found

@@ -15,7 +15,7 @@ the meetings go on, and in the end all ranks learn of it.
 import math
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ SLEEP_CYCLES = 1_500_000  # 0.8 ms at 1.8 GHz: more than the host needs to queue
 WARM_ROUNDS = 2  # the first compiles, the second fills caches
 
 Call = Callable[[], object]
+Contender = TypeVar("Contender")
 
 
 class Measured(NamedTuple):
@@ -85,7 +86,7 @@ def measure(
     return Measured({name: median(row) for name, row in zip(calls, table.tolist(), strict=True)}, errors)
 
 
-def order_of(names: Sequence[str], turn: int) -> list[str]:
+def order_of(names: Sequence[Contender], turn: int) -> list[Contender]:
     """The order of one turn: over `len(names)` turns (twice as many for an odd number) each follows each other alike.
 
     Row `turn` of a Williams square, 0 1 n-1 2 n-2 .. shifted by one a turn; an odd number needs the mirror image too.

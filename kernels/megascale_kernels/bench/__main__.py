@@ -24,6 +24,7 @@ from megascale_kernels.bench.request import (
     drawn_of,
     parser,
     ranks_of,
+    rows_of,
     seed_of,
     shapes_of,
 )
@@ -107,7 +108,7 @@ def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started
         overheads.compute_quality(plan, shapes, report, head)
     elif options.random is not None:
         drawn = drawn_of(options, dist.get_world_size())
-        drawn_rows.begin(report, head, len(drawn), seed_of(options))
+        drawn_rows.begin(report, head, len(drawn), seed_of(options), rows_of(options))
         return int(not sweep_drawn(plan, drawn, report, started_s))
     else:
         report.begin_table(head)

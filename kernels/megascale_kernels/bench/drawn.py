@@ -50,7 +50,29 @@ class Drawn(NamedTuple):
         return f"{shape.m}x{shape.n}x{shape.k} {self.layout} ({shape.name} {shape.scale})"
 
 
-def draw(operator: str, count: int, seed: int, gpus: int) -> list[Drawn]:
+class Rows(NamedTuple):
+    """Between which M is drawn, both included."""
+
+    least: int = LEAST_ROWS
+    most: int = MOST_ROWS
+
+
+ALL_M = Rows()
+
+
+def read_rows(text: str) -> Rows:
+    """LEAST-MOST in words.
+
+    Raises:
+        ValueError: no two numbers, or not in ascending order between `LEAST_ROWS` and `MOST_ROWS`.
+    """
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and LEAST_ROWS <= int(first) <= int(last) <= MOST_ROWS):
+        raise ValueError(f"--rows {text}: give two numbers between {LEAST_ROWS} and {MOST_ROWS}, as in 256-1023")
+    return Rows(int(first), int(last))
+
+
+def draw(operator: str, count: int, seed: int, gpus: int, between: Rows = ALL_M) -> list[Drawn]:
     """So many shapes of an operator: the same for the same arguments, and the first of them whatever the count.
 
     Args:
@@ -58,23 +80,30 @@ def draw(operator: str, count: int, seed: int, gpus: int) -> list[Drawn]:
         count: how many.
         seed: which.
         gpus: ranks; M is a multiple of it.
+        between: where M is drawn from.
 
     Raises:
-        ValueError: a count that is not between 1 and `MOST_COUNT`, or a negative seed.
+        ValueError: a count that is not between 1 and `MOST_COUNT`, a negative seed, or no M that ranks can share in
+            tiles.
     """
     if not 1 <= count <= MOST_COUNT:
         raise ValueError(f"--random {count}: give a number of shapes between 1 and {MOST_COUNT}")
     if seed < 0:
         raise ValueError(f"--seed {seed}: give a whole number, zero or more")
+    tile = math.lcm(128, gpus)
+    if between.most // tile * tile < between.least:
+        raise ValueError(f"--rows {between.least}-{between.most}: no multiple of {tile} lies there")
     rng = random.Random(f"{operator} {seed} {gpus}")  # noqa: S311 - shapes are not secrets
     found: list[Drawn] = []
     while len(found) < count:
         kinds = zip(*(rng.sample(deck, BLOCK) for deck in (ROW_KINDS, SIZE_KINDS, LAYOUTS)), strict=True)
-        found += [_one(operator, rng, gpus, *kind) for kind in kinds]
+        found += [_one(operator, rng, gpus, between, *kind) for kind in kinds]
     return found[:count]
 
 
-def _one(operator: str, rng: random.Random, gpus: int, row_kind: str, size_kind: str, is_nk: bool) -> Drawn:
+def _one(
+    operator: str, rng: random.Random, gpus: int, between: Rows, row_kind: str, size_kind: str, is_nk: bool
+) -> Drawn:
     model, share = rng.choice(MODELS), rng.choice(SHARES)
     sizes = [model.hidden, model.inner // share]
     if size_kind != "published":
@@ -83,7 +112,7 @@ def _one(operator: str, rng: random.Random, gpus: int, row_kind: str, size_kind:
     hidden, inner = sizes
     k, n = (hidden, inner) if operator == "ag_gemm" else (inner, hidden)
     scale = f"TP{share}" + "~" * (size_kind != "published")
-    return Drawn(Shape(model.name, scale, rows(row_kind, rng, gpus), n, k), is_nk)
+    return Drawn(Shape(model.name, scale, rows(row_kind, rng, gpus, between), n, k), is_nk)
 
 
 def moved(size: int, rng: random.Random, *, by_eight: bool) -> int:
@@ -95,11 +124,11 @@ def moved(size: int, rng: random.Random, *, by_eight: bool) -> int:
     return other if other % 8 else other + rng.randint(1, 7)
 
 
-def rows(kind: str, rng: random.Random, gpus: int) -> int:
+def rows(kind: str, rng: random.Random, gpus: int, between: Rows) -> int:
     """Log-uniform rows, a multiple of the ranks: the nearest number that is of the kind."""
     step = {"tile": math.lcm(128, gpus), "eight": 8 * gpus, "odd": gpus}[kind]
-    wished = math.exp(rng.uniform(math.log(LEAST_ROWS), math.log(MOST_ROWS))) / step
-    least, most = -(-LEAST_ROWS // step), MOST_ROWS // step
+    wished = math.exp(rng.uniform(math.log(between.least), math.log(between.most))) / step
+    least, most = -(-between.least // step), between.most // step
     near = range(max(least, round(wished) - BLOCK), min(most, round(wished) + BLOCK) + 1)
     return step * min((whole for whole in near if _fits(kind, whole * step, gpus)), key=lambda it: abs(it - wished))
 

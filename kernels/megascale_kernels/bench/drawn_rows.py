@@ -6,11 +6,12 @@ a call costs the host. "ours" is the operator as a user calls it, its fall-backs
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from megascale_kernels.bench import rows
-from megascale_kernels.bench.drawn import LEAST_ROWS, MOST_ROWS, Drawn
+from megascale_kernels.bench.drawn import ALL_M, Drawn, Rows
 from megascale_kernels.bench.published import MODELS
 from megascale_kernels.bench.report import Facts, Report
 from megascale_kernels.bench.rows import Column, Row
@@ -106,9 +107,11 @@ CSV_HEADING = (
 )  # fmt: skip
 
 
-def begin(report: Report, head: Facts, count: int, seed: int) -> None:
+def begin(report: Report, head: Facts, count: int, seed: int, between: Rows = ALL_M) -> None:
     """The head of a table and of its CSV: the same seed, number of GPUs and operator draw the same shapes."""
-    said = f"{count} shapes at random, seed {seed}: M {LEAST_ROWS} to {MOST_ROWS}, sizes of {len(MODELS)} models\n"
+    said = (
+        f"{count} shapes at random, seed {seed}: M {between.least} to {between.most}, sizes of {len(MODELS)} models\n"
+    )
     report.begin(head, said + LEGEND, rows.line(COLUMNS, [column.heading for column in COLUMNS]), CSV_HEADING)
 
 
@@ -135,10 +138,14 @@ def csv_row(found: DrawnRow) -> list[str]:
     ]  # fmt: skip
 
 
-def ways_text(seconds: Mapping[Config | None, float]) -> str:
-    """What a contest measured of each way, milliseconds, the fastest first."""
-    ways = sorted(seconds, key=seconds.__getitem__)
-    return "; ".join(f"{rows.config_text(way)}: {seconds[way] * 1e3:.4f}" for way in ways)
+def ways_text(turns: Mapping[Config | None, Sequence[float]]) -> str:
+    """What a contest measured of each way, ms, the fastest first: the median of its turns, and (all of them)."""
+    middle = {way: median(seconds) for way, seconds in turns.items()}
+    told = []
+    for way in sorted(middle, key=middle.__getitem__):
+        each = " ".join(f"{seconds * 1e3:.4f}" for seconds in turns[way])
+        told.append(f"{rows.config_text(way)}: {middle[way] * 1e3:.4f} ({each})")
+    return "; ".join(told)
 
 
 def _or_dash(figure: float, form: str) -> str:

@@ -181,7 +181,7 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
         host = host_times({name: calls[name] for name in HOST_NAMES if not math.isnan(seconds[name])}, workspace)
         lap("host times")
     foretold = foretell(question, chosen, workspace)
-    ways = "" if held is None else drawn_rows.ways_text(held.seconds)
+    ways = "" if held is None else drawn_rows.ways_text(held.turns)
     return DrawnRow(drawn, row, seconds.get("kernel", nan), kernel_config, host, foretold, ways)
 
 

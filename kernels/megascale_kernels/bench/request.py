@@ -5,7 +5,7 @@ import argparse
 import math
 from pathlib import Path
 
-from megascale_kernels.bench.drawn import Drawn, draw
+from megascale_kernels.bench.drawn import ALL_M, Drawn, Rows, draw, read_rows
 from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
 from megascale_kernels.planning.config import Config, read_config
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tune-s", type=float, default=15.0, help="seconds of tuning per shape")
     made.add_argument("--config", help="one configuration for all shapes: block_n=128,stages=3,carrier=sm,comm_ctas=8")
     made.add_argument("--seed", type=int, help="which shapes --random draws: 1 when left out")
+    made.add_argument("--rows", metavar="LEAST-MOST", help="between which --random draws M: 256-16384 when left out")
     mode = made.add_mutually_exclusive_group()
     mode.add_argument(
         "--random", type=int, metavar="COUNT",
@@ -63,6 +64,8 @@ def shapes_of(options: argparse.Namespace, gpus: int) -> list[Shape]:
     """
     if options.seed is not None and options.random is None:
         raise UserError("--seed says which shapes --random draws: give --random COUNT too, or leave it out")
+    if options.rows is not None and options.random is None:
+        raise UserError("--rows says between which rows --random draws: give --random COUNT too, or --m for models")
     if options.soak is not None:
         return []  # it draws its own
     if options.random is not None:
@@ -94,7 +97,7 @@ def drawn_of(options: argparse.Namespace, gpus: int) -> list[Drawn]:
         if given:
             raise UserError(f"--random draws the shapes and lets the operator choose how to run: leave {name} out")
     try:
-        return draw(options.operator, options.random, seed_of(options), gpus)
+        return draw(options.operator, options.random, seed_of(options), gpus, rows_of(options))
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -102,6 +105,15 @@ def drawn_of(options: argparse.Namespace, gpus: int) -> list[Drawn]:
 def seed_of(options: argparse.Namespace) -> int:
     """The seed that `--random` draws by."""
     return 1 if options.seed is None else int(options.seed)
+
+
+def rows_of(options: argparse.Namespace) -> Rows:
+    """Between which `--random` draws M.
+
+    Raises:
+        ValueError: no two numbers in order.
+    """
+    return ALL_M if options.rows is None else read_rows(options.rows)
 
 
 def config_of(text: str | None) -> Config | None:

@@ -9,7 +9,7 @@ ranks on different paths would wait for each other.
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from megascale_kernels.planning.config import Config
 if TYPE_CHECKING:
     from megascale_kernels.autotune import Contest
 
+Way = TypeVar("Way")
 LOG = logging.getLogger("megascale_kernels")
 TMA_BYTES = 16  # the TMA unit reads matrices whose rows and first byte lie on such boundaries
 MOST_CONTESTS = 65536  # shapes; a server whose M takes every value must not grow for ever
@@ -37,11 +38,19 @@ NONE, BORROWED, OWN = range(3)
 
 
 class Contested(NamedTuple):
-    """What calls have in common that share a contest: the sizes, how the weight lies, what becomes of gathered rows."""
+    """What calls have in common that share a contest.
+
+    Attributes:
+        call: the operator and its sizes.
+        is_nk: how the weight lies.
+        rows: what becomes of gathered rows.
+        is_gated: SwiGLU's gradient is taken behind the product (`gated.py`, whose ways the contest is between).
+    """
 
     call: Call
     is_nk: bool
     rows: int
+    is_gated: bool = False
 
 
 class Route(NamedTuple):
@@ -98,8 +107,8 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
         from megascale_kernels.gemm_rs.launch import launch
 
         out = x.new_empty((route.call.m // workspace.world_size, route.call.n))
-        x = _readable(x, workspace)
-        launch(x, _weight(w, x, route, workspace), out, _aligned_bias(bias), workspace, chosen)
+        x = readable(x, workspace)
+        launch(x, weight_of(w, x, route, workspace), out, _aligned_bias(bias), workspace, chosen)
     if contest is not None:
         contest.end()
     return out
@@ -114,8 +123,8 @@ def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     from megascale_kernels.gemm_ar import launch
 
     out = x.new_empty((route.call.m, route.call.n))
-    x = _readable(x, workspace)
-    launch(x, _weight(w, x, route, workspace), out, _aligned_bias(bias), workspace, route.config)
+    x = readable(x, workspace)
+    launch(x, weight_of(w, x, route, workspace), out, _aligned_bias(bias), workspace, route.config)
     return out
 
 
@@ -130,7 +139,7 @@ def start_gather(x: Tensor, workspace: Workspace) -> Callable[[], Tensor]:
         return lambda: serial.all_gather(x, workspace)
     from megascale_kernels.ag_gemm.all_gather import finish, start
 
-    begun = start(_readable(x, workspace), workspace.beside())
+    begun = start(readable(x, workspace), workspace.beside())
     return lambda: finish(begun)
 
 
@@ -160,24 +169,31 @@ def _ag_gemm(
     if chosen is None:
         out, gathered = route.serial(x, w, bias, workspace)
     else:
-        from megascale_kernels.ag_gemm.launch import planned
-
-        out = x.new_empty((route.call.m, route.call.n))
-        read, bias = _readable(x, workspace), _aligned_bias(bias)
-        weight = _weight(w, read, route, workspace)
-        plan = planned(read, weight, out, bias, workspace, chosen, own=rows != NONE)
-        slot = plan.run(read, weight.matrix, out, bias)
-        gathered = None
-        if rows != NONE:
-            shards = plan.gathered(read, slot)[..., : x.shape[1]]
-            if not plan.has_own:
-                shards[workspace.rank].copy_(x)
-            # Shards lie apart where the tile height does not divide them; they are brought together in new memory.
-            kept = shards.clone(memory_format=torch.contiguous_format) if rows == OWN else shards
-            gathered = kept.reshape(-1, x.shape[1])
+        out, gathered = gather_and_multiply(route, chosen, x, w, bias, workspace, rows)
     if contest is not None:
         contest.end()
     return out, None if rows == NONE else gathered
+
+
+def gather_and_multiply(
+    route: Route, chosen: Config, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, rows: int
+) -> tuple[Tensor, Tensor | None]:
+    """The product, not by the serial path, and the gathered rows where `rows` wants them."""
+    from megascale_kernels.ag_gemm.launch import planned
+
+    out = x.new_empty((route.call.m, route.call.n))
+    read, bias = readable(x, workspace), _aligned_bias(bias)
+    weight = weight_of(w, read, route, workspace)
+    plan = planned(read, weight, out, bias, workspace, chosen, own=rows != NONE)
+    slot = plan.run(read, weight.matrix, out, bias)
+    if rows == NONE:
+        return out, None
+    shards = plan.gathered(read, slot)[..., : x.shape[1]]
+    if not plan.has_own:
+        shards[workspace.rank].copy_(x)
+    # Shards lie apart where the tile height does not divide them; they are brought together in new memory.
+    kept = shards.clone(memory_format=torch.contiguous_format) if rows == OWN else shards
+    return out, kept.reshape(-1, x.shape[1])
 
 
 def _route(
@@ -217,6 +233,26 @@ def _first_route(
         Unsupported: arguments that make no sense.
         WorkspaceTooSmall: the workspace was made for less.
     """
+    call, weight = checked_call(operator, x, w, bias, workspace, config)
+    contest: Contest[Config] | None = None
+    if config is None:
+        key = Contested(call, weight.is_nk, rows)
+        contest = contest_of(key, call, weight, workspace, lambda configs: configs)
+    if contest is not None:
+        return Route(call, weight.is_nk, None, serial.path_of(call, workspace), contest)
+    chosen = overlapped(call, weight, workspace, config)
+    return Route(call, weight.is_nk, chosen, serial.path_of(call, workspace))
+
+
+def checked_call(
+    operator: str, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+) -> tuple[Call, Weight]:
+    """The sizes of a call and how its weight lies.
+
+    Raises:
+        Unsupported: arguments that make no sense.
+        WorkspaceTooSmall: the workspace was made for less.
+    """
     weight = _checked(x, w, bias, workspace, config, operator)
     m_size = x.shape[0] * (workspace.world_size if operator == "ag_gemm" else 1)
     call = Call(operator, m_size, weight.n_size, weight.k_size)
@@ -225,29 +261,35 @@ def _first_route(
     elif operator == "gemm_rs":
         sent = call.m // workspace.world_size * (workspace.world_size - 1)
         _check_room(call, workspace, sent * call.n, "max_scatter_cols", call.n)
-    contest = None if config is not None else _contest(call, weight, workspace, rows)
-    if contest is not None:
-        return Route(call, weight.is_nk, None, serial.path_of(call, workspace), contest)
-    chosen = _overlapped(call, weight, workspace, config)
-    return Route(call, weight.is_nk, chosen, serial.path_of(call, workspace))
+    return call, weight
 
 
-def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Contest[Config] | None":
-    """What finds out how a shape runs, where that has to be found out; the same on all ranks."""
+def contest_of(
+    key: object, call: Call, weight: Weight, workspace: Workspace,
+    ways_of: "Callable[[list[Config | None]], list[Way | None]]",
+) -> "Contest[Way] | None":  # fmt: skip
+    """What finds out how a shape runs, where that has to be found out; the same on all ranks.
+
+    Args:
+        key: of calls that share a contest.
+        call: the operator and its sizes.
+        weight: what it multiplies with.
+        workspace: whose calls they are.
+        ways_of: the ways that take part, from the configurations that may be best.
+    """
     if not workspace.adaptive or workspace.native is None or torch.are_deterministic_algorithms_enabled():
         return None
     if _why_serial(call, weight, workspace) is not None:
         return None
     from megascale_kernels.autotune import Contest, contenders
 
-    key = Contested(call, weight.is_nk, rows)
     contests = workspace.planned.contests
     if key not in contests:
         if len(contests) >= MOST_CONTESTS:
             contests.clear()
-        ways = contenders(call.operator, call.m, call.n, call.k, workspace)
+        ways = ways_of(contenders(call.operator, call.m, call.n, call.k, workspace))
         contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
-    found: Contest[Config] | None = contests[key]
+    found: Contest[Way] | None = contests[key]
     return found
 
 
@@ -271,7 +313,7 @@ def _check_room(call: Call, workspace: Workspace, elements: int, argument: str, 
         )
 
 
-def _overlapped(call: Call, weight: Weight, workspace: Workspace, config: Config | None) -> Config | None:
+def overlapped(call: Call, weight: Weight, workspace: Workspace, config: Config | None) -> Config | None:
     """The configuration of the kernels for this call, or None for the serial path."""
     reason = _why_serial(call, weight, workspace)
     if reason is None and config is None:
@@ -330,7 +372,7 @@ def _say_once(call: Call, reason: str) -> None:
     LOG.debug("%s: serial path because %s", call, reason)
 
 
-def _readable(matrix: Tensor, workspace: Workspace) -> Tensor:
+def readable(matrix: Tensor, workspace: Workspace) -> Tensor:
     """The matrix where the TMA unit can read it: moved if it begins elsewhere, widened by zeros if its rows end badly.
 
     cuBLAS reads such rows as well, at a fifth of its speed, so that widening them costs a fraction of what it gains.
@@ -349,6 +391,6 @@ def _aligned_bias(bias: Tensor | None) -> Tensor | None:
     return bias.clone()
 
 
-def _weight(w: Tensor, x: Tensor, route: Route, workspace: Workspace) -> Weight:
+def weight_of(w: Tensor, x: Tensor, route: Route, workspace: Workspace) -> Weight:
     """The weight as it lies in memory, where the TMA unit can read it; x is what it will be multiplied with."""
-    return Weight(_readable(w.T if route.is_nk else w, workspace), route.is_nk, x.shape[1], route.call.n)
+    return Weight(readable(w.T if route.is_nk else w, workspace), route.is_nk, x.shape[1], route.call.n)

@@ -15,6 +15,7 @@ WARP = 32
 
 # What a call hands over, in this order: the addresses of its tensors.
 X, W, OUT, BIAS = range(4)
+WIDE = BIAS  # of a call that has no bias: what its result is the gradient of
 ABSENT = 7  # never handed over, so zero: what lies at a place that no call changes is its first byte
 
 # (bytes into x, bytes, target address, address of the flag that announces it; 0: none), and, where it is not x that is

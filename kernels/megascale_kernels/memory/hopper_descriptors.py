@@ -63,3 +63,11 @@ def shards_descriptor(out: Tensor, shards: int, tiling: Tiling) -> Any:
     shape = [shards, out.shape[0] // shards, out.shape[1]]
     strides = [shape[1] * shape[2], shape[2], 1]
     return TensorDescriptor(out, shape, strides, [1, tiling.rows, tiling.store_columns], tiling.store_layout_of_shard)
+
+
+def halves_descriptor(wide: Tensor, shards: int, tiling: Tiling) -> Any:
+    """Of gates and values side by side, [M, 2 F]: each half of the columns and each shard of the rows by itself."""
+    rows, columns = wide.shape[0] // shards, wide.shape[1] // 2
+    strides = [rows * 2 * columns, 2 * columns, columns, 1]
+    box = [1, tiling.rows, 1, tiling.store_columns]
+    return TensorDescriptor(wide, [shards, rows, 2, columns], strides, box, tiling.store_layout_of_half)

@@ -185,6 +185,21 @@ class Tiling:
         return swizzled(self.store_columns, rank=3)
 
     @cached_property
+    def store_layout_of_half(self) -> NVMMASharedLayout:
+        """The same bytes as a box of four axes, one shard and one half of the columns deep."""
+        return swizzled(self.store_columns, rank=4)
+
+    @cached_property
+    def boxes_in_a(self) -> int:
+        """How many boxes of `store_columns` of a consumer's rows fit over A in a slot."""
+        return self.block_m * self.block_k // (self.rows * self.store_columns)
+
+    @cached_property
+    def boxes_in_b(self) -> int:
+        """How many of them fit over B."""
+        return self.block_n * self.block_k // (self.rows * self.store_columns)
+
+    @cached_property
     def b_block(self) -> list[int]:
         """Shape of one consumer's piece of B in a slot, as it lies in memory."""
         return [self.columns, self.block_k] if self.b_is_nk else [self.block_k, self.columns]

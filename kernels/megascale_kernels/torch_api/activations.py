@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from megascale_kernels.errors import Unsupported
+from megascale_kernels.swiglu import gradient_of_wide, silu_times_value
 
 _LIBRARY = torch.library.Library("megascale_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch gives it no types
-FAST = (torch.bfloat16, torch.float16, torch.float32)  # that the kernels add in no less than they come in
 
 
 def swiglu(wide: Tensor) -> Tensor:
@@ -52,31 +51,11 @@ class SwiGLU(torch.autograd.Function):
 
 
 def _swiglu(wide: Tensor) -> Tensor:
-    if not _is_fast(wide):
-        gate, value = wide.chunk(2, -1)
-        return functional.silu(gate) * value
-    from megascale_kernels.swiglu import launch
-
-    out = _like(wide, wide.shape[-1] // 2)
-    launch(wide.reshape(-1, wide.shape[-1]), out.view(-1, out.shape[-1]))
-    return out
+    return silu_times_value(wide)
 
 
 def _swiglu_backward(wide: Tensor, dout: Tensor) -> Tensor:
-    if not _is_fast(wide):
-        gate, value = wide.chunk(2, -1)
-        sigmoid = gate.sigmoid()
-        silu = gate * sigmoid
-        return torch.cat((dout * value * (sigmoid + silu * (1 - sigmoid)), dout * silu), -1)
-    from megascale_kernels.swiglu import launch_gradient
-
-    dwide = _like(wide, wide.shape[-1])
-    launch_gradient(wide.reshape(-1, wide.shape[-1]), dout.reshape(-1, dout.shape[-1]), dwide.view(-1, dwide.shape[-1]))
-    return dwide
-
-
-def _is_fast(wide: Tensor) -> bool:
-    return wide.device.type == "cuda" and wide.dtype in FAST
+    return gradient_of_wide(wide, dout)
 
 
 def _like(wide: Tensor, columns: int) -> Tensor:

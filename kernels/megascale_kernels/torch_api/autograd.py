@@ -3,6 +3,7 @@
 
     out = gather(x) w          dx = scatter(sum over ranks of dout w^T) = gemm_rs(dout, w^T)     dw = gather(x)^T dout
     out = scatter(sum of x w)  dx = gather(dout) w^T                    = ag_gemm(dout, w^T)     dw = x^T gather(dout)
+    out = scatter(sum of swiglu(x) w): as the second line, and then SwiGLU's gradient, taken before dx is stored
     out = sum of x w           dx = dout w^T, dw = x^T dout: every rank has all of dout
 
 The gathered x of the first line is not kept, as one rank's activations would then hold those of all: it is gathered
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megascale_kernels.dispatch import dispatch, serial
+from megascale_kernels.dispatch import dispatch, gated, serial
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.reference import matmul
+from megascale_kernels.swiglu import silu_times_value
 
 
 def ag_gemm(
@@ -41,6 +43,14 @@ def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, con
     if not _wanted(x, w, bias):
         return dispatch.gemm_rs(x, w, workspace, bias, config)
     out: Tensor = GemmRs.apply(x, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def swiglu_gemm_rs(wide: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`dispatch.gemm_rs` of swiglu(wide), differentiable."""
+    if not _wanted(wide, w, bias):
+        return dispatch.gemm_rs(silu_times_value(wide), w, workspace, bias, config)
+    out: Tensor = SwigluGemmRs.apply(wide, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
     return out
 
 
@@ -86,6 +96,16 @@ def gemm_rs_gradients(
         return None, _weight_gradient(x, dispatch.start_gather(dout, workspace)(), w) if needs_w else None
     dx, gathered = dispatch.ag_gemm_in_place(dout, w.T, workspace)
     return dx, _weight_gradient(x, gathered, w) if needs_w else None
+
+
+def swiglu_gemm_rs_gradients(
+    dout: Tensor, wide: Tensor, x: Tensor, w: Tensor, workspace: Workspace, *, needs_wide: bool, needs_w: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of wide and w of `swiglu_gemm_rs`, x = swiglu(wide); a gradient that is not needed is None."""
+    if not needs_wide:
+        return gemm_rs_gradients(dout, x, w, workspace, needs_x=False, needs_w=needs_w)
+    dwide, gathered = gated.gradient_in_place(dout.contiguous(), w.T, wide, workspace)
+    return dwide, _weight_gradient(x, gathered, w) if needs_w else None
 
 
 def gemm_ar_gradients(
@@ -150,6 +170,29 @@ class GemmRs(torch.autograd.Function):
         needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
         dx, dw = gemm_rs_gradients(dout, x, w, ctx.workspace, needs_x=needs_x, needs_w=needs_w)
         return dx, dw, dout.sum(0) if needs_bias else None, None, None
+
+
+class SwigluGemmRs(torch.autograd.Function):
+    """`swiglu_gemm_rs` with its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, wide: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+    ) -> Tensor:
+        """Take wide [M, 2 K] and w [K, N]; give [M / W, N]."""
+        ctx.workspace = workspace
+        x = silu_times_value(wide)
+        ctx.save_for_backward(wide, x, w)
+        return dispatch.gemm_rs(x, w, workspace, bias, config)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M / W, N] to gradients of wide, w and bias."""
+        wide, x, w = ctx.saved_tensors
+        needs_wide, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dwide, dw = swiglu_gemm_rs_gradients(dout, wide, x, w, ctx.workspace, needs_wide=needs_wide, needs_w=needs_w)
+        return dwide, dw, dout.sum(0) if needs_bias else None, None, None
 
 
 class GemmAr(torch.autograd.Function):

@@ -19,6 +19,7 @@ from megascale_kernels.dispatch import dispatch
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import LIVE, Workspace
 from megascale_kernels.planning.config import Config
+from megascale_kernels.swiglu import silu_times_value
 from megascale_kernels.torch_api import autograd
 
 LIBRARY = "megascale_kernels"
@@ -133,6 +134,38 @@ def _(dout: Tensor, x: Tensor, w: Tensor, workspace: str, needs_x: bool, needs_w
 
 
 @_operator
+def _swiglu_gemm_rs(
+    wide: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str
+) -> tuple[Tensor, Tensor]:
+    x = silu_times_value(wide)
+    return dispatch.gemm_rs(x, w, workspace_named(workspace), bias, unpack(config)), x
+
+
+@_shapes_of(_swiglu_gemm_rs)
+def _(
+    wide: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str
+) -> tuple[Tensor, Tensor]:
+    return wide.new_empty((wide.shape[0] // world_size, w.shape[1])), wide.new_empty((wide.shape[0], w.shape[0]))
+
+
+@_operator
+def _swiglu_gemm_rs_backward(
+    dout: Tensor, wide: Tensor, x: Tensor, w: Tensor, workspace: str, needs_wide: bool, needs_w: bool
+) -> tuple[Tensor, Tensor]:
+    gradients = autograd.swiglu_gemm_rs_gradients(
+        dout, wide, x, w, workspace_named(workspace), needs_wide=needs_wide, needs_w=needs_w
+    )
+    return _filled(gradients, wide, w, needs_x=needs_wide, needs_w=needs_w)
+
+
+@_shapes_of(_swiglu_gemm_rs_backward)
+def _(
+    dout: Tensor, wide: Tensor, x: Tensor, w: Tensor, workspace: str, needs_wide: bool, needs_w: bool
+) -> tuple[Tensor, Tensor]:
+    return _empty_gradients(wide, w, needs_x=needs_wide, needs_w=needs_w)
+
+
+@_operator
 def _gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
     return dispatch.gemm_ar(x, w, workspace_named(workspace), bias, unpack(config))
 
@@ -179,6 +212,12 @@ def ag_gemm(
 def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
     """`autograd.gemm_rs` as nodes of a graph."""
     out: Tensor = GemmRsNode.apply(x, w, bias, workspace.name, workspace.world_size, pack(config))  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def swiglu_gemm_rs(wide: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`autograd.swiglu_gemm_rs` as nodes of a graph."""
+    out: Tensor = SwigluGemmRsNode.apply(wide, w, bias, workspace.name, workspace.world_size, pack(config))  # type: ignore[no-untyped-call]  # torch gives it no types
     return out
 
 
@@ -247,6 +286,30 @@ class GemmRsNode(torch.autograd.Function):
         dx, dw = _gemm_rs_backward(dout, x, w, ctx.workspace, needs_x, needs_w)
         dbias = dout.sum(0) if needs_bias else None
         return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None
+
+
+class SwigluGemmRsNode(torch.autograd.Function):
+    """`swiglu_gemm_rs` with its gradients, for torch to look into."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, wide: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str
+    ) -> Tensor:
+        """Take wide [M, 2 K] and w [K, N]; give [M / W, N]."""
+        ctx.workspace = workspace
+        found: tuple[Tensor, Tensor] = _swiglu_gemm_rs(wide, w, bias, workspace, world_size, config)
+        out, x = found
+        ctx.save_for_backward(wide, x, w)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M / W, N] to gradients of wide, w and bias."""
+        wide, x, w = ctx.saved_tensors
+        needs_wide, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dwide, dw = _swiglu_gemm_rs_backward(dout, wide, x, w, ctx.workspace, needs_wide, needs_w)
+        dbias = dout.sum(0) if needs_bias else None
+        return dwide if needs_wide else None, dw if needs_w else None, dbias, None, None, None
 
 
 class GemmArNode(torch.autograd.Function):

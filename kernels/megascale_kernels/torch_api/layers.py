@@ -20,7 +20,7 @@ from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.torch_api import autograd, custom_ops
-from megascale_kernels.torch_api.operators import ag_gemm, gemm_rs
+from megascale_kernels.torch_api.operators import ag_gemm, gemm_rs, swiglu_gemm_rs
 
 
 def column_parallel(
@@ -41,9 +41,11 @@ def column_parallel(
 
 def row_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None, workspace: Workspace, *, sequence_dim: int = 0,
-    config: Config | None = None,
+    config: Config | None = None, gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """Multiply x by weight.T, sum over ranks, keep this rank's share of the sequence; all ranks have the same bias.
+
+    `gated`: multiply swiglu(x).
 
     Raises:
         Unsupported: x has no such dimension, its features lie along it, or the ranks cannot share it evenly; and what
@@ -54,7 +56,8 @@ def row_parallel(
     if bias is not None:
         bias = (custom_ops if torch.compiler.is_compiling() else autograd).replicated(bias, workspace)
     rows = x.transpose(0, sequence_dim).contiguous()
-    return gemm_rs(rows, weight.T, workspace, bias=bias, config=config).transpose(0, sequence_dim)
+    operator = swiglu_gemm_rs if gated else gemm_rs
+    return operator(rows, weight.T, workspace, bias=bias, config=config).transpose(0, sequence_dim)
 
 
 def check_sequence(x: Tensor, sequence_dim: int, what: str, shares: int = 1) -> None:
@@ -205,6 +208,8 @@ class RowParallelLinear(_ParallelLinear):
         bias: whether there is one, [out], the same on all ranks; its gradient is summed over ranks.
         sequence_dim: dimension along which the output is cut.
         config: how to run; None lets the tuner decide.
+        gated: the input is [S, ..., 2 in/W], gates and values side by side, and `swiglu` of it is multiplied
+            (`swiglu_gemm_rs`).
         device: of the parameters; the workspace's by default.
         dtype: of the parameters; the workspace's by default.
 
@@ -214,25 +219,29 @@ class RowParallelLinear(_ParallelLinear):
 
     def __init__(
         self, in_features: int, out_features: int, workspace: Workspace, *, bias: bool = True, sequence_dim: int = 0,
-        config: Config | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        config: Config | None = None, gated: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         shape = (out_features, share(in_features, workspace, "in_features"))
         bias_size = out_features if bias else None
         super().__init__(in_features, out_features, workspace, shape, bias_size, sequence_dim, config, device, dtype)
+        self.gated = gated
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, workspace: Workspace, *, sequence_dim: int = 0, config: Config | None = None
-    ) -> "RowParallelLinear":
+        cls, linear: nn.Linear, workspace: Workspace, *, sequence_dim: int = 0, config: Config | None = None,
+        gated: bool = False,
+    ) -> "RowParallelLinear":  # fmt: skip
         """This rank's share of a whole layer, on its device and of its type."""
         layer = cls(
             linear.in_features, linear.out_features, workspace, bias=linear.bias is not None, sequence_dim=sequence_dim,
-            config=config, device=linear.weight.device, dtype=linear.weight.dtype,
+            config=config, gated=gated, device=linear.weight.device, dtype=linear.weight.dtype,
         )  # fmt: skip
         return layer._take(linear.weight.chunk(workspace.world_size, 1)[workspace.rank], linear.bias, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[S, ..., in/W] to [S/W, ..., out]."""
+        """[S, ..., in/W], twice as wide where `gated`, to [S/W, ..., out]."""
         return row_parallel(
-            x, self.weight, self.bias, self.workspace, sequence_dim=self.sequence_dim, config=self.config
-        )
+            x, self.weight, self.bias, self.workspace, sequence_dim=self.sequence_dim, config=self.config,
+            gated=self.gated,
+        )  # fmt: skip

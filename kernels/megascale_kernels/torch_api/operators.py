@@ -5,7 +5,7 @@ Shapes: M rows of the whole input, K and N as this rank sees them, W ranks. Lead
 first of them outermost: sequence-parallel tensors are [sequence, batch, features], cut along the sequence.
 
 Whether the kernels or the serial path run a call, `dispatch.py` decides; the logger `megascale_kernels` gives the
-reason at debug level. All three are differentiable once, run under `torch.compile` as one node each, and can be
+reason at debug level. All are differentiable once, run under `torch.compile` as one node each, and can be
 captured in CUDA graphs after a first call outside (which compiles). Autocast changes none of them: they take their
 operands as they are (the layers cast theirs, as `nn.Linear` does). A graph cannot raise: ask `workspace.check()` after
 replays.
@@ -107,6 +107,44 @@ def gemm_rs(
     room = custom_ops if torch.compiler.is_compiling() else autograd
     out: Tensor = room.gemm_rs(rows, w, bias, workspace, config)
     return out if rows is x else out.view(x.shape[0] // world_size, *x.shape[1:-1], w.shape[1])
+
+
+def swiglu_gemm_rs(
+    wide: Tensor, w: Tensor, workspace: Workspace, *, bias: Tensor | None = None, config: Config | None = None
+) -> Tensor:
+    """`gemm_rs` of swiglu(wide): what lies behind the wide product of a gated MLP, as one operator.
+
+    In backward SwiGLU's gradient is taken while the product is in registers, before it is stored, where that is faster.
+    swiglu(wide) is kept for the gradient of w.
+
+    Args:
+        wide: [M, 2 K], contiguous, gates in the first half of the columns, values in the second; or [rows, ..., 2 K].
+        w: [K, N], contiguous or the transpose of a contiguous [N, K].
+        workspace: made for at least M rows of N elements, scattered and, in backward, gathered.
+        bias: [N], as `gemm_rs` takes it.
+        config: how the product runs; None lets the tuner decide. All ranks must pass the same.
+
+    Returns:
+        [M / W, N], or [rows / W, ..., N].
+
+    Raises:
+        Unsupported, WorkspaceTooSmall, RankMismatch, TileTimeout: as `ag_gemm`.
+    """
+    rows = wide if wide.ndim == 2 else _as_rows(wide, "swiglu_gemm_rs")
+    world_size = workspace.world_size
+    if wide.shape[-1] != 2 * w.shape[0]:
+        raise Unsupported(
+            f"swiglu_gemm_rs: wide must be [..., {2 * w.shape[0]}], gates and values side by side for a w of "
+            f"{tuple(w.shape)}, got {tuple(wide.shape)}"
+        )
+    if wide.shape[0] % world_size:
+        raise Unsupported(
+            f"swiglu_gemm_rs: the first dimension of wide, {wide.shape[0]} of {tuple(wide.shape)}, cannot be dealt out "
+            f"to {world_size} ranks: pad it to a multiple of {world_size}"
+        )
+    room = custom_ops if torch.compiler.is_compiling() else autograd
+    out: Tensor = room.swiglu_gemm_rs(rows, w, bias, workspace, config)
+    return out if rows is wide else out.view(wide.shape[0] // world_size, *wide.shape[1:-1], w.shape[1])
 
 
 def gemm_ar(

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels.errors import KernelError  # noqa: E402
+from megascale_kernels.errors import KernelError, Unsupported  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.torch_api import custom_ops  # noqa: E402
-from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
+from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs, swiglu_gemm_rs  # noqa: E402
 
 OPERATORS = [ag_gemm, gemm_rs, gemm_ar]
 
@@ -42,6 +42,45 @@ def test_gradients_are_right(workspace: Workspace, operator: Callable[..., Any],
         return operator(x, w.T if transposed else w, workspace, bias=bias)
 
     assert torch.autograd.gradcheck(call, (x, w, bias))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_behind_swiglu_are_right(workspace: Workspace, *, transposed: bool) -> None:
+    """Numerical and analytical gradients of gates and values, w and bias agree, eager and as one node each way."""
+    wide, w, bias = given = leaves((4, 2, 6), (5, 3) if transposed else (3, 5), (5,))
+
+    def call(wide: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return swiglu_gemm_rs(wide, w.T if transposed else w, workspace, bias=bias)
+
+    gate, value = wide.chunk(2, -1)
+    expected = gemm_rs(torch.nn.functional.silu(gate) * value, w.T if transposed else w, workspace, bias=bias)
+    out = call(*given)
+    torch.testing.assert_close(out, expected)
+    assert torch.autograd.gradcheck(call, given)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(*given)
+    torch.testing.assert_close(compiled, expected)
+    found, eager = (torch.autograd.grad(one.square().sum(), given) for one in (compiled, out))
+    torch.testing.assert_close(found, eager)
+
+
+def test_gradients_behind_swiglu_may_be_wanted_one_by_one(workspace: Workspace) -> None:
+    """Only that of w, and only that of gates and values; none without gradients."""
+    wide, w = leaves((4, 6), (3, 5))
+    both = torch.autograd.grad(swiglu_gemm_rs(wide, w, workspace).square().sum(), (wide, w))
+
+    (of_wide,) = torch.autograd.grad(swiglu_gemm_rs(wide, w.detach(), workspace).square().sum(), wide)
+    (of_w,) = torch.autograd.grad(swiglu_gemm_rs(wide.detach(), w, workspace).square().sum(), w)
+
+    torch.testing.assert_close((of_wide, of_w), both)
+    with torch.no_grad():
+        assert swiglu_gemm_rs(wide, w, workspace).grad_fn is None
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 3), (4, 12), (6,)])
+def test_gates_and_values_that_do_not_fit_w_are_refused(workspace: Workspace, shape: tuple[int, ...]) -> None:
+    """The message says how wide they have to be."""
+    with pytest.raises(Unsupported, match=r"wide must be \[..., 6\], gates and values|must be \[rows, K\]"):
+        swiglu_gemm_rs(torch.ones(shape, dtype=torch.float64), torch.ones(3, 5, dtype=torch.float64), workspace)
 
 
 def test_gathered_rows_are_differentiable(workspace: Workspace) -> None:

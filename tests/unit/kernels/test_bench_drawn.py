@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from megascale_kernels.bench import drawn_rows, drawn_sweep
-from megascale_kernels.bench.drawn import BLOCK, LEAST_ROWS, MOST_COUNT, MOST_ROWS, MOVED, Drawn, draw
+from megascale_kernels.bench.drawn import BLOCK, LEAST_ROWS, MOST_COUNT, MOST_ROWS, MOVED, Drawn, draw, read_rows
 from megascale_kernels.bench.drawn_rows import DrawnRow, Foretold, HostTimes
 from megascale_kernels.bench.drawn_summary import summary
 from megascale_kernels.bench.published import MODELS
@@ -50,6 +50,28 @@ def test_shares_of_rows_and_layouts_are_exact(operator: str, gpus: int) -> None:
     assert all(m % gpus == 0 and LEAST_ROWS <= m <= MOST_ROWS for m in rows)
     assert sum(m < 1024 for m in rows) > count / 5  # log-uniform: a third
     assert sum(m > 4096 for m in rows) > count / 5
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 7])
+def test_rows_may_be_few(gpus: int) -> None:
+    """M between two numbers, of all kinds; the same shares."""
+    found = draw("gemm_rs", 5 * BLOCK, 3, gpus, read_rows("256-1023"))
+
+    rows = [one.shape.m for one in found]
+    assert all(256 <= m <= 1023 and m % gpus == 0 for m in rows)
+    assert sum(m % 128 != 0 for m in rows) == 5 * BLOCK / 2
+    assert len(set(rows)) > BLOCK
+
+
+@pytest.mark.parametrize("text", ["256", "1023-256", "16-1023", "256-99999", "few-many", "-256--1"])
+def test_rows_that_are_none_are_refused(text: str) -> None:
+    """One sentence says what is meant."""
+    with pytest.raises(UserError, match=r"--rows .*: give two numbers between 256 and 16384, as in 256-1023"):
+        shapes_of(parser().parse_args(["ag_gemm", "--random", "4", f"--rows={text}"]), 2)
+    with pytest.raises(UserError, match=r"no multiple of 128 lies there"):
+        shapes_of(parser().parse_args(["ag_gemm", "--random", "4", "--rows", "300-310"]), 2)
+    with pytest.raises(UserError, match=r"--rows says between which rows --random draws"):
+        shapes_of(parser().parse_args(["ag_gemm", "--rows", "256-1023"]), 2)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -285,7 +285,7 @@ def test_rows_that_end_badly_are_widened_by_zeros() -> None:
     """The TMA unit reads rows of whole 16 bytes; a product with zeros is what it was."""
     matrix = torch.randn(3, 13).bfloat16()
 
-    wide = dispatch._readable(matrix, FarAway())
+    wide = dispatch.readable(matrix, FarAway())
 
     assert wide.shape == (3, 16)
     assert torch.equal(wide[:, :13], matrix)

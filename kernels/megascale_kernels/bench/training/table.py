@@ -14,7 +14,8 @@ LARGE = 4096  # rows: with fewer the host's time decides, above the GPU's
 # Like against like: what a user gains who changes nothing but the layers.
 PAIRS = (("ours-eager", "torch-eager"), ("ours-compiled", "torch-compiled"), ("ours-compiled", "torch-async"),
          ("ours-saved", "torch-compiled"), ("ours-saved", "torch-async"),
-         ("ours-swiglu", "torch-compiled"), ("ours-swiglu", "torch-async"), ("ours-graph", "torch-graph"))  # fmt: skip
+         ("ours-swiglu", "torch-compiled"), ("ours-swiglu", "torch-async"), ("ours-fused", "torch-compiled"),
+         ("ours-fused", "torch-async"), ("ours-fused", "ours-swiglu"), ("ours-graph", "torch-graph"))  # fmt: skip
 
 
 class Line(NamedTuple):

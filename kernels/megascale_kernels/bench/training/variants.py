@@ -9,6 +9,7 @@
     ours-compiled     the same under torch.compile
     ours-saved        ours-compiled, the gathered input kept for the backward as torch keeps it, not gathered again
     ours-swiglu       ours-saved, with this package's `swiglu` between the layers
+    ours-fused        ours-saved, SwiGLU in the row-parallel layer: its gradient is taken inside the product
     ours-cudagraphs   ours-compiled under torch.compile(mode="reduce-overhead")
     ours-graph        ours-eager, forward and backward captured in one CUDA graph
     alone-compiled    the products of one rank by cuBLAS and the pointwise parts under torch.compile, no communication:
@@ -41,7 +42,8 @@ from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallel
 
 VARIANTS = (
     "torch-eager", "torch-compiled", "torch-async", "torch-graph",
-    "ours-eager", "ours-compiled", "ours-saved", "ours-swiglu", "ours-cudagraphs", "ours-graph", "alone-compiled",
+    "ours-eager", "ours-compiled", "ours-saved", "ours-swiglu", "ours-fused", "ours-cudagraphs", "ours-graph",
+    "alone-compiled",
 )  # fmt: skip
 WARM_STEPS = 3  # before a capture: they compile kernels and make communicators
 FUSED = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
@@ -174,8 +176,13 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
 
 def ways(workspace: Workspace) -> str:
     """How the operators of a workspace run, as contests have found it: two runs may differ in that."""
-    found = {key.call: held.best for key, held in workspace.planned.contests.items() if held is not None}
-    told = [f"{call.operator} {call.m}x{call.n}x{call.k}: {config_text(best)}" for call, best in found.items()]
+    told = []
+    for key, held in workspace.planned.contests.items():
+        if held is not None:
+            config = config_text(held.best if not key.is_gated or held.best is None else held.best.config)
+            fused = key.is_gated and held.best is not None and held.best.is_fused
+            behind = f", SwiGLU {'fused' if fused else 'apart'}"
+            told.append(f"{key.call.operator} {key.call.m}x{key.call.n}x{key.call.k}: {config}{behind * key.is_gated}")
     return "; ".join(sorted(told))
 
 
@@ -195,7 +202,7 @@ def _fused(step: Step) -> int:
 
 def _compile(block: nn.Module, how: str, group: dist.ProcessGroup) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "compiled": {}, "saved": {}, "swiglu": {}, "async": {"options": {"_micro_pipeline_tp": True}},
+        "compiled": {}, "saved": {}, "swiglu": {}, "fused": {}, "async": {"options": {"_micro_pipeline_tp": True}},
         "cudagraphs": {"mode": "reduce-overhead"},
     }  # fmt: skip
     if how not in ways:
@@ -257,15 +264,22 @@ def _alone_blocks(task: Task, world_size: int) -> list[Block]:
 
 
 def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, how: str) -> Block:
-    save = how in ("saved", "swiglu")
+    save = how in ("saved", "swiglu", "fused")
+    fused = how == "fused" and task.activation == "swiglu"
     with torch.device("meta"):
         norm = nn.RMSNorm(task.hidden, EPSILON)
     wide = weights.up.shape[0] * workspace.world_size
     up = ColumnParallelLinear(task.hidden, wide, workspace, bias=False, save_gathered=save, device="meta")
-    down = RowParallelLinear(task.inner, task.hidden, workspace, bias=False, device="meta")
+    down = RowParallelLinear(task.inner, task.hidden, workspace, bias=False, gated=fused, device="meta")
     for layer, weight in ((norm, weights.norm), (up, weights.up), (down, weights.down)):
         layer.weight = nn.Parameter(weight)
-    return Block(norm, up, down, task.activation, swiglu if how == "swiglu" else None)
+    between = {"swiglu": swiglu, "fused": _nothing if fused else None}.get(how)
+    return Block(norm, up, down, task.activation, between)
+
+
+def _nothing(wide: Tensor) -> Tensor:
+    """What lies between the layers where the second has SwiGLU in it."""
+    return wide
 
 
 def _sharded(local: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
