@@ -57,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, default in (
         ("--batch-size", 4), ("--sequence-length", 4096), ("--layers", 4), ("--width", 2048), ("--heads", 16),
         ("--kv-heads", 4), ("--experts", 16), ("--top-k", 2), ("--seed", 0), ("--rounds", 5), ("--steps", 4),
-        ("--loss-steps", 10),
+        ("--loss-steps", 10), ("--mixture-every", 2),
     ):  # fmt: skip
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
@@ -75,7 +75,7 @@ def complaint(args: argparse.Namespace, ranks: int) -> str | None:
     if unknown:
         return f"--variants {','.join(sorted(unknown))}: choose from {', '.join(VARIANTS)}"
     sizes = (args.batch_size, args.layers, args.width, args.heads, args.kv_heads, args.rounds, args.steps)
-    if min(*sizes, args.loss_steps, args.top_k) < 1 or not 0 < args.budget_s < math.inf:
+    if min(*sizes, args.loss_steps, args.top_k, args.mixture_every) < 1 or not 0 < args.budget_s < math.inf:
         return "sizes, rounds, steps and the budget are positive numbers"
     if args.sequence_length < 1 or args.sequence_length % (2 * ranks):
         return f"--sequence-length {args.sequence_length} can't be cut into {2 * ranks} equal parts"

@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 2 examples/train_moe_gpt.py --steps 200
 
 Every rank holds a part of each sequence. Attention gathers keys and values (`SequenceParallelAttention`), every second
-MLP is tensor-parallel (`ColumnParallelLinear`, `RowParallelLinear`), the others are mixtures of experts (`MoELayer`).
+MLP (`--mixture-every`) is a mixture of experts (`MoELayer`), the others are tensor-parallel (`ColumnParallelLinear`,
+`RowParallelLinear`).
 On GPUs their kernels overlap communication with computation, and write each tile's progress where the node agent finds
 it; on a CPU they take the serial path over Gloo. What the ranks hold in common (embedding, norms, projections, routers)
 has its gradients summed over them. Checkpoints hold whole tensors, so they restore on another number of ranks.
@@ -46,6 +47,10 @@ def parse_arguments() -> argparse.Namespace:
         ("--layers", 2), ("--width", 64), ("--heads", 4), ("--kv-heads", 2), ("--experts", 8), ("--top-k", 2)
     ):  # fmt: skip
         parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--mixture-every", type=int, default=2, help="every so many blocks one with experts; 1 is all")
+    parser.add_argument(
+        "--no-contest", action="store_true", help="no trying in the first calls which way of a kernel is fastest"
+    )
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--balance", type=float, default=0.01, help="weight of the loss that keeps experts busy")
     parser.add_argument("--checkpoint-every", type=int, default=50, help="steps; 0 saves only at the end")
@@ -115,7 +120,8 @@ class GPT(nn.Module):
         super().__init__()
         self.token = nn.Embedding(BYTES, args.width)
         self.position = nn.Parameter(torch.zeros(args.sequence_length, args.width))
-        self.blocks = nn.Sequential(*(Block(args, workspace, is_mixture=n % 2 == 1) for n in range(args.layers)))
+        mixtures = range(args.mixture_every - 1, args.layers, args.mixture_every)
+        self.blocks = nn.Sequential(*(Block(args, workspace, is_mixture=n in mixtures) for n in range(args.layers)))
         self.norm, self.head = nn.RMSNorm(args.width), nn.Linear(args.width, BYTES, bias=False)
         places = positions_of(workspace.rank, workspace.world_size, args.sequence_length)
         self.register_buffer("places", places, persistent=False)
@@ -205,7 +211,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     rows, kv_size = args.batch_size * args.sequence_length, args.width // args.heads * args.kv_heads
     workspace = Workspace(
         max_rows=rows, max_gather_cols=max(args.width, 2 * kv_size), max_scatter_cols=args.width, dtype=dtype,
-        deadline_s=args.deadline, device=device,
+        deadline_s=args.deadline, adaptive=not args.no_contest, device=device,
     )  # fmt: skip
     torch.manual_seed(args.seed * world_size + rank)  # what is cut must not begin alike
     gpt = GPT(args, workspace).to(device, dtype)
@@ -247,6 +253,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 def main() -> None:
     """One rank: join the others if there are any, train, leave."""
     args = parse_arguments()
+    if args.mixture_every < 1:
+        raise SystemExit(f"--mixture-every {args.mixture_every}: 1 or more")
     torch.set_num_threads(1)  # several ranks share the cores of a small machine
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if args.sequence_length % (2 * world_size):

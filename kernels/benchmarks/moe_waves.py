@@ -1,41 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a MoE layer's products lose to the way in which tiles are dealt to programs, by arithmetic and without a GPU.
 
-    python kernels/benchmarks/moe_waves.py
+    python kernels/benchmarks/moe_waves.py [--random COUNT --seed SEED] [--half 0.5]
 
-Programs take every `PROGRAMS`-th tile. A tile of which at most half the rows are no padding takes about half the time,
-so programs have unequal work, and the last of them ends a product. Beside that: whoever is free takes the next tile,
-and the work divided evenly, which nothing can beat. In times of a whole tile, rank 0 of two, an even routing.
+A tile of which at most half the rows are no padding takes less time than a whole one (`--half`), so programs have
+unequal work, and the last of them ends a product. *In turn*: every program takes each `PROGRAMS`-th tile. *Half last*:
+what layer 0 does, in turn, but half ones that fill the last wave come last. *To the free*: whoever is free takes the
+next tile. *Even*: the work divided evenly, which nothing can beat. In times of a whole tile, rank 0 of two; published
+layers, or random ones with random skew as the benchmark draws them.
 """
 
+import argparse
 import heapq
+import math
 import sys
 from collections.abc import Callable
 
 import torch
-from megascale_kernels.bench.moe.moe_shapes import MoeShape, routing
+from megascale_kernels.bench.moe.moe_shapes import MODELS, TOKENS, MoeShape, drawn, routing
 from megascale_kernels.planning import tile_order
 
 PROGRAMS, TILE_ROWS, RANKS = 132, 128, 2
 GROUP = 8  # `MoeConfig.group_m`
-HALF = 0.5  # of a tile's time, with half of the rows
-LAYERS = (
-    ("Qwen3-30B-A3B", 128, 8, 2048, 768), ("DeepSeek-MoE-16B", 64, 6, 2048, 1408),
-    ("Qwen2-MoE-2.7B", 64, 4, 2048, 1408), ("Qwen2-57B-A14B", 64, 8, 3584, 2560),
-    ("Phi-3.5-MoE", 16, 2, 4096, 6400), ("DeepSeek-V3-like", 32, 8, 7168, 2048),
-)  # fmt: skip
-TOKENS = (4096, 16384)
 grouped: Callable[[int, int, int, int], tuple[int, int]] = tile_order.python(tile_order.grouped)
 
 
-def tiles_of(rows: list[int], columns: int) -> list[float]:
+def tiles_of(rows: list[int], columns: int, half: float) -> list[float]:
     """The times of a product's tiles in the order of the walk: expert by expert, `columns` blocks of columns each."""
     times = []
     for count in rows:
         height = -(-count // TILE_ROWS)
         for tile in range(height * columns):
             valid = count - grouped(tile, height, columns, GROUP)[0] * TILE_ROWS
-            times.append(1.0 if valid > TILE_ROWS // 2 else HALF)
+            times.append(1.0 if valid > TILE_ROWS // 2 else half)
     return times
 
 
@@ -52,6 +49,18 @@ def to_the_free(times: list[float]) -> float:
     return max(ends)
 
 
+def half_last(rows: list[int], columns: int, half: float) -> float:
+    """`in_turn` where half ones that fill the last wave come last, if there are enough: `routing.list_tiles`."""
+    heights = [-(-count // TILE_ROWS) for count in rows]
+    halves = [
+        expert for expert, count in enumerate(rows) if 0 < count - (heights[expert] - 1) * TILE_ROWS <= TILE_ROWS // 2
+    ]
+    wanted = -(-(sum(heights) * columns % PROGRAMS) // columns)
+    late = set(halves[len(halves) - wanted :]) if 0 < wanted <= len(halves) else set()
+    others = [(heights[expert] - 1) * TILE_ROWS if expert in late else count for expert, count in enumerate(rows)]
+    return in_turn(tiles_of(others, columns, half) + [half] * (len(late) * columns))
+
+
 def rows_of(shape: MoeShape) -> list[int]:
     """Pairs of each expert of rank 0."""
     counts = torch.zeros(shape.experts, dtype=torch.long)
@@ -64,14 +73,31 @@ def rows_of(shape: MoeShape) -> list[int]:
 
 def main() -> int:
     """Print the table."""
-    print(f"{'layer':<18} {'tokens':>6} {'layer':>7} {'tiles':>6} {'even':>6} {'in turn':>8} {'to the free':>12}")
-    for tokens in TOKENS:
-        for name, experts, top_k, hidden, inner in LAYERS:
-            rows = rows_of(MoeShape(name, experts, top_k, hidden, inner, tokens, 0.0))
-            for product, columns in (("0", -(-inner // 128)), ("1", -(-hidden // 256))):
-                times = tiles_of(rows, columns)
-                figures = f"{sum(times) / PROGRAMS:>6.1f} {in_turn(times):>8.1f} {to_the_free(times):>12.1f}"
-                print(f"{name:<18} {tokens:>6} {product:>7} {len(times):>6} {figures}")
+    parser = argparse.ArgumentParser(description="What the dealing of tiles costs a MoE layer's products.")
+    parser.add_argument("--random", type=int, default=0, help="so many random layers instead of the published ones")
+    parser.add_argument("--seed", type=int, default=0, help="of random layers")
+    parser.add_argument("--half", type=float, default=0.5, help="time of a half-empty tile (default 0.5)")
+    options = parser.parse_args()
+    layers = drawn(options.random, options.seed, RANKS)
+    if not layers:
+        layers = [MoeShape(name, *sizes, tokens) for tokens in TOKENS for name, sizes in MODELS.items()]
+    heading = ("even", "in turn", "half last", "to the free")
+    print(f"{'layer':<17} {'tokens':>6} {'layer':>5} {'tiles':>6} " + " ".join(map("{:>11}".format, heading)))
+    shares: dict[str, list[float]] = {name: [] for name in heading[1:]}
+    for shape in layers:
+        rows = rows_of(shape)
+        for product, columns in (("0", -(-shape.inner // 128)), ("1", -(-shape.hidden // 256))):
+            times = tiles_of(rows, columns, options.half)
+            even = sum(times) / PROGRAMS
+            last = half_last(rows, columns, options.half) if product == "0" else in_turn(times)
+            ends = (in_turn(times), last, to_the_free(times))
+            for name, end in zip(shares, ends, strict=True):
+                shares[name].append(even / end)
+            figures = " ".join(f"{end:>11.1f}" for end in (even, *ends))
+            print(f"{shape.name:<17} {shape.tokens:>6} {product:>5} {len(times):>6} {figures}")
+    for name, all_of in shares.items():
+        mean = math.exp(sum(map(math.log, all_of)) / len(all_of))
+        print(f"{name}: even work is {mean:.3f} of it in the geometric mean, at worst {min(all_of):.3f}")
     return 0
 
 

@@ -21,7 +21,9 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_moe_gpt.py"
-SIZES = ("--width=512", "--heads=8", "--kv-heads=4", "--layers=2", "--sequence-length=256", "--learning-rate=1e-3")
+SIZES = ("--width=512", "--heads=8", "--kv-heads=4", "--sequence-length=256", "--learning-rate=1e-3", "--no-contest")
+# One block, attention and experts: half the kernels to compile, each in one way, and most steps' time in the experts'.
+MIXTURE_ALONE = ("--layers=1", "--mixture-every=1", "--experts=32", "--top-k=4", "--batch-size=32")
 
 
 @pytest.fixture
@@ -65,10 +67,11 @@ def test_the_losses_are_those_of_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_ends_in_training_is_named_and_training_goes_on(launch: Launch, end: signal.Signals) -> None:
     """Killed: the runner sees it. Stopped: the other's kernel gives up, and says for which peer and tile it waited."""
-    run = launch.run(*SIZES, "--steps=400", "--log-every=50", "--checkpoint-every=50", "--deadline=5", script=SCRIPT)
-    launch.until_step(100)
-    os.kill(launch.pid(1), end)
+    options = ("--steps=120", "--log-every=20", "--checkpoint-every=20", "--deadline=5")
+    run = launch.run(*SIZES, *MIXTURE_ALONE, *options, script=SCRIPT)
     try:
+        launch.until_step(50)
+        os.kill(launch.pid(1), end)
         code = launch.finish(run)
     finally:
         print(launch.output()[-6000:])

@@ -73,6 +73,10 @@ class LayerSteps(Steps):
         tokens = sizes.world_size * sizes.pitch * sizes.hidden * itemsize
         self.workspace.need(tokens, 1 + (config.chunks or 1) * -(-sizes.pitch // config.job_tokens), what)
 
+    def _programs(self, of: Tensor) -> int:
+        """Those of layer 0."""
+        return min(processors(of.device), self.sizes.row_tiles * -(-self.sizes.inner // self.config.block_n))
+
     def route_step(self, ids: Tensor, gates: Tensor, *_: object) -> Step:
         """Experts and gates of all tokens to all ranks, and the tables."""
         sizes, workspace, routing = self.sizes, self.workspace, self.buffers.routing
@@ -87,7 +91,8 @@ class LayerSteps(Steps):
         def arguments(slot: int, _: int) -> tuple[Any, ...]:
             return (
                 ids, gates, *routing, *self.channel(slot, MOE_ROUTE), workspace.layout.data(slot) // 4, self.tokens,
-                sizes.pitch, workspace.rank * sizes.experts, self.config.lead_rows,
+                sizes.pitch, workspace.rank * sizes.experts, self.config.lead_rows, self.config.half_rows,
+                -(-sizes.inner // self.config.block_n), self._programs(ids),
             )  # fmt: skip
 
         return Step(
@@ -102,7 +107,7 @@ class LayerSteps(Steps):
             x, ids, w_in, buffers.h, gate, up, buffers.routing, sizes, self.workspace, config, self.channel,
             self.variant,
         )  # fmt: skip
-        grid = min(processors(x.device), sizes.row_tiles * -(-sizes.inner // config.block_n))
+        grid = self._programs(x)
         sources = {
             "x_ptr": X,
             "w_desc": W,

@@ -32,6 +32,9 @@ class MoeConfig(NamedTuple):
         reducers: programs of layer 1 that only add up and send.
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
             None lets the model decide.
+        half_rows: an expert's last row tile with at most so many rows may be moved to the end of layer 0, to fill the
+            last wave of tiles; None is half a tile's rows with "hopper", whose kernels skip the others, and none with
+            "triton"; 0 moves none.
         route_programs: programs that route.
         keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
             that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
@@ -52,6 +55,7 @@ class MoeConfig(NamedTuple):
     chunks: int | None = None
     reducers: int = 8
     lead_rows: int | None = None
+    half_rows: int | None = None
     route_programs: int = ROUTE_PROGRAMS
     keep: bool = True
     selective: bool = False
@@ -74,7 +78,9 @@ class MoeConfig(NamedTuple):
         chunks = most if self.chunks is None else self.chunks
         lead = self._lead(sizes) if self.lead_rows is None else self.lead_rows
         selective = bool(self.selective) and sizes.world_size > 1
-        return self._replace(chunks=chunks, lead_rows=lead, selective=selective)
+        skipped = sizes.tile_rows // 2 if self.kernel == "hopper" else 0
+        half = skipped if self.half_rows is None else self.half_rows
+        return self._replace(chunks=chunks, lead_rows=lead, half_rows=half, selective=selective)
 
     def _lead(self, sizes: Sizes) -> int:
         """Rows of our own tokens that take as long as the peers' tokens need to come."""

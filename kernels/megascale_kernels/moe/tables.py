@@ -11,6 +11,9 @@ first those of our own tokens alone, of the first few experts, which cover the t
 travel while the lead is multiplied. Both walk an expert's row tiles, or the lead's of them, as one *stretch*, all its
 columns, so that an expert's weight is read once, or twice.
 
+Programs take tiles in turn, so in the last wave of layer 0 some have a tile and others none. A row tile of few rows, a
+*half* one, takes less time than a whole one: if there are enough of them to fill the last wave, those come last.
+
 Sizes depend on the largest number of tokens alone, never on the routing: nothing waits for the host.
 """
 

@@ -146,7 +146,11 @@ def test_a_recorded_layer_is_drawn(dumps: dict[int, TraceDump]) -> None:
 
     texts = [one.text for one in picture.iter() if one.tag.endswith("text")]
     assert "a < b" in texts
-    assert {"rank 0: copy engine to rank 1", "rank 1: compute CTA 0", "rank 0: communicate CTA 0"} <= set(texts)
+    assert {"rank 0: copy engine to rank 1", "rank 1: compute CTA 0"} <= set(texts)
+    # Which programs get a job of the queue is a matter of the schedule.
+    assert {text.rpartition(" ")[0] for text in texts if "communicate" in text} == {
+        f"rank {rank}: communicate CTA" for rank in (0, 1)
+    }
     fills = [one.get("fill") for one in picture.iter() if one.tag.endswith("rect")]
     assert all(fills.count(colour) > 1 for colour in set(script.COLOURS.values()))
     assert [one for one in picture.iter() if one.tag.endswith("circle")]

@@ -47,9 +47,9 @@ class ExpertTiling(Tiling):
         return swizzled(self.columns, rank=3)
 
 
-# The producer of layer 0 is a warpgroup that holds the addresses of eight rows a thread, so it keeps more registers;
-# a warpgroup that only starts TMA needs none of that.
+# The producer of layer 0 is a warpgroup that holds the addresses of eight rows a thread, so it keeps more registers; in
+# layer 1 the warps beside the producer keep as many as the rows of eight experts need that they add up.
 DISPATCH = ExpertTiling(consumer_registers=208, producer_registers=56)
-COMBINE = replace(DISPATCH, slots=4, consumer_registers=192, producer_registers=96)
+COMBINE = replace(DISPATCH, slots=4, consumer_registers=176, producer_registers=128)
 DISPATCH_BACKWARD = replace(DISPATCH, b_is_nk=False, halves=1)
 COMBINE_BACKWARD = replace(COMBINE, b_is_nk=False)

@@ -27,7 +27,7 @@ from megascale_kernels.planning.tile_order import blocks
 MOE_ROUTE = OPERATORS.index("moe_route")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "tokens", "pitch", "first_expert", "lead_rows",
-    "routes_words",
+    "half_rows", "columns", "programs", "routes_words",
 )  # fmt: skip
 
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
@@ -51,7 +51,7 @@ def route_kernel(
     ids_ptr, gates_ptr, head, counts, begins, rows, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
     flags, channels, slot, rank, world_size, signature, deadline_us, routes_words,
-    tokens, pitch, first_expert, lead_rows,
+    tokens, pitch, first_expert, lead_rows, half_rows, columns, programs,
     TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,8 @@ def route_kernel(
         code = meet_programs(channel, head)
     if code == 0:
         place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert,
-              lead_rows, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS, TOKENS, PAIRS)  # fmt: skip
+              lead_rows, half_rows, columns, programs, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS, TOKENS,
+              PAIRS)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, ctas, 0)
@@ -108,7 +109,9 @@ def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.con
                 tl.store(ids + here, tl.load(ids_ptr + here, mask=mask), mask=mask)
                 gate = tl.load(gates_ptr + here, mask=mask)
                 tl.store(gates + here, gate.to(tl.int32, bitcast=True), mask=mask)
-        peer_tile_notify(channel, SENT + cta, peer)
+    # One after the other they would each wait until the stores before them have arrived.
+    for step in range(channel.world_size):
+        peer_tile_notify(channel, SENT + cta, (channel.rank + step) % channel.world_size)
 
 
 @triton.jit
@@ -177,8 +180,8 @@ def sum_counts(counts, block, of_rank, everything, PADDED: tl.constexpr):
 
 @triton.jit
 def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
-          TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
-          TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+          half_rows, columns, programs, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr,
+          PADDED: tl.constexpr, TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """Step 4: where everything lies."""
     ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
@@ -189,14 +192,13 @@ def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, route
         height = blocks(total, TILE_ROWS)
         starts = (tl.cumsum(height, axis=0) - height) * TILE_ROWS
         if is_first == 1:
-            list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, EXPERTS, PADDED, TILE_ROWS)
+            list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, columns, programs, EXPERTS,
+                       PADDED, TILE_ROWS)  # fmt: skip
         is_first = 0
         if block < everything:
-            begin = begins + block * PADDED
-            tl.store(begin + tl.arange(0, PADDED), starts + before)
-            tl.debug_barrier()
-            place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert, TOP_K,
-                        MOST_HERE, EXPERTS, TOKENS, PAIRS)  # fmt: skip
+            tl.store(begins + block * PADDED + tl.arange(0, PADDED), starts + before)
+            place_block(channel, block, starts + before, rows, pair_row, pair_gate, routes_words, pitch, first_expert,
+                        TOP_K, MOST_HERE, EXPERTS, PADDED, TOKENS, PAIRS)  # fmt: skip
 
 
 @triton.jit
@@ -208,9 +210,12 @@ def experts_of(ids, here, end, first_expert, EXPERTS: tl.constexpr):
 
 @triton.jit
 def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert,
-                TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr,
-                PAIRS: tl.constexpr):  # fmt: skip
-    """The rows of a block's pairs: a pair follows the earlier pairs of its expert, which are counted by comparing."""
+                TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+                TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+    """The rows of a block's pairs: a pair follows the earlier pairs of its expert, `PAIRS` of which are compared.
+
+    `begin` is where the block's rows of each expert begin.
+    """
     ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
     source = (channel.rank + block // of_rank) % channel.world_size
@@ -222,12 +227,10 @@ def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, 
         here = at + tl.arange(0, PAIRS)
         expert = experts_of(ids, here, end, first_expert, EXPERTS)
         ours = expert >= 0
-        row = tl.load(begin + expert, mask=ours, other=0)
-        for earlier in range(first, at + PAIRS, PAIRS):
-            there = earlier + tl.arange(0, PAIRS)
-            other = experts_of(ids, there, end, first_expert, EXPERTS)
-            precedes = (other[None, :] == expert[:, None]) & (there[None, :] < here[:, None])
-            row += tl.sum(precedes.to(tl.int32), axis=1)
+        chose = (expert[:, None] == tl.arange(0, PADDED)[None, :]).to(tl.int32)
+        precedes = (expert[None, :] == expert[:, None]) & (here[None, :] < here[:, None])
+        row = tl.sum(chose * begin[None, :], axis=1) + tl.sum(precedes.to(tl.int32), axis=1)
+        begin += tl.sum(chose, axis=0)
         tl.store(rows + row, source * pitch + here // TOP_K, mask=ours)
         slot = slot_of_pair(ids, here, end, ours, first_expert, TOP_K, EXPERTS)
         pair = (source * pitch + here // TOP_K) * MOST_HERE + slot
@@ -251,33 +254,49 @@ def slot_of_pair(ids, here, end, ours, first_expert, TOP_K: tl.constexpr, EXPERT
 
 
 @triton.jit
-def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
-               TILE_ROWS: tl.constexpr):  # fmt: skip
-    """Write the row tiles of every expert, the lead first, and the padding of its last one."""
-    experts = tl.arange(0, PADDED)
+def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, columns, programs,
+               EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr):  # fmt: skip
+    """Write the row tiles of every expert, the lead first, and the padding of its last one.
+
+    Half ones that fill the last wave of layer 0, which has `columns` tiles of each and `programs` programs, come last.
+    """
     ours_alone = tl.where(own == total, height, own // TILE_ROWS)
     leads = (tl.cumsum(ours_alone, axis=0) - ours_alone) * TILE_ROWS < lead_rows
     lead = tl.where(leads, ours_alone, 0)
-    rest = height - lead
+    row_tiles = tl.sum(height, axis=0)
     lead_tiles = tl.sum(lead, axis=0)
+    half = ((height > lead) & (total - (height - 1) * TILE_ROWS <= half_rows)).to(tl.int32)
+    halves = tl.sum(half, axis=0)
+    wanted = blocks(row_tiles * columns % programs, columns)
+    late = tl.where((wanted <= halves) & (halves - tl.cumsum(half, axis=0) < wanted), half, 0)
+    rest = height - lead - late
     lead_first = tl.cumsum(lead, axis=0) - lead
     rest_first = lead_tiles + tl.cumsum(rest, axis=0) - rest
+    late_first = row_tiles - tl.sum(late, axis=0) + tl.cumsum(late, axis=0) - late
     if tl.program_id(0) == 0:
-        tl.store(head + ROW_TILES, tl.sum(height, axis=0))
+        tl.store(head + ROW_TILES, row_tiles)
         tl.store(head + LEAD_TILES, lead_tiles)
     for expert in range(tl.program_id(0), EXPERTS, tl.num_programs(0)):
-        this = experts == expert
-        row = tl.sum(tl.where(this, starts, 0), axis=0)
-        end = row + tl.sum(tl.where(this, total, 0), axis=0)
-        in_lead = tl.sum(tl.where(this, lead, 0), axis=0)
-        in_rest = tl.sum(tl.where(this, rest, 0), axis=0)
-        list_stretch(tiles, expert, row, end, tl.sum(tl.where(this, lead_first, 0), axis=0), in_lead)
-        list_stretch(tiles, expert, row + in_lead * TILE_ROWS, end, tl.sum(tl.where(this, rest_first, 0), axis=0),
-                     in_rest)  # fmt: skip
-        padded = row + (in_lead + in_rest) * TILE_ROWS
+        row = of_expert(starts, expert, PADDED)
+        end = row + of_expert(total, expert, PADDED)
+        count = of_expert(lead, expert, PADDED)
+        list_stretch(tiles, expert, row, end, of_expert(lead_first, expert, PADDED), count)
+        row += count * TILE_ROWS
+        count = of_expert(rest, expert, PADDED)
+        list_stretch(tiles, expert, row, end, of_expert(rest_first, expert, PADDED), count)
+        row += count * TILE_ROWS
+        count = of_expert(late, expert, PADDED)
+        list_stretch(tiles, expert, row, end, of_expert(late_first, expert, PADDED), count)
+        padded = row + count * TILE_ROWS
         for at in range(end, padded, SLOTS_AT_ONCE):
             here = at + tl.arange(0, SLOTS_AT_ONCE)
             tl.store(rows + here, tl.full((SLOTS_AT_ONCE,), -1, dtype=tl.int32), mask=here < padded)
+
+
+@triton.jit
+def of_expert(values, expert, PADDED: tl.constexpr):
+    """One of the values that there are of all experts."""
+    return tl.sum(tl.where(tl.arange(0, PADDED) == expert, values, 0), axis=0)
 
 
 @triton.jit
