@@ -106,7 +106,7 @@ def measure_training(
 def of_experts(gradients: tuple[Tensor, ...], shards: int) -> tuple[Tensor, ...]:
     """Gradients of gates of shards summed to those of experts' gates."""
     dx, dgates, *weights = gradients
-    return dx, dgates.unflatten(1, (-1, shards)).sum(2), *weights
+    return dx, dgates.view(dgates.shape[0], -1, shards).sum(2), *weights
 
 
 def _distance(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...], workspace: Workspace) -> float:
