@@ -50,8 +50,8 @@ def test_what_stands_beside_the_default_is_told_of_its_time() -> None:
     assert beside.csv_row(other)[5:] == ["2.00000", "1.00000", "1.60000", "1.00000", config_text(Config()), "a note"]
     assert beside.summary([one, other], names) == [
         (
-            "block_n=128: 1.200 of the default's time (geometric mean of 2), 0.900 at LLaMA-70B global M 8192 to 1.600 at "
-            "LLaMA-7B tp8 M 512; less than 0.98 on 1"
+            "block_n=128: 1.200 of the default's time (geometric mean of 2), 0.900 at LLaMA-70B global M 8192 to 1.600 "
+            "at LLaMA-7B tp8 M 512; less than 0.98 on 1"
         ),
         (
             "tail_split=1: 1.000 of the default's time (geometric mean of 1), 1.000 at LLaMA-7B tp8 M 512 to 1.000 at "
