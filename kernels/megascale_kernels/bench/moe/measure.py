@@ -83,7 +83,7 @@ def operands(shape: MoeShape, workspace: Workspace, seed: int) -> Operands:
 
 
 def by_shards(given: Operands, shards: int) -> Operands:
-    """The same with the shards that tokens chose with their experts: what whoever knows experts alone is given."""
+    """The same with the shards that tokens chose with their experts, as paths take it that know whole experts alone."""
     ids, gates = choose_shards(given.ids, given.gates, given.w_in.shape[0], shards)
     return given._replace(ids=ids, gates=gates.contiguous())
 
