@@ -12,7 +12,7 @@ from torch import Tensor
 
 SMALL = MoeConfig(
     kernel="triton", block_n=16, combine_n=64, block_k=32, group_m=2, splits=2, reducers=1, lead_rows=16, half_rows=8,
-    route_programs=2, job_tokens=4, job_cols=32,
+    route_programs=2, job_tokens=4, job_cols=32, selective=False,
 )  # fmt: skip
 TILE_ROWS = 16
 

@@ -243,8 +243,8 @@ def only_what_is_wanted_is_enough(place: Place) -> None:
         given = operands(place, layer, top_k)
         workspace = workspace_of(layer)
         grad = torch.randn_like(given[0])
-        for config in (MoeConfig(), PLAIN, MoeConfig(keep=False, splits=7)):
-            chosen_alone = config._replace(selective=True)
+        for base in (MoeConfig(), PLAIN, MoeConfig(keep=False, splits=7)):
+            config, chosen_alone = base._replace(selective=False), base._replace(selective=True)
             hold(given, workspace, chosen_alone)
             both = [gradients(given, grad, workspace, config=how, fused=True) for how in (config, chosen_alone)]
             for name, one, other in zip(NAMES, *both, strict=True):

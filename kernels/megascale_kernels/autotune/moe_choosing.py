@@ -60,7 +60,8 @@ def read_moe_config(raw: dict[str, Any]) -> MoeConfig:
     if raw.keys() != defaults.keys():
         raise ValueError(f"fields {sorted(raw)} instead of {sorted(defaults)}")
     for name, kind in get_type_hints(MoeConfig).items():
-        is_truth = isinstance(raw[name], bool) and kind is not bool  # to Python it is a number, here it is a slip
+        takes_truth = kind is bool or bool in get_args(kind)
+        is_truth = isinstance(raw[name], bool) and not takes_truth  # to Python it is a number, here it is a slip
         known = raw[name] in get_args(kind) if "Literal" in str(get_origin(kind)) else isinstance(raw[name], kind)
         if is_truth or not known:
             raise ValueError(f"{name} is {raw[name]!r}")

@@ -20,6 +20,7 @@ from megascale_kernels.bench.request import (
     PROGRAM,
     TRAIN,
     UserError,
+    beside_of,
     config_of,
     drawn_of,
     parser,
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         ranks = ranks_of(options, dict(os.environ), torch.cuda.device_count())
         shapes = shapes_of(options, ranks)
         config_of(options.config)
+        beside_of(options)
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"{PROGRAM}: {error}", file=sys.stderr)
@@ -87,7 +89,7 @@ def run_rank(options: argparse.Namespace, shapes: list[Shape], command: str) -> 
 def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started_s: float) -> int:
     import torch.distributed as dist
 
-    from megascale_kernels.bench import drawn_rows, overheads, soak
+    from megascale_kernels.bench import beside, drawn_rows, overheads, soak
     from megascale_kernels.bench.drawn_sweep import sweep_drawn
     from megascale_kernels.bench.report import facts
     from megascale_kernels.bench.sweep import Plan, sweep, workspace_for
@@ -106,6 +108,8 @@ def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started
         overheads.trace_cost(plan, shapes, report, head)
     elif options.compute_quality:
         overheads.compute_quality(plan, shapes, report, head)
+    elif options.beside:
+        return int(not beside.compare(plan, shapes, beside_of(options), report, head, started_s))
     elif options.random is not None:
         drawn = drawn_of(options, dist.get_world_size())
         drawn_rows.begin(report, head, len(drawn), seed_of(options), rows_of(options))

@@ -4,6 +4,7 @@
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 from megascale_kernels.bench.drawn import ALL_M, Drawn, Rows, draw, read_rows
 from megascale_kernels.bench.report import TABLE_SUFFIX
@@ -41,6 +42,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tune", action="store_true", help="tune each shape before it is measured")
     made.add_argument("--tune-s", type=float, default=15.0, help="seconds of tuning per shape")
     made.add_argument("--config", help="one configuration for all shapes: block_n=128,stages=3,carrier=sm,comm_ctas=8")
+    made.add_argument(
+        "--beside", action="append", default=[], metavar="NAME=VALUE,...",
+        help="our kernel with these fields of its default configuration replaced, in turn with the default; repeatable",
+    )  # fmt: skip
     made.add_argument("--seed", type=int, help="which shapes --random draws: 1 when left out")
     made.add_argument("--rows", metavar="LEAST-MOST", help="between which --random draws M: 256-16384 when left out")
     mode = made.add_mutually_exclusive_group()
@@ -91,7 +96,7 @@ def drawn_of(options: argparse.Namespace, gpus: int) -> list[Drawn]:
     """
     unused = {
         "--shapes": options.shapes is not None, "--tune": options.tune, "--config": options.config is not None,
-        "--m": options.m != ALL_ROWS, "--scale": options.scale != ALL_SCALES,
+        "--m": options.m != ALL_ROWS, "--scale": options.scale != ALL_SCALES, "--beside": bool(options.beside),
     }  # fmt: skip
     for name, given in unused.items():
         if given:
@@ -122,21 +127,40 @@ def config_of(text: str | None) -> Config | None:
     Raises:
         UserError: an unknown field or a value of the wrong kind.
     """
-    if text is None:
-        return None
-    defaults: dict[str, object] = Config()._asdict()
-    found = dict(defaults)
+    return None if text is None else Config()._replace(**_fields("--config", text))
+
+
+def beside_of(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The fields that each `--beside` replaces, by its words.
+
+    Raises:
+        UserError: an unknown field or a value of the wrong kind, or a mode that compares other things.
+    """
+    other = {
+        "--tune": options.tune, "--progress-cost": options.progress_cost, "--trace-cost": options.trace_cost,
+        "--compute-quality": options.compute_quality, "--soak": options.soak is not None,
+    }  # fmt: skip
+    for name, given in other.items():
+        if given and options.beside:
+            raise UserError(f"--beside compares configurations of our kernel alone: leave {name} out")
+    return {text: _fields("--beside", text) for text in options.beside}
+
+
+def _fields(option: str, text: str) -> dict[str, Any]:
+    defaults: dict[str, Any] = Config()._asdict()
+    found: dict[str, Any] = {}
     for word in text.split(","):
         name, _, value = word.partition("=")
         if name not in defaults:
-            raise UserError(f"--config {word}: choose from {', '.join(defaults)}")
+            raise UserError(f"{option} {word}: choose from {', '.join(defaults)}")
         found[name] = {"true": True, "false": False, "none": None}.get(value.lower(), value)
         if value.isdecimal():
             found[name] = int(value)
     try:
-        return read_config(found)
+        read_config(defaults | found)
     except ValueError as error:
-        raise UserError(f"--config {text}: {error}") from None
+        raise UserError(f"{option} {text}: {error}") from None
+    return found
 
 
 def ranks_of(options: argparse.Namespace, environment: dict[str, str], seen: int) -> int:

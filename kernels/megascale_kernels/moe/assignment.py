@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from statistics import NormalDist, mean
 
-from megascale_kernels.moe.moe_config import CHUNKS, FLOPS, LATENCY_S, LINK_BYTES, MoeConfig
+from megascale_kernels.moe.moe_config import CHUNKS, FLOPS, LATENCY_S, LINK_BYTES, UNIT_S, MoeConfig
 from megascale_kernels.moe.skewed import SKEWS
 from megascale_kernels.moe.tables import Sizes
 
@@ -28,7 +28,8 @@ REDUCER_BYTES = 0.6 * MEMORY_BYTES / PROCESSORS
 # Another chunk of columns: its tiles fill no last wave, and jobs look for work once more. Four took up to 1.18 times as
 # long as two in layers of 0.55 ms, two as long as one.
 CHUNK_S = 8e-6
-UNIT_S = 4e-6  # another unit of tokens: a copy and a flag
+# What threads send to peers while nothing is multiplied, of all programs together (19 layers, four H200).
+SEND_BYTES = 500e9
 SHARED_WARPS = 12  # programs' worth of adding up that two warps in every program do beside the products
 MOST_WAYS = 6  # that are tried: a contest's
 # What a way must promise over the default to be taken unmeasured. On 19 layers of two H200 (moe_2gpu_h200.txt) times
@@ -86,6 +87,11 @@ def product_s(rows: list[float], columns: int, depth: int, programs: float, tile
     return max(math.ceil(tiles / programs) * tile_s, weights_s)
 
 
+def wanted_share(sizes: Sizes) -> float:
+    """The share of a rank's tokens that another one wants, where experts are drawn evenly."""
+    return 1 - (1 - sizes.shards / sizes.world_size) ** sizes.most_here
+
+
 def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     """Seconds of both products with what they do not hide, on the busiest rank.
 
@@ -99,14 +105,18 @@ def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     up_s = product_s(rows, 2 * sizes.inner, sizes.hidden, PROCESSORS, sizes.tile_rows, 2 * config.block_n)
     remote_bytes = (sizes.world_size - 1) * sizes.pitch * sizes.hidden * 2
     # A tile waits for the units of its rows: the last of them have come when all have.
-    arrived_s = LATENCY_S + remote_bytes / LINK_BYTES + config.splits * UNIT_S if sizes.world_size > 1 else 0.0
+    copies = (sizes.world_size - 1) * config.splits
+    arrived_s = LATENCY_S + remote_bytes / LINK_BYTES + copies * UNIT_S if sizes.world_size > 1 else 0.0
     lead = min(float(config.lead_rows or 0), own)
-    # With a unit's tokens a share of the tiles behind the lead can begin.
-    early = (1 - lead / max(1.0, sum(rows))) * (1 - 1 / config.splits) / 2
+    # With a unit's tokens a share of the tiles behind the lead can begin, the fewer the more ranks' units they mix.
+    early = (1 - lead / max(1.0, sum(rows))) * (1 - 1 / config.splits) / (2 * max(1, sizes.world_size - 1))
     covered_s = up_s * (lead / max(1.0, sum(rows)) + early)
     weight_bytes = 4 * sizes.inner * sizes.hidden
     twice_s = sizes.experts * lead / max(1.0, own) * weight_bytes / MEMORY_BYTES / 8  # most of it from L2, or hidden
-    dispatch_s = up_s + max(0.0, arrived_s - covered_s) + twice_s
+    waited_s = max(0.0, arrived_s - covered_s)
+    if config.selective:
+        waited_s = wanted_share(sizes) * remote_bytes / SEND_BYTES
+    dispatch_s = up_s + waited_s + twice_s
 
     chunks = config.chunks or 1
     added_bytes = sum(rows) * sizes.hidden * 2 + sizes.world_size * sizes.pitch * sizes.hidden * 2
@@ -128,12 +138,16 @@ def mean_s(sizes: Sizes, config: MoeConfig) -> float:
 def ways(sizes: Sizes, base: MoeConfig | None = None) -> Iterator[MoeConfig]:
     """All ways that are weighed: the default one, with another number of chunks, another lead, units, programs.
 
+    Among more than two ranks the second sends what the default one does not: all tokens, or those that are wanted.
+
     Args:
         sizes: of the layer.
         base: what every way has in common.
     """
     default = (base or MoeConfig()).resolved(sizes)
     yield default
+    if sizes.world_size > 2:
+        yield default._replace(selective=not default.selective)
     lead = default.lead_rows or 0
     most = max(1, sizes.hidden // default.combine_n)
     for chunks in dict.fromkeys(min(count, most) for count in (1, CHUNKS, 2 * CHUNKS)):
@@ -149,7 +163,9 @@ def ways(sizes: Sizes, base: MoeConfig | None = None) -> Iterator[MoeConfig]:
 
 
 def likely_ways(sizes: Sizes, base: MoeConfig | None = None) -> list[MoeConfig]:
-    """The ways worth trying, the default first and then by the model, `MOST_WAYS` at most; the same on every rank.
+    """The ways worth trying, `MOST_WAYS` at most; the same on every rank.
+
+    The default first, among more than two ranks what sends the other tokens, and then by the model.
 
     Args:
         sizes: of the layer.
@@ -157,7 +173,8 @@ def likely_ways(sizes: Sizes, base: MoeConfig | None = None) -> list[MoeConfig]:
     """
     found = list(dict.fromkeys(ways(sizes, base)))
     # sorted() is stable: equals stay in the order written above, so every rank makes the same list.
-    return [found[0], *sorted(found[1:], key=lambda way: mean_s(sizes, way))][:MOST_WAYS]
+    firm = 1 if sizes.world_size <= 2 else 2
+    return [*found[:firm], *sorted(found[firm:], key=lambda way: mean_s(sizes, way))][:MOST_WAYS]
 
 
 def by_model(sizes: Sizes, base: MoeConfig | None = None) -> MoeConfig:

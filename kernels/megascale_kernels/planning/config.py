@@ -78,7 +78,8 @@ def read_config(raw: dict[str, Any]) -> Config:
     if raw.keys() != defaults.keys():
         raise ValueError(f"fields {sorted(raw)} instead of {sorted(defaults)}")
     for name, kind in get_type_hints(Config).items():
-        is_truth = isinstance(raw[name], bool) and kind is not bool  # to Python it is a number, here it is a slip
+        takes_truth = kind is bool or bool in get_args(kind)
+        is_truth = isinstance(raw[name], bool) and not takes_truth  # to Python it is a number, here it is a slip
         if is_truth or (
             raw[name] not in get_args(kind) if get_origin(kind) is Literal else not isinstance(raw[name], kind)
         ):

@@ -176,7 +176,10 @@ def test_the_place_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_every_configuration_survives_the_file() -> None:
     """What `_asdict` gives, `read_config` takes."""
-    for config in (Config(), Config(carrier="sm", comm_ctas=8), Config(kernel="hopper", tail_split=2)):
+    for config in (
+        Config(), Config(carrier="sm", comm_ctas=8), Config(kernel="hopper", tail_split=2, planned=True),
+        Config(mixed=True), Config(mixed=False, lead=2),
+    ):  # fmt: skip
         assert read_config(json.loads(json.dumps(config._asdict()))) == config
 
 

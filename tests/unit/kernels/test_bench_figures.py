@@ -8,7 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from megascale_kernels.bench import rows
+from megascale_kernels.bench import beside, rows
+from megascale_kernels.bench.beside import Compared
 from megascale_kernels.bench.report import Facts, Report
 from megascale_kernels.bench.rows import Row, config_text, efficiency, geometric_mean, summary
 from megascale_kernels.bench.shapes import MODELS, ROWS, SCALES, Shape, wanted
@@ -33,6 +34,31 @@ BROKEN = Row(
     "failed: TileTimeout: rank 1 ...",
 )  # fmt: skip
 FACTS = Facts("python -m megascale_kernels.bench ag_gemm --gpus 4", "4 x NVIDIA H200", "torch 2.11.0", "2026-01-01 UTC")
+
+
+def test_what_stands_beside_the_default_is_told_of_its_time() -> None:
+    """A way that is the default, or failed, is a dash and counts in no mean; gains and losses name their shapes."""
+    names = ["block_n=128", "tail_split=1"]
+    one = Compared(FAST.shape, Config(), 2e-3, 1e-3, {"block_n=128": 0.9e-3, "tail_split=1": NAN})
+    other = Compared(SERIAL.shape, Config(), 2e-3, 1e-3, {"block_n=128": 1.6e-3, "tail_split=1": 1e-3}, "a note")
+
+    assert beside.text_row(one).split() == [
+        *("LLaMA-70B", "global", "8192", "7168", "8192"), *("2.0000", "1.0000", "0.9000", "0.900", "-", "-"),
+        *config_text(Config()).split(),
+    ]  # fmt: skip
+    assert len(beside.text_row(one).split("  128x256")[0]) == len(beside.heading(names).removesuffix("  config"))
+    assert beside.csv_row(other)[5:] == ["2.00000", "1.00000", "1.60000", "1.00000", config_text(Config()), "a note"]
+    assert beside.summary([one, other], names) == [
+        (
+            "block_n=128: 1.200 of the default's time (geometric mean of 2), 0.900 at LLaMA-70B global M 8192 to 1.600 "
+            "at LLaMA-7B tp8 M 512; less than 0.98 on 1"
+        ),
+        (
+            "tail_split=1: 1.000 of the default's time (geometric mean of 1), 1.000 at LLaMA-7B tp8 M 512 to 1.000 at "
+            "LLaMA-7B tp8 M 512; less than 0.98 on 0"
+        ),
+        "failed: 1 of 2 shapes",
+    ]
 
 
 def test_efficiency_is_flux_equation_2() -> None:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of MoE layers: which layers, how uneven a routing, what a row says, and what a wrong request gets."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 from megascale_kernels.bench.moe import moe_table  # noqa: E402
-from megascale_kernels.bench.moe.measure import MoeRow  # noqa: E402
+from megascale_kernels.bench.moe.measure import MoeRow, by_shards, operands  # noqa: E402
 from megascale_kernels.bench.moe.moe_command import main, settings  # noqa: E402
 from megascale_kernels.bench.moe.moe_shapes import MODELS, MoeShape, drawn, routing, wanted  # noqa: E402
+from megascale_kernels.bench.moe.training_layer import of_experts  # noqa: E402
 from megascale_kernels.moe.skewed import shares  # noqa: E402
 
 SHAPE = MoeShape("Mixtral-8x7B", *MODELS["Mixtral-8x7B"], 4096)
@@ -25,6 +28,45 @@ def test_published_layers_are_the_largest_tokens_last() -> None:
         wanted("Mixtral-8x7B", (4096,), 0.0, 3)
     with pytest.raises(ValueError, match="--models GPT: not one of"):
         wanted("GPT", (4096,), 0.0, 2)
+
+
+def test_experts_are_cut_where_tensor_parallelism_is_asked_for() -> None:
+    """Ranks hold shards of I / S, a token chooses all shards of its experts; what can't be cut is said."""
+    (layer,) = wanted("Mixtral-8x7B", (4096,), 0.0, 4, 2)
+    place = SimpleNamespace(
+        world_size=4, rank=1, dtype=torch.float32, memory=SimpleNamespace(device=torch.device("cpu"))
+    )
+    small = layer._replace(hidden=32, inner=64, tokens=64)
+    given = operands(small, place, 0)  # type: ignore[arg-type]  # it reads no more than that
+    cut = by_shards(given, 2)
+
+    assert given.w_in.shape == (4, 2, 32, 32)
+    assert given.w_out.shape == (4, 32, 32)
+    assert given.ids.shape == (16, 2)
+    for chosen, shards in zip(given.ids.tolist(), cut.ids.tolist(), strict=True):
+        ranks_of = [(expert // 4 * 2 + shard) * 4 + expert % 4 for expert in chosen for shard in (0, 1)]
+        assert shards == ranks_of
+    assert by_shards(given, 1).ids is given.ids
+    assert "TP2" in layer.label
+    assert moe_table.text_row(MoeRow(layer, "", {}, 0.0)).startswith("Mixtral-8x7B/TP2 ")
+    for shards, ranks in ((3, 4), (0, 4), (2, 3)):
+        with pytest.raises(ValueError, match=f"--tensor-parallel {shards}: .* needs a divisor of {ranks}"):
+            wanted("Mixtral-8x7B", (4096,), 0.0, ranks, shards)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        wanted("DeepSeek-MoE-16B", (4096,), 0.0, 16, 16)
+
+
+def test_gates_of_shards_have_their_expert_s_gradient_in_their_sum() -> None:
+    """The opponent that knows shards alone gives one gradient for each; they are added to one for each expert."""
+    dx, dgates, dw = torch.randn(5, 4), torch.randn(5, 6), torch.randn(2, 3)
+
+    found = of_experts((dx, dgates, dw, dw), 2)
+
+    torch.testing.assert_close(
+        found[1], torch.stack([dgates[:, :2].sum(1), dgates[:, 2:4].sum(1), dgates[:, 4:].sum(1)], 1)
+    )
+    assert found[0] is dx
+    assert of_experts((dx, dgates, dw, dw), 1)[1].equal(dgates)
 
 
 def test_drawn_layers_are_the_seed_s_and_can_be_run() -> None:
@@ -68,6 +110,7 @@ def test_a_row_compares_with_the_larger_of_products_and_bytes() -> None:
     [
         (["--tokens", "many"], "--tokens many: comma-separated numbers"),
         (["--gpus", "0"], "--gpus and --rounds are 1 or more"),
+        (["--random", "2", "--tensor-parallel", "2"], "leave --tensor-parallel out"),
         (["--config", "colour=1"], "--config colour=1: MoeConfig has"),
         (["--config", "chunks=red"], "'red' is no whole number"),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from megascale_kernels.bench import ranks, soak
 from megascale_kernels.bench.__main__ import main
-from megascale_kernels.bench.request import UserError, config_of, parser, ranks_of, shapes_of
+from megascale_kernels.bench.request import UserError, beside_of, config_of, parser, ranks_of, shapes_of
 from megascale_kernels.planning.config import Config
 
 pytestmark = pytest.mark.usefixtures("no_ranks")
@@ -117,6 +117,28 @@ def test_a_configuration_can_be_given() -> None:
     ):
         with pytest.raises(UserError, match=words):
             config_of(text)
+
+
+def test_ways_to_stand_beside_the_default_are_read_by_their_words() -> None:
+    """Each by itself; a wrong one is named with its option, and so is a mode that compares other things."""
+
+    def asked(words: str) -> dict[str, dict[str, object]]:
+        return beside_of(parser().parse_args(["ag_gemm", *words.split()]))
+
+    assert asked("") == {}
+    assert asked("--beside planned=false,splits=2 --beside block_n=128") == {
+        "planned=false,splits=2": {"planned": False, "splits": 2}, "block_n=128": {"block_n": 128}
+    }  # fmt: skip
+    for words, said in (
+        ("--beside colour=1", "--beside colour=1: choose from block_m"),
+        ("--beside splits=0", "--beside splits=0: a size below one"),
+        ("--beside splits=2 --tune", "leave --tune out"),
+        ("--beside splits=2 --soak 3", "leave --soak out"),
+    ):
+        with pytest.raises(UserError, match=said):
+            asked(words)
+    with pytest.raises(UserError, match="leave --beside out"):
+        shapes_of(parser().parse_args(["ag_gemm", "--random", "3", "--beside", "splits=2"]), 2)
 
 
 def test_every_rank_knows_its_place() -> None:

@@ -37,6 +37,7 @@ from megascale_kernels.moe.assignment import (  # noqa: E402
     layer_s,
     likely_ways,
     mean_s,
+    wanted_share,
     ways,
 )
 from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
@@ -103,6 +104,39 @@ def test_ways_are_few_and_can_run(sizes: Sizes, base: MoeConfig | None) -> None:
     for way in ways(sizes, base):
         way.check()
         assert mean_s(sizes, way) > 0
+
+
+FOUR = {  # of four H200: sizes, and whether sending what is wanted alone was faster there
+    "Mixtral 8x7B": (Sizes(4, 2048, 2, 2, 4096, 14336), False),
+    "Mixtral 8x7B, twice the tokens": (Sizes(4, 4096, 2, 2, 4096, 14336), False),
+    "Phi-3.5": (Sizes(4, 2048, 2, 4, 4096, 6400), True),
+    "Phi-3.5, twice the tokens": (Sizes(4, 4096, 2, 4, 4096, 6400), False),
+    "Qwen2-MoE 2.7B": (Sizes(4, 2048, 4, 16, 2048, 1408), True),
+    "Qwen3-30B-A3B, twice the tokens": (Sizes(4, 4096, 8, 32, 2048, 768), True),
+    "Phi-3.5, each expert cut in two": (Sizes(4, 2048, 4, 8, 4096, 3200, shards=2), True),
+    "Mixtral 8x7B, each cut in two": (Sizes(4, 2048, 4, 4, 4096, 7168, shards=2), False),
+}
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_what_is_wanted_is_sent_alone_where_copies_would_be_waited_for(name: str) -> None:
+    """As it was measured among four; never between two; who asks for one of both gets it, and a contest tries both."""
+    sizes, alone = FOUR[name]
+
+    assert MoeConfig().resolved(sizes).selective is alone
+    assert MoeConfig(selective=not alone).resolved(sizes).selective is not alone
+    assert MoeConfig().resolved(sizes._replace(world_size=2, shards=1)).selective is False
+    first, second, *_ = likely_ways(sizes)
+    assert (first.selective, second.selective) == (alone, not alone)
+    assert first._replace(selective=second.selective) == second
+    assert not any(way.selective for way in ways(sizes._replace(world_size=2, shards=1)))
+
+
+def test_a_rank_wants_a_share_of_another_s_tokens() -> None:
+    """All of them where each expert is cut among all ranks; more the more experts a token has."""
+    assert wanted_share(Sizes(4, 8, 4, 2, 16, 16, shards=4)) == 1
+    assert wanted_share(Sizes(4, 8, 2, 2, 16, 16)) == pytest.approx(1 - (3 / 4) ** 2)
+    assert wanted_share(Sizes(4, 8, 4, 2, 16, 16, shards=2)) == pytest.approx(1 - (1 / 2) ** 2)
 
 
 def test_all_ranks_choose_what_rank_0_remembers() -> None:

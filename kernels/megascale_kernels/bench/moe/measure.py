@@ -16,6 +16,7 @@ from megascale_kernels.bench.moe.moe_shapes import MoeShape, routing
 from megascale_kernels.bench.moe.tuned import Tuned
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.expert_shards import choose_shards
 from megascale_kernels.moe.experts import moe_experts
 from megascale_kernels.moe.launch import MoeLaunch, planned
 from megascale_kernels.moe.moe_config import MoeConfig
@@ -54,7 +55,7 @@ class MoeRow(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """A layer's operands on this rank."""
+    """A layer's operands on this rank; where experts are cut, `ids` and `gates` are those of whole ones."""
 
     x: Tensor
     ids: Tensor
@@ -67,7 +68,7 @@ def operands(shape: MoeShape, workspace: Workspace, seed: int) -> Operands:
     """Random ones."""
     device, dtype = workspace.memory.device, workspace.dtype
     generator = torch.Generator(device).manual_seed(seed + 104729 * (workspace.rank + 1))
-    experts = shape.experts // workspace.world_size
+    experts, inner = shape.experts * shape.shards // workspace.world_size, shape.inner // shape.shards
     tokens = shape.tokens // workspace.world_size
 
     def values(*size: int, scale: float) -> Tensor:
@@ -76,9 +77,15 @@ def operands(shape: MoeShape, workspace: Workspace, seed: int) -> Operands:
     ids, gates = routing(shape, tokens, seed, workspace.rank, device)
     return Operands(
         values(tokens, shape.hidden, scale=1.0), ids, gates,
-        values(experts, 2, shape.inner, shape.hidden, scale=shape.hidden**-0.5),
-        values(experts, shape.hidden, shape.inner, scale=shape.inner**-0.5),
+        values(experts, 2, inner, shape.hidden, scale=shape.hidden**-0.5),
+        values(experts, shape.hidden, inner, scale=shape.inner**-0.5),
     )  # fmt: skip
+
+
+def by_shards(given: Operands, shards: int) -> Operands:
+    """The same with the shards that tokens chose with their experts, as paths take it that know whole experts alone."""
+    ids, gates = choose_shards(given.ids, given.gates, given.w_in.shape[0], shards)
+    return given._replace(ids=ids, gates=gates.contiguous())
 
 
 def products(given: Operands, counts: list[int]) -> dict[str, Call]:
@@ -116,10 +123,10 @@ def copies(given: Operands, workspace: Workspace) -> Call:
 
 
 def local_share(shape: MoeShape, ids: Tensor, workspace: Workspace) -> list[int]:
-    """Pairs of each of this rank's experts."""
-    counts = torch.bincount(ids.view(-1).long(), minlength=shape.experts)
+    """Pairs of each of this rank's experts, or of the shards of experts that it has; `ids` are those of shards."""
+    counts = torch.bincount(ids.view(-1).long(), minlength=shape.experts * shape.shards)
     dist.all_reduce(counts, group=workspace.group)
-    experts = shape.experts // workspace.world_size
+    experts = shape.experts * shape.shards // workspace.world_size
     mine: list[int] = counts[workspace.rank * experts : (workspace.rank + 1) * experts].tolist()
     return mine
 
@@ -154,11 +161,16 @@ def measure_layer(
         more: further ways to run ours, timed beside it by name.
     """
     given = operands(shape, workspace, seed)
-    plain = all_to_all.moe(*given, workspace)
+    cut = by_shards(given, shape.shards)
+    plain = all_to_all.moe(*cut, workspace)
     differing = {name: value for name, value in config._asdict().items() if value != MoeConfig._field_defaults[name]}
     words = " ".join(f"{name}={value}" for name, value in differing.items())
+
+    def ours_with(how: MoeConfig) -> Tensor:
+        return moe_experts(*given, workspace, config=how, fused=True, tensor_parallel=shape.shards)
+
     try:
-        ours = moe_experts(*given, workspace, config=config, fused=True)
+        ours = ours_with(config)
         workspace.check()
     except Exception as error:  # noqa: BLE001 - a layer that fails is a row that says so
         return MoeRow(shape, words, {}, math.nan, f"{type(error).__name__}: {str(error).splitlines()[0]}")
@@ -166,22 +178,22 @@ def measure_layer(
     dist.all_reduce(distance, op=dist.ReduceOp.MAX, group=workspace.group)
     if not float(distance) < WRONG:
         return MoeRow(shape, words, {}, float(distance), "wrong")
-    counts = local_share(shape, given.ids, workspace)
+    counts = local_share(shape, cut.ids, workspace)
     calls: dict[str, Call] = {
         **products(given, counts),
         "bytes": copies(given, workspace),
-        "plain": lambda: all_to_all.moe(*given, workspace),
-        "tuned": Tuned(*given, workspace.group),
-        "ours": lambda: moe_experts(*given, workspace, config=config, fused=True),
+        "plain": lambda: all_to_all.moe(*cut, workspace),
+        "tuned": Tuned(*cut, workspace.group),
+        "ours": lambda: ours_with(config),
     }
     for name, other in more.items():
-        calls[name] = lambda other=other: moe_experts(*given, workspace, config=other, fused=True)  # type: ignore[misc]  # its own
+        calls[name] = lambda other=other: ours_with(other)  # type: ignore[misc]  # its own
     mine = ("ours", *more)
     measured = measure(calls, rounds=rounds, group=workspace.group, check=workspace.check, risky=mine)
     seconds = {name: value for name, value in measured.seconds.items() if math.isfinite(value)}
     note = "; ".join(f"{name}: {error}" for name, error in measured.errors.items())
     if "ours" in seconds:
-        seconds |= time_steps(shape, workspace, config, given)
+        seconds |= time_steps(shape, workspace, config, cut)
         seconds |= {f"host {name}": host_seconds(calls[name], workspace) for name in ("tuned", "ours")}
     return MoeRow(shape, words, seconds, float(distance), note)
 
@@ -203,9 +215,10 @@ def host_seconds(call: Call, workspace: Workspace) -> float:
 
 
 def time_steps(shape: MoeShape, workspace: Workspace, config: MoeConfig, given: Operands) -> dict[str, float]:
-    """The medians of our three launches, the largest over ranks."""
-    ranks = workspace.world_size
-    sizes = Sizes(ranks, workspace.max_rows // ranks, shape.top_k, shape.experts // ranks, shape.hidden, shape.inner)
+    """The medians of our three launches, the largest over ranks; `given` has the ids of shards."""
+    ranks, (experts, _, inner, hidden) = workspace.world_size, given.w_in.shape
+    pitch, top_k = workspace.max_rows // ranks, given.ids.shape[1]
+    sizes = Sizes(ranks, pitch, top_k, experts, hidden, inner, shards=shape.shards)
     out = torch.empty_like(given.x)
     call = stepwise(planned(*given, out, sizes, workspace, config), given, out)
     table = torch.tensor([call() for _ in range(6)][1:], device=given.x.device).median(dim=0).values

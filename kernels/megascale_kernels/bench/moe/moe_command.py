@@ -32,6 +32,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", help=f"comma-separated, of {', '.join(shapes.MODELS)} (default all)")
     made.add_argument("--tokens", default=",".join(map(str, shapes.TOKENS)), help="of all ranks, comma-separated")
     made.add_argument("--std", type=float, default=0.0, help="standard deviation of the experts' shares (default 0)")
+    made.add_argument(
+        "--tensor-parallel", type=int, default=1, help="ranks among which each expert is cut along I (default 1)"
+    )
     made.add_argument("--random", type=int, help="so many random layers instead")
     made.add_argument("--seed", type=int, default=0, help="of layers, operands and routing (default 0)")
     made.add_argument("--rounds", type=int, default=7, help="how often each contender is timed (default 7)")
@@ -51,6 +54,8 @@ def wanted(options: argparse.Namespace) -> list[MoeShape]:
     """
     if options.gpus < 1 or options.rounds < 1:
         raise ValueError("--gpus and --rounds are 1 or more")
+    if options.random is not None and options.tensor_parallel != 1:
+        raise ValueError("--random draws layers whose experts are whole: leave --tensor-parallel out")
     if options.random is not None:
         return shapes.drawn(options.random, options.seed, options.gpus)
     try:
@@ -59,7 +64,7 @@ def wanted(options: argparse.Namespace) -> list[MoeShape]:
         raise ValueError(f"--tokens {options.tokens}: comma-separated numbers") from None
     if min(tokens) < 1:
         raise ValueError(f"--tokens {options.tokens}: positive numbers")
-    return shapes.wanted(options.models, tokens, options.std, options.gpus)
+    return shapes.wanted(options.models, tokens, options.std, options.gpus, options.tensor_parallel)
 
 
 def settings(words: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from megascale_kernels.moe.experts import ALIGNED
 from megascale_kernels.moe.skewed import SKEWS, drawn_routing
 
 # Experts, top k, hidden, inner: the models' configurations. DeepSeek-V3-like has 32 of its 256 experts.
@@ -33,6 +34,7 @@ class MoeShape(NamedTuple):
         inner: I.
         tokens: of all ranks.
         skew: standard deviation of the experts' shares of the load.
+        shards: ranks among which each expert is cut along I (`moe.expert_shards`).
     """
 
     name: str
@@ -42,28 +44,37 @@ class MoeShape(NamedTuple):
     inner: int
     tokens: int
     skew: float = 0.0
+    shards: int = 1
 
     @property
     def label(self) -> str:
         """The layer in a few words."""
         sizes = f"E{self.experts} k{self.top_k} H{self.hidden} I{self.inner} T{self.tokens}"
-        return f"{self.name} {sizes} std {self.skew:g}"
+        cut = f" TP{self.shards}" * (self.shards > 1)
+        return f"{self.name} {sizes}{cut} std {self.skew:g}"
 
 
-def wanted(models: str | None, tokens: tuple[int, ...], skew: float, ranks: int) -> list[MoeShape]:
+def wanted(models: str | None, tokens: tuple[int, ...], skew: float, ranks: int, shards: int = 1) -> list[MoeShape]:
     """The published layers, the largest number of tokens last.
 
     Raises:
-        ValueError: a model that is not known, tokens or experts that do not divide among the ranks.
+        ValueError: a model that is not known, tokens or experts that do not divide among the ranks, or an expert that
+            cannot be cut into so many shards.
     """
     names = list(MODELS) if models is None else [name.strip() for name in models.split(",")]
     for name in names:
         if name not in MODELS:
             raise ValueError(f"--models {name}: not one of {', '.join(MODELS)}")
-    found = [MoeShape(name, *MODELS[name], count, skew) for count in tokens for name in names]
+    found = [MoeShape(name, *MODELS[name], count, skew, shards) for count in tokens for name in names]
     for shape in found:
-        if shape.tokens % ranks or shape.experts % ranks:
-            raise ValueError(f"{shape.label}: tokens and experts must be multiples of the {ranks} GPUs")
+        if shards < 1 or ranks % shards or shape.inner % (ALIGNED * shards):
+            raise ValueError(
+                f"--tensor-parallel {shards}: {shape.label} on {ranks} GPUs needs a divisor of {ranks} that leaves a "
+                f"multiple of {ALIGNED} of I to each shard"
+            )
+        if shape.tokens % ranks or shape.experts * shards % ranks:
+            among = f"{ranks} GPUs" if shards == 1 else f"{ranks // shards} groups of {shards} GPUs, tokens of all"
+            raise ValueError(f"{shape.label}: tokens and experts must be multiples of the {among}")
     return found
 
 

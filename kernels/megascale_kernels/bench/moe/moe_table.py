@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from megascale_kernels.bench.moe.measure import STEPS, MoeRow
 
 LEGEND_OF_TRAINING = """\
-Whole layers, forward and backward: experts divided among the ranks, SwiGLU experts of three matrices, tokens of all
-ranks; gradients of tokens, gates and both weights. Milliseconds, the maximum over ranks, the median of rounds, in turn.
+Whole layers, forward and backward: experts divided among the ranks (/TP2: and each cut among two), SwiGLU experts of
+three matrices, tokens of all ranks; gradients of tokens, gates and both weights. Milliseconds, the maximum over ranks,
+the median of rounds, in turn.
   products  torch._grouped_mm, the two products and their four gradients on rows that lie as they should, nothing else
   bytes     tokens to each peer and back by copy engine, twice
   plain     index, all_to_all_single, grouped products, all_to_all_single, index back, index_add in fp32; autograd
@@ -17,7 +18,8 @@ ranks; gradients of tokens, gates and both weights. Milliseconds, the maximum ov
   ours      route + dispatch + combine, and the overlapped backward
   of bound  max(products, bytes) / ours"""
 LEGEND = """\
-Whole layers, forward: experts divided among the ranks, SwiGLU experts of three matrices, tokens of all ranks.
+Whole layers, forward: experts divided among the ranks (/TP2: and each cut among two), SwiGLU experts of three
+matrices, tokens of all ranks.
 Milliseconds, the maximum over ranks, the median of rounds, contenders in turn.
   products  torch._grouped_mm, both products on rows that lie as they should, nothing else
   bytes     tokens to each peer and back by copy engine
@@ -33,15 +35,16 @@ HEADING = (
     + f"{'/plain':>8}{'/tuned':>8}{'of bound':>9}{'error':>9}"
 )
 CSV_HEADING = (
-    "layer", "experts", "top_k", "hidden", "inner", "tokens", "std", *(f"{name}_s" for name in TIMES), "error",
-    "config", "note", "more",
+    "layer", "experts", "top_k", "hidden", "inner", "tokens", "std", "shards", *(f"{name}_s" for name in TIMES),
+    "error", "config", "note", "more",
 )  # fmt: skip
 
 
 def text_row(row: MoeRow) -> str:
     """One layer as a line."""
     shape, ours = row.shape, row.of("ours")
-    text = f"{shape.name:<18}{shape.experts:>4}{shape.top_k:>3}{shape.hidden:>6}{shape.inner:>6}{shape.tokens:>7}"
+    name = shape.name + f"/TP{shape.shards}" * (shape.shards > 1)
+    text = f"{name:<18}{shape.experts:>4}{shape.top_k:>3}{shape.hidden:>6}{shape.inner:>6}{shape.tokens:>7}"
     text += f"{shape.skew:>6g}"
     text += "".join(f"{row.of(name) * 1e3:>9.3f}" for name in TIMES)
     text += f"{row.of('plain') / ours:>8.2f}{row.of('tuned') / ours:>8.2f}{row.bound / ours:>9.2f}{row.error:>9.1e}"

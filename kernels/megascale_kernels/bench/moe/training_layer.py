@@ -9,11 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.autotune.timing import Call, measure
-from megascale_kernels.bench.moe.measure import WRONG, MoeRow, Operands, copies, local_share, operands
+from megascale_kernels.bench.moe.measure import WRONG, MoeRow, Operands, by_shards, copies, local_share, operands
 from megascale_kernels.bench.moe.moe_shapes import MoeShape
 from megascale_kernels.bench.moe.tuned_training import TunedTraining
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe.expert_shards import choose_shards
 from megascale_kernels.moe.experts import moe_experts
 from megascale_kernels.moe.moe_config import MoeConfig
 
@@ -57,15 +58,19 @@ def measure_training(
 ) -> MoeRow:
     """One row, as `measure_layer` makes it of the forward alone. Collective."""
     given = operands(shape, workspace, seed)
+    cut = by_shards(given, shape.shards)
     grad = torch.randn_like(given.x)
 
     def ours(how: MoeConfig) -> Callable[[], tuple[Tensor, ...]]:
         def layer(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-            return moe_experts(x, ids, gates, w_in, w_out, workspace, config=how, fused=True)
+            return moe_experts(
+                x, ids, gates, w_in, w_out, workspace, config=how, fused=True, tensor_parallel=shape.shards
+            )
 
         return differentiated(layer, given, grad)
 
     def serial(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
+        ids, gates = choose_shards(ids, gates, w_in.shape[0], shape.shards)
         return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
 
     plain = differentiated(serial, given, grad)
@@ -80,10 +85,10 @@ def measure_training(
     if not distance < WRONG:
         return MoeRow(shape, words, {}, distance, "wrong")
     tokens = copies(given, workspace)
-    tuned = TunedTraining(*given, grad, workspace.group)
-    tuned_distance = _distance(tuned(), plain(), workspace)
+    tuned = TunedTraining(*cut, grad, workspace.group)
+    tuned_distance = _distance(of_experts(tuned(), shape.shards), plain(), workspace)
     calls: dict[str, Call] = {
-        "products": all_products(given, local_share(shape, given.ids, workspace)),
+        "products": all_products(given, local_share(shape, cut.ids, workspace)),
         "bytes": lambda: (tokens(), tokens()),
         "plain": plain,
         "tuned": tuned,
@@ -96,6 +101,12 @@ def measure_training(
     if not tuned_distance < WRONG:
         notes.append(f"tuned is wrong: {tuned_distance:.1e}")
     return MoeRow(shape, words, seconds, distance, "; ".join(notes))
+
+
+def of_experts(gradients: tuple[Tensor, ...], shards: int) -> tuple[Tensor, ...]:
+    """Gradients of gates of shards summed to those of experts' gates."""
+    dx, dgates, *weights = gradients
+    return dx, dgates.view(dgates.shape[0], -1, shards).sum(2), *weights
 
 
 def _distance(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...], workspace: Workspace) -> float:
