@@ -3,8 +3,9 @@
 
 from typing import NamedTuple
 
-# A rank of which others wait in a collective: which of these a judge says follows from how its process looks.
-_HANGS = frozenset({"silent", "not_joined", "sleeping", "stuck", "data_stall"})
+# A rank of which others wait in a collective: which of these a judge says follows from how its process looks, and from
+# whether it stands still while it loads data or saves.
+_HANGS = frozenset({"silent", "not_joined", "sleeping", "stuck", "data_stall", "storage_stall"})
 
 
 class Kind(NamedTuple):

@@ -136,6 +136,15 @@ def test_a_wrong_name_costs_precision_and_recall() -> None:
     assert found.incidents[0].cost_s == 12.0
 
 
+@pytest.mark.parametrize("fault", ["sleeping", "data_stall", "storage_stall"])
+def test_a_rank_that_hangs_while_it_loads_or_saves_is_named_rightly_by_what_it_does(fault: str) -> None:
+    """The class follows from where it stands still; an end is none."""
+    found = score([_truth(100, "hang", 3)], [_incident(160, fault, 3)], {}, 86_400.0)
+    ended = score([_truth(100, "hang", 3)], [_incident(160, "segfault", 3)], {}, 86_400.0)
+
+    assert (found.faults[0].is_right, ended.faults[0].is_right) == (True, False)
+
+
 def test_a_verdict_about_a_slow_rank_is_about_that_rank_while_it_is_slow() -> None:
     """A crash meanwhile is about the crash; a warning an hour later still about the slow rank."""
     truths = [_truth(100, "slow", 3, lasts_s=7200.0), _truth(3000, "segfault", 9)]

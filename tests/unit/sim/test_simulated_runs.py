@@ -202,11 +202,22 @@ def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
         assert all(0 <= fault.at_s <= DAY_S for fault in drawn)
 
 
-@pytest.mark.parametrize("named", [("slow@0.06:0.7", "segfault@0.11:0.3"), ("hang@0.03:0.3",)], ids=["go on", "stand"])
-def test_heartbeats_handed_in_together_are_those_that_were_sent(named: tuple[str, ...]) -> None:
-    """A thousand ranks, of which one is slow and one dies, or one hangs: the report is the same both ways."""
+@pytest.mark.parametrize(
+    ("named", "ranks", "pp"),
+    [
+        (("slow@0.06:0.7", "segfault@0.11:0.3"), 1024, 1),
+        (("hang@0.03:0.3",), 1024, 1),
+        (("gpu_hang@0.03:0.3",), 256, 1),
+        (("network_hang@0.03:0.3",), 256, 2),
+    ],
+    ids=["go on", "stand", "GPU", "network"],
+)
+def test_heartbeats_handed_in_together_are_those_that_were_sent(named: tuple[str, ...], ranks: int, pp: int) -> None:
+    """Hundreds of ranks, of which one is slow and one dies, or one hangs: the report is the same both ways."""
     hours = 0.15 if len(named) > 1 else 0.08
-    large = msgspec.structs.replace(SMALL, ranks=1024, ranks_per_node=64, tp=8, hours=hours, start_s=5.0)
+    large = msgspec.structs.replace(
+        SMALL, ranks=ranks, ranks_per_node=ranks // 16, tp=8, pp=pp, hours=hours, start_s=5.0
+    )
     faults = read_faults(named)
 
     together, each = (simulate(msgspec.structs.replace(large, columns=columns), faults) for columns in (True, False))
