@@ -164,7 +164,7 @@ def parser(about: str, most_ranks: int, fewest_ranks: int) -> argparse.ArgumentP
     made.add_argument("--scale", default=",".join(SCALES), help="global: sizes over the ranks; tp8: over eight")
     made.add_argument("--rounds", type=int, default=8, help="how many times each contender is timed per shape")
     made.add_argument("--out", type=Path, help="write the table here too")
-    made.set_defaults(soak=None, random=None, seed=None)  # needed by the benchmark's readers of these options
+    made.set_defaults(soak=None, random=None, seed=None, rows=None)  # needed by the benchmark's readers of them
     return made
 
 

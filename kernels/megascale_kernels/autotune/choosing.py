@@ -25,19 +25,24 @@ if TYPE_CHECKING:
 MOST_REMEMBERED = 65536  # shapes; a server whose M takes every value must not grow for ever
 # The model is good to a tenth; where it promises less than this over serial, the serial path is the safe choice.
 PROMISE = 1.02
-# What a short gemm_rs among more than two ranks loses that the model does not see: 38 and 40 us at M 512 and 1024 on
-# 4 x H200, 2 to 12 us from M 2048. Between two ranks the model was never wrong by more than SMALL_DOUBT_S.
+# What a short gemm_rs in wide tiles loses among more than two ranks that the model does not see: 38 and 40 us at M 512
+# and 1024 on 4 x H200, 2 to 12 us from M 2048. In narrow ones it was mostly less than 20 us below M 2048, and with a
+# doubt of SMALL_DOUBT_S none of 22 was chosen that serial was faster than (random_gemm_rs_4gpu_h200_467203.csv,
+# beside_gemm_rs_4gpu_h200.txt). Between two ranks the model was never wrong by more than SMALL_DOUBT_S.
 DOUBT_S = 40e-6
 DOUBT_ROWS = 2048
 SMALL_DOUBT_S = 10e-6
+NARROW = 128  # columns of a narrow tile
 # With fewer rows on a rank communication is latency alone: at M 512 on four, ag_gemm reached 0.77 to 1.02 of serial and
 # gemm_rs 0.94 to 1.05. With 256 and more both gained on nearly every shape, on two ranks (M 512) as on four (M 1024).
 FEWEST_SHARD_ROWS = 256
 # In fewer waves of 128 x 256 tiles than this, 128 x 128 tiles waste less of the last one and wait less for the last
-# rows: measured on 36 shapes of ag_gemm. gemm_rs was never faster with them on 4 x H200.
+# rows: measured on 36 shapes of ag_gemm.
 FEW_WAVES = 3.7
-# Between two ranks it is where waves times K are less than this, a product of some 90 us. On 60 shapes, 2 x H200,
-# narrow tiles took 0.76 to 1.04 of the time of wide ones there, and 0.99 to 1.21 everywhere else.
+# In gemm_rs it is where waves times K are less than this, a product of some 90 us: the last tile's end, with the peers'
+# partials to add, is hidden by nothing. On 60 shapes, 2 x H200, narrow tiles took 0.76 to 1.04 of the time of wide ones
+# there, and 0.99 to 1.21 everywhere else; on 56, 4 x H200, 0.70 to 1.07 there (0.88 in the geometric mean of 28), and
+# 0.95 to 1.30 elsewhere (random_gemm_rs_4gpu_h200_467203.csv, beside_gemm_rs_4gpu_h200.txt).
 SHORT_SCATTER = 9000
 # ag_gemm follows a timetable. It overrates 128 x 128 tiles a little, so they are taken where it promises
 # this much. On 60 shapes, 2 x H200, that was 1.2 % slower than the best of three (either tile by timetable, and
@@ -47,7 +52,6 @@ SHORT_SCATTER = 9000
 WORTH_NARROW = 1.03
 # Among more than two ranks short gathers take longer than foretold, 12 us in rehearsal where the foretold is 65.
 PLANNED_DOUBT_S = 15e-6
-SHORT_SCATTER_RANKS = 2  # among more it has not been measured
 # A contest (`contest.py`) is between all ways that are predicted to take less than this times the best one's time: the
 # model errs by 12 and 10 % (our kernels and the serial path, root mean squares of 624 shapes at random on two and four
 # H200), so that the ratio of two ways errs by 16 %, and this is three times that: a contest costs 69 calls at most, a
@@ -111,7 +115,7 @@ def default(operator: str, m: int, n: int, k: int, world_size: int, machine: Mac
     best = likely(operator, m, n, k, world_size, machine)
     ours = predict(operator, m, n, k, world_size, best, machine)
     serial = predict_serial(operator, m, n, k, world_size, machine)
-    return best if serial.total_s >= PROMISE * (ours.total_s + doubt(operator, m, world_size)) else None
+    return best if serial.total_s >= PROMISE * (ours.total_s + doubt(operator, m, world_size, best)) else None
 
 
 def contenders(operator: str, m: int, n: int, k: int, workspace: "Workspace") -> list[Config | None]:
@@ -147,13 +151,13 @@ def tiles(operator: str) -> list[Config]:
     return [Config(128, columns, group_m=16, kernel="hopper", planned=planned) for columns in (256, 128)]
 
 
-def doubt(operator: str, m: int, world_size: int) -> float:
+def doubt(operator: str, m: int, world_size: int, config: Config) -> float:
     """Seconds that a launch may take longer than the model predicts."""
     if world_size <= 2:
         return SMALL_DOUBT_S
     if operator == "ag_gemm":
         return PLANNED_DOUBT_S
-    return DOUBT_S if m < DOUBT_ROWS else SMALL_DOUBT_S
+    return DOUBT_S if m < DOUBT_ROWS and config.block_n > NARROW else SMALL_DOUBT_S
 
 
 def likely(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Config:
@@ -175,10 +179,8 @@ def by_timetable(m: int, n: int, k: int, world_size: int, machine: Machine) -> C
 def by_waves(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Config:
     """Wide tiles, or narrow ones where few waves would leave much of the last one empty."""
     waves = blocks(blocks(m, world_size), 128) * blocks(n, 256) * world_size / machine.processors
-    is_short = world_size == SHORT_SCATTER_RANKS and waves * k < SHORT_SCATTER
-    if operator == "ag_gemm":
-        is_short = waves < FEW_WAVES
-    return Config(block_m=128, block_n=128 if is_short else 256, group_m=16, kernel="hopper")
+    is_short = waves < FEW_WAVES if operator == "ag_gemm" else world_size > 1 and waves * k < SHORT_SCATTER
+    return Config(block_m=128, block_n=NARROW if is_short else 256, group_m=16, kernel="hopper")
 
 
 def choose(operator: str, m: int, n: int, k: int, workspace: "Workspace") -> Config | None:

@@ -16,7 +16,17 @@ from collections.abc import Iterator
 from functools import cache
 from statistics import NormalDist, mean
 
-from megascale_kernels.moe.moe_config import CHUNKS, FLOPS, LATENCY_S, LINK_BYTES, UNIT_S, MoeConfig
+from megascale_kernels.moe.moe_config import (
+    CHUNKS,
+    FLOPS,
+    HIDDEN_UNITS,
+    LATENCY_S,
+    LINK_BYTES,
+    SEND_BYTES,
+    UNIT_S,
+    MoeConfig,
+    wanted_share,
+)
 from megascale_kernels.moe.skewed import SKEWS
 from megascale_kernels.moe.tables import Sizes
 
@@ -28,8 +38,6 @@ REDUCER_BYTES = 0.6 * MEMORY_BYTES / PROCESSORS
 # Another chunk of columns: its tiles fill no last wave, and jobs look for work once more. Four took up to 1.18 times as
 # long as two in layers of 0.55 ms, two as long as one.
 CHUNK_S = 8e-6
-# What threads send to peers while nothing is multiplied, of all programs together (19 layers, four H200).
-SEND_BYTES = 500e9
 SHARED_WARPS = 12  # programs' worth of adding up that two warps in every program do beside the products
 MOST_WAYS = 6  # that are tried: a contest's
 # What a way must promise over the default to be taken unmeasured. On 19 layers of two H200 (moe_2gpu_h200.txt) times
@@ -44,7 +52,7 @@ REDUCERS = (4, 8, 16, 32)
 def flags_of(sizes: Sizes, config: MoeConfig) -> int:
     """Flags that a layer needs of each rank; a workspace has so many (`layout.channels`)."""
     jobs = (config.chunks or 1) * -(-sizes.pitch // config.job_tokens)
-    return 1 + max(config.route_programs, config.splits, jobs)
+    return 1 + max(config.route_programs, config.units, jobs)
 
 
 @cache
@@ -87,11 +95,6 @@ def product_s(rows: list[float], columns: int, depth: int, programs: float, tile
     return max(math.ceil(tiles / programs) * tile_s, weights_s)
 
 
-def wanted_share(sizes: Sizes) -> float:
-    """The share of a rank's tokens that another one wants, where experts are drawn evenly."""
-    return 1 - (1 - sizes.shards / sizes.world_size) ** sizes.most_here
-
-
 def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     """Seconds of both products with what they do not hide, on the busiest rank.
 
@@ -105,11 +108,11 @@ def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     up_s = product_s(rows, 2 * sizes.inner, sizes.hidden, PROCESSORS, sizes.tile_rows, 2 * config.block_n)
     remote_bytes = (sizes.world_size - 1) * sizes.pitch * sizes.hidden * 2
     # A tile waits for the units of its rows: the last of them have come when all have.
-    copies = (sizes.world_size - 1) * config.splits
+    copies = (sizes.world_size - 1) * config.units
     arrived_s = LATENCY_S + remote_bytes / LINK_BYTES + copies * UNIT_S if sizes.world_size > 1 else 0.0
     lead = min(float(config.lead_rows or 0), own)
     # With a unit's tokens a share of the tiles behind the lead can begin, the fewer the more ranks' units they mix.
-    early = (1 - lead / max(1.0, sum(rows))) * (1 - 1 / config.splits) / (2 * max(1, sizes.world_size - 1))
+    early = (1 - lead / max(1.0, sum(rows))) * (1 - 1 / config.units) / (2 * max(1, sizes.world_size - 1))
     covered_s = up_s * (lead / max(1.0, sum(rows)) + early)
     weight_bytes = 4 * sizes.inner * sizes.hidden
     twice_s = sizes.experts * lead / max(1.0, own) * weight_bytes / MEMORY_BYTES / 8  # most of it from L2, or hidden
@@ -154,7 +157,7 @@ def ways(sizes: Sizes, base: MoeConfig | None = None) -> Iterator[MoeConfig]:
         for share in LEADS:
             rows = sizes.pairs if math.isinf(share) else min(sizes.pairs, int(lead * share))
             yield default._replace(chunks=chunks, lead_rows=rows)
-    for splits in (1, 8):
+    for splits in (1, HIDDEN_UNITS, 8):
         yield default._replace(splits=splits)
     if default.kernel == "triton":
         for reducers in REDUCERS:

@@ -181,7 +181,7 @@ class BackwardLaunch(LayerSteps):
             return (
                 x, ids if self.config.selective else None, self._gathered(slot), self.buffers.y, routing.head,
                 routing.rows, *self.channel(slot, MOE_GATHER), self.variant, counted, workspace.layout.data(slot),
-                x.shape[0], sizes.experts, sizes.pitch, self.unit_tokens, self.config.splits, sizes.hidden,
+                x.shape[0], sizes.experts, sizes.pitch, self.unit_tokens, self.config.units, sizes.hidden,
             )  # fmt: skip
 
         constants = {**self._moving, "OPERATOR": MOE_GATHER, "PROGRESS": workspace.progress}

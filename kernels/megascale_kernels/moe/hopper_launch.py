@@ -66,7 +66,7 @@ def prepare_dispatch(
             x, ids if config.selective else None, gathered, _experts(weight) if backward else _pairs(weight), stored(h),
             stored(gate), stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant,
             counted, workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
-            -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
+            -(-sizes.pitch // config.units), config.units, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
     return hopper_dispatch_kernel, constants, arguments

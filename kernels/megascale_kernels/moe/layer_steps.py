@@ -69,7 +69,7 @@ class Steps:
 
     def __init__(self, sizes: Sizes, tokens: int, workspace: Workspace, config: MoeConfig) -> None:
         self.sizes, self.tokens, self.workspace, self.config = sizes, tokens, workspace, config
-        self.unit_tokens = -(-sizes.pitch // config.splits)
+        self.unit_tokens = -(-sizes.pitch // config.units)
         self.key: object = None
 
     @property
@@ -99,7 +99,7 @@ class Steps:
         """
         sizes = self.sizes
         tokens = sizes.world_size * sizes.pitch * sizes.hidden * self.workspace.dtype.itemsize
-        self.workspace.need(tokens, 1 + self.config.splits, what)
+        self.workspace.need(tokens, 1 + self.config.units, what)
 
     def prepare(self, key: object, steps: tuple[Step, ...], element_bytes: int) -> None:
         """Compile on all ranks, and lay the launches out."""
@@ -138,7 +138,7 @@ class Steps:
         units = []
         for step in range(1, workspace.world_size):
             peer = (workspace.rank - step) % workspace.world_size
-            for unit in range(self.config.splits):
+            for unit in range(self.config.units):
                 first = min(unit * self.unit_tokens, self.tokens)
                 units.append((peer, first, min(self.unit_tokens, self.tokens - first)))
         return units
@@ -150,7 +150,7 @@ class Steps:
                 first * row_bytes,
                 count * row_bytes,
                 workspace.data_address(peer, slot) + (workspace.rank * self.sizes.pitch + first) * row_bytes,
-                workspace.flag_address(peer, slot, UNITS.value + index % self.config.splits),
+                workspace.flag_address(peer, slot, UNITS.value + index % self.config.units),
             )
             for index, (peer, first, count) in enumerate(self._units())
         ]
@@ -161,7 +161,7 @@ class Steps:
         units = self._units()
         with workspace.copying():
             for index, (peer, first, count) in enumerate(units):
-                unit = UNITS.value + index % self.config.splits
+                unit = UNITS.value + index % self.config.units
                 if count:
                     place = (workspace.rank * sizes.pitch + first) * sizes.hidden
                     target = workspace.peer(peer, slot, (count, sizes.hidden), place)

@@ -10,10 +10,20 @@ from megascale_kernels.moe.tables import MOST_CHUNKS, MOST_UNITS, ROUTE_PROGRAMS
 FLOPS = 620e12  # grouped products, bf16
 LINK_BYTES = 370e9  # copy engine, to one peer
 LATENCY_S = 20e-6  # copies and announcements begin
-UNIT_S = 4e-6  # another copy: a unit of tokens to one more peer, and its flag
+# Fitted to what 31 layers took on four H200 with one, two and four units and with what is wanted alone: what a way
+# changes they foretell to 3 % of a layer's time, root mean square
+# (moe_4gpu_h200.txt, moe_tp2_4gpu_h200.txt, moe_ways_4gpu_h200.txt).
+UNIT_S = 7e-6  # another copy: a unit of tokens to one more peer, and its flag
+SEND_BYTES = 300e9  # what threads send to peers while nothing is multiplied, of all programs together
+HIDDEN_UNITS = 4  # of a rank's tokens, where their copies hide
 LEAD_MARGIN = 1.3
 CHUNKS = 2
 HOPPER_TILE = (128, 256, 64, 8)
+
+
+def wanted_share(sizes: Sizes) -> float:
+    """The share of a rank's tokens that another one wants, where experts are drawn evenly."""
+    return 1 - (1 - sizes.shards / sizes.world_size) ** sizes.most_here
 
 
 class MoeConfig(NamedTuple):
@@ -28,7 +38,8 @@ class MoeConfig(NamedTuple):
         group_m: row tiles of an expert that are walked together.
         stages: depth of the load pipeline.
         warps: warps of a program.
-        splits: units into which a rank's tokens are cut, each with a flag of its own.
+        splits: units into which a rank's tokens are cut, each with a copy to every peer and a flag of its own; None
+            lets the model decide.
         chunks: parts into which the columns of layer 1 are cut; None lets the model decide.
         reducers: programs of layer 1 that only add up and send.
         lead_rows: rows of our own tokens alone that are multiplied before others (layer 0) and behind them (layer 1);
@@ -52,7 +63,7 @@ class MoeConfig(NamedTuple):
     group_m: int = 8
     stages: int = 3
     warps: int = 8
-    splits: int = 4
+    splits: int | None = None
     chunks: int | None = None
     reducers: int = 8
     lead_rows: int | None = None
@@ -64,9 +75,14 @@ class MoeConfig(NamedTuple):
     job_cols: int = 512
 
     @property
+    def units(self) -> int:
+        """`splits`; `HIDDEN_UNITS` where nothing is said and the model has not been asked."""
+        return self.splits or HIDDEN_UNITS
+
+    @property
     def code(self) -> int:
         """A small number that two ranks compare: what flags depend on."""
-        ways = self.splits + 17 * (self.chunks or 0) + 104729 * bool(self.selective)
+        ways = self.units + 17 * (self.chunks or 0) + 104729 * bool(self.selective)
         return ways + 291 * self.job_tokens + 7919 * self.route_programs
 
     def resolved(self, sizes: Sizes) -> "MoeConfig":
@@ -78,10 +94,15 @@ class MoeConfig(NamedTuple):
         most = CHUNKS if sizes.hidden > self.combine_n else 1
         chunks = most if self.chunks is None else self.chunks
         lead = self._lead(sizes) if self.lead_rows is None else self.lead_rows
-        selective = self._is_left_waiting(sizes) if self.selective is None else sizes.world_size > 1 and self.selective
+        splits = self._fewest_waits(sizes) if self.splits is None else self.splits
+        selective = sizes.world_size > 1 and self.selective
+        if self.selective is None:
+            selective = self._pays_to_choose(sizes, splits)
         skipped = sizes.tile_rows // 2 if self.kernel == "hopper" else 0
         half = skipped if self.half_rows is None else self.half_rows
-        return self._replace(chunks=chunks, lead_rows=lead, half_rows=half, selective=bool(selective))
+        return self._replace(
+            chunks=chunks, lead_rows=lead, half_rows=half, splits=splits, selective=bool(selective)
+        )  # fmt: skip
 
     def _lead(self, sizes: Sizes) -> int:
         """Rows of our own tokens that take as long as the peers' tokens need to come."""
@@ -89,17 +110,36 @@ class MoeConfig(NamedTuple):
         row_s = 4 * sizes.hidden * sizes.inner / FLOPS
         return 0 if sizes.world_size == 1 else int(LEAD_MARGIN * transfer_s / row_s)
 
-    def _is_left_waiting(self, sizes: Sizes) -> bool:
-        """Whether copies to all peers take longer than the products of our own tokens, behind which they would hide.
+    def _copies_s(self, sizes: Sizes, splits: int) -> float:
+        """Seconds that copies of all our tokens to every peer take."""
+        others = sizes.world_size - 1
+        bytes_s = sizes.pitch * sizes.hidden * 2 / LINK_BYTES
+        return LATENCY_S + others * (splits * UNIT_S + bytes_s) if others else 0.0
 
-        Then threads send what is wanted alone: among four H200 that took 0.81 to 0.97 of the time of copies in 11 such
-        layers and 1.02 in one, and where copies hide 1.05 to 1.08 in six and 0.98 in one (moe_4gpu_h200.txt,
-        moe_tp2_4gpu_h200.txt). Between two ranks it has not been measured.
+    def _own_s(self, sizes: Sizes) -> float:
+        """Seconds of our own tokens' products in layer 0, behind which copies hide."""
+        return sizes.pitch * sizes.top_k / sizes.world_size * 4 * sizes.hidden * sizes.inner / FLOPS
+
+    def _fewest_waits(self, sizes: Sizes) -> int:
+        """Units of a rank's tokens: several, so that products begin early, but one where their copies would not hide.
+
+        Among four H200 one took 0.86 to 0.997 of the time of four in the ten such layers of twelve, and 1.000 and 1.006
+        in the other two (moe_ways_4gpu_h200.txt). Between two ranks, with a third of the copies, one took as long as
+        four to 2 % (moe_tuned_2gpu_h200.txt), so four are kept.
+        """
+        hidden = LEAD_MARGIN * self._copies_s(sizes, HIDDEN_UNITS) <= self._own_s(sizes)
+        return HIDDEN_UNITS if hidden or sizes.world_size <= 2 else 1
+
+    def _pays_to_choose(self, sizes: Sizes, splits: int) -> bool:
+        """Whether threads send what is wanted alone in less time than copies of all tokens are waited for.
+
+        By the times of six ways in twelve layers on four H200, to which its constants are fitted, no way is faster than
+        the default so found (moe_ways_4gpu_h200.txt; other layers have not been measured since). Between two ranks it
+        has not been measured, so all are sent.
         """
         others = sizes.world_size - 1
-        copies_s = LATENCY_S + others * (self.splits * UNIT_S + sizes.pitch * sizes.hidden * 2 / LINK_BYTES)
-        own_s = sizes.pitch * sizes.top_k / sizes.world_size * 4 * sizes.hidden * sizes.inner / FLOPS
-        return others > 1 and copies_s > own_s
+        wanted_s = wanted_share(sizes) * others * sizes.pitch * sizes.hidden * 2 / SEND_BYTES
+        return others > 1 and wanted_s < self._copies_s(sizes, splits) - self._own_s(sizes)
 
     def check(self) -> None:
         """Refuse what no kernel can run with.
@@ -119,8 +159,9 @@ class MoeConfig(NamedTuple):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise Unsupported(f"MoeConfig({name}={value}): a power of two")
-        if self.splits > MOST_UNITS:
+        if self.units > MOST_UNITS:
             raise Unsupported(f"MoeConfig(splits={self.splits}): at most {MOST_UNITS}")
         for name, least in (("splits", 1), ("reducers", 0), ("route_programs", 1), ("group_m", 1)):
-            if getattr(self, name) < least:
+            value = getattr(self, name)
+            if value is not None and value < least:
                 raise Unsupported(f"MoeConfig({name}={getattr(self, name)}): {least} or more")

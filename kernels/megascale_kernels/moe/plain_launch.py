@@ -67,7 +67,7 @@ def prepare_dispatch(
             TensorDescriptor.from_tensor(weight.view(-1, weight.shape[-1]), box), stored(h), stored(gate), stored(up),
             routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted,
             workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
-            -(-sizes.pitch // config.splits), config.splits, sizes.hidden, sizes.inner, config.group_m,
+            -(-sizes.pitch // config.units), config.units, sizes.hidden, sizes.inner, config.group_m,
         )  # fmt: skip
 
     return dispatch_kernel, constants | _options(workspace, config), arguments

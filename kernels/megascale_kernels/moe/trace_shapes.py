@@ -46,7 +46,7 @@ def _dispatch_units(
     """By tile of layer 0 the (peer, unit) that it needs last: `walk.dispatch_place` and `walk.units_of` on the host."""
     grouped = tile_order.python(tile_order.grouped)
     tokens = rows.tolist()
-    blocks_n, unit_tokens = -(-sizes.inner // config.block_n), -(-sizes.pitch // config.splits)
+    blocks_n, unit_tokens = -(-sizes.inner // config.block_n), -(-sizes.pitch // config.units)
     found = []
     for tile in range(len(tiles) * blocks_n):
         _, row, end, first, height = tiles[tile // blocks_n][:5]

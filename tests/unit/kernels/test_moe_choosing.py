@@ -26,6 +26,7 @@ from megascale_kernels.autotune.moe_tuning import complaint, parser, sizes_of, s
 from megascale_kernels.autotune.store import Entry  # noqa: E402
 from megascale_kernels.autotune.timing import Measured  # noqa: E402
 from megascale_kernels.dispatch import moe_path  # noqa: E402
+from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.memory.planned import Planned  # noqa: E402
 from megascale_kernels.moe import experts  # noqa: E402
 from megascale_kernels.moe.assignment import (  # noqa: E402
@@ -106,30 +107,51 @@ def test_ways_are_few_and_can_run(sizes: Sizes, base: MoeConfig | None) -> None:
         assert mean_s(sizes, way) > 0
 
 
-FOUR = {  # of four H200: sizes, and whether sending what is wanted alone was faster there
-    "Mixtral 8x7B": (Sizes(4, 2048, 2, 2, 4096, 14336), False),
-    "Mixtral 8x7B, twice the tokens": (Sizes(4, 4096, 2, 2, 4096, 14336), False),
-    "Phi-3.5": (Sizes(4, 2048, 2, 4, 4096, 6400), True),
-    "Phi-3.5, twice the tokens": (Sizes(4, 4096, 2, 4, 4096, 6400), False),
-    "Qwen2-MoE 2.7B": (Sizes(4, 2048, 4, 16, 2048, 1408), True),
-    "Qwen3-30B-A3B, twice the tokens": (Sizes(4, 4096, 8, 32, 2048, 768), True),
-    "Phi-3.5, each expert cut in two": (Sizes(4, 2048, 4, 8, 4096, 3200, shards=2), True),
-    "Mixtral 8x7B, each cut in two": (Sizes(4, 2048, 4, 4, 4096, 7168, shards=2), False),
+FOUR = {  # of four H200 (moe_ways_4gpu_h200.txt): sizes, the fastest number of units, and whether what is wanted
+    # alone was as fast or faster
+    "Mixtral 8x7B": (Sizes(4, 2048, 2, 2, 4096, 14336), 4, False),
+    "Mixtral 8x7B, twice the tokens": (Sizes(4, 4096, 2, 2, 4096, 14336), 4, False),
+    "Mixtral 8x7B, half the tokens": (Sizes(4, 1024, 2, 2, 4096, 14336), 1, False),
+    "Phi-3.5": (Sizes(4, 2048, 2, 4, 4096, 6400), 1, False),
+    "Phi-3.5, half the tokens": (Sizes(4, 1024, 2, 4, 4096, 6400), 1, False),
+    "Qwen2-MoE 2.7B": (Sizes(4, 2048, 4, 16, 2048, 1408), 1, True),
+    "Qwen2-MoE 2.7B, half the tokens": (Sizes(4, 1024, 4, 16, 2048, 1408), 1, True),
+    "Qwen2-MoE 2.7B, twice the tokens": (Sizes(4, 4096, 4, 16, 2048, 1408), 1, False),
+    "Qwen3-30B-A3B, twice the tokens": (Sizes(4, 4096, 8, 32, 2048, 768), 1, False),
+    "Mixtral 8x7B, each cut in two": (Sizes(4, 2048, 4, 4, 4096, 7168, shards=2), 4, False),
 }
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_what_is_wanted_is_sent_alone_where_copies_would_be_waited_for(name: str) -> None:
-    """As it was measured among four; never between two; who asks for one of both gets it, and a contest tries both."""
-    sizes, alone = FOUR[name]
+def test_among_four_as_few_copies_are_made_and_sent_as_was_fastest(name: str) -> None:
+    """As it was measured among four; who asks for one of both gets it, and a contest tries both."""
+    sizes, units, alone = FOUR[name]
 
-    assert MoeConfig().resolved(sizes).selective is alone
-    assert MoeConfig(selective=not alone).resolved(sizes).selective is not alone
-    assert MoeConfig().resolved(sizes._replace(world_size=2, shards=1)).selective is False
+    found = MoeConfig().resolved(sizes)
+    assert (found.splits, found.selective) == (units, alone)
+    asked = MoeConfig(selective=not alone, splits=3).resolved(sizes)
+    assert (asked.splits, asked.selective) == (3, not alone)
     first, second, *_ = likely_ways(sizes)
     assert (first.selective, second.selective) == (alone, not alone)
     assert first._replace(selective=second.selective) == second
-    assert not any(way.selective for way in ways(sizes._replace(world_size=2, shards=1)))
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_between_two_ranks_all_tokens_are_sent_in_four_units(name: str) -> None:
+    """Where one unit took as long as four, and what is wanted alone was not measured; alone, nothing is sent."""
+    sizes = FOUR[name][0]._replace(world_size=2, shards=1)
+
+    assert MoeConfig().resolved(sizes).splits == 4
+    assert MoeConfig().resolved(sizes).selective is False
+    assert not any(way.selective for way in ways(sizes))
+    assert MoeConfig(selective=True).resolved(sizes._replace(world_size=1)).selective is False
+
+
+def test_two_ranks_with_other_units_are_told_apart() -> None:
+    """The number that they compare holds the units, said or not."""
+    assert MoeConfig(splits=2).code != MoeConfig().code == MoeConfig(splits=MoeConfig().units).code
+    with pytest.raises(Unsupported, match=r"splits=0\): 1 or more"):
+        MoeConfig(splits=0).check()
 
 
 def test_a_rank_wants_a_share_of_another_s_tokens() -> None:

@@ -36,6 +36,7 @@ CASES = {
     "columns in chunks, no reducer": Layer((12, 31), 2, 2, 200, 16, config=SMALL._replace(chunks=3, reducers=0)),
     "one rank": Layer((31,), 2, 4),
     "only what is wanted": Layer((33, 18), 1, 2, config=SMALL._replace(selective=True)),
+    "one unit, four ranks": Layer((6, 17, 0, 9), 2, 2, 64, 16, "dropped", SMALL._replace(splits=None)),
     "only what is wanted, four ranks": Layer((6, 17, 0, 9), 2, 2, 64, 16, "dropped", SMALL._replace(selective=True)),
     "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
     "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
