@@ -20,7 +20,7 @@ from megascale_ops.diagnostics.report import VERSION, CheckFinding, CheckResult,
 from megascale_ops.diagnostics.table import INVENTORY, modules
 
 # Seconds for all of it: on a node where several checks hang their deadlines would add up to three and eighteen minutes.
-# A quick one must have been told before nobody waits for it any more (two minutes: the runner, the agent).
+# A quick one must be over while the runner and the agent still wait for it (two minutes).
 _QUICK_S, _FULL_S = 105.0, 600.0
 _NO_TIME = "those before it took the time of all: --check NAME makes one alone"
 
