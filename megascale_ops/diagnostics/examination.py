@@ -19,6 +19,11 @@ from megascale_ops.diagnostics.judgement import result_of, troubled, unmeasured
 from megascale_ops.diagnostics.report import VERSION, CheckFinding, CheckResult, NodeReport
 from megascale_ops.diagnostics.table import INVENTORY, modules
 
+# Seconds for all of it: on a node where several checks hang their deadlines would add up to three and eighteen minutes.
+# A quick one must be over while the runner and the agent still wait for it (two minutes).
+_QUICK_S, _FULL_S = 105.0, 600.0
+_NO_TIME = "those before it took the time of all: --check NAME makes one alone"
+
 
 class Plan(NamedTuple):
     """What is to be examined.
@@ -49,7 +54,7 @@ def examine(plan: Plan, progress: Progress) -> NodeReport:
     """Examine this node."""
     began_wall_s, began_s = time.time(), time.monotonic()
     found: dict[str, list[CheckResult]] = {}
-    for result in _results(plan, progress):
+    for result in _results(plan, progress, began_s):
         progress.done(result)
         found.setdefault(result.check, []).append(result)
     ordered = tuple(result for name in modules() for result in found.get(name, ()))
@@ -80,7 +85,7 @@ def look_at(paths: Sequence[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _results(plan: Plan, progress: Progress) -> Iterator[CheckResult]:
+def _results(plan: Plan, progress: Progress, began_s: float) -> Iterator[CheckResult]:
     wanted = {name: one for name, one in modules().items() if not plan.names or name in plan.names}
     gpus, why = 0, ""
     if any("gpu" in need for _, one in wanted.values() for need in one.CHECK.needs) or INVENTORY in wanted:
@@ -101,7 +106,7 @@ def _results(plan: Plan, progress: Progress) -> Iterator[CheckResult]:
             yield unmeasured(check, lacks)
         elif plan.thorough or check.quick_s:
             makeable += [Planned(module, check, task) for task in _tasks(plan, check)]
-    yield from _made(makeable, progress)
+    yield from _made(makeable, progress, began_s)
 
 
 def lacking(check: Check, gpus: int, why: str, *, has_torch: bool) -> str:
@@ -132,7 +137,7 @@ def _tasks(plan: Plan, check: Check) -> list[Task]:
     return [_task(plan, check)]
 
 
-def _made(planned: Sequence[Planned], progress: Progress) -> Iterator[CheckResult]:
+def _made(planned: Sequence[Planned], progress: Progress, began_s: float) -> Iterator[CheckResult]:
     together = [one for one in planned if not one.check.alone]
     alone = [one for one in planned if one.check.alone]
     children: list[Child] = []
@@ -149,13 +154,30 @@ def _made(planned: Sequence[Planned], progress: Progress) -> Iterator[CheckResul
                 yield judged_outcome(one, outcome)
             end_all(children)
         await_ready([*kept.values()])
-        for at, one in enumerate(alone):
-            progress.begun([one.check.name])
-            yield _alone(one, kept)
+        for at, (one, has_time) in enumerate(in_time(alone, lambda: time.monotonic() - began_s)):
+            if has_time:
+                progress.begun([one.check.name])
+                yield _alone(one, kept)
+            else:
+                yield unmeasured(one.check, _NO_TIME)
             if _process_of(one) not in map(_process_of, alone[at + 1 :]):
                 kept.pop(_process_of(one)).end()  # it may hold memory of GPUs
     finally:
         end_all([*children, *kept.values()])
+
+
+def in_time(planned: Sequence[Planned], spent: Callable[[], float]) -> Iterator[tuple[Planned, bool]]:
+    """Yield each check, and whether it may still be begun: its deadline ends within the time for all of them.
+
+    None is cut short for want of time, which would be held against the node as a check that hung.
+
+    Args:
+        planned: Checks that are made in this order, each before the next is asked for.
+        spent: Seconds since the examination began.
+    """
+    for one in planned:
+        most_s = _FULL_S if one.task.thorough else _QUICK_S
+        yield one, spent() + one.task.deadline_s <= most_s
 
 
 def _process_of(planned: Planned) -> str:

@@ -91,7 +91,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     absent_patience_s: Seconds = 540.0
     # 60 s: what was seen of no wait that ended by itself: all ranks have entered one collective and no data moves; the
     # GPU of a rank begins and ends nothing while the others' wait in what it was given; a rank sleeps inside its
-    # backward pass. Twice as long as InfiniBand sends again, and four times a kernel that was 15 s late.
+    # backward pass. Twice as long as InfiniBand sends again; a kernel that was 45 s late was left alone.
     stuck_patience_s: Seconds = 60.0
     # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
     # go on changing, children at work, bytes that move.

@@ -15,9 +15,10 @@ import msgspec
 import psutil
 import pytest
 
+from megascale_ops.diagnostics import examination
 from megascale_ops.diagnostics.check import Task
 from megascale_ops.diagnostics.children import Child, Outcome, Planned, end_all, run_together
-from megascale_ops.diagnostics.examination import look_at
+from megascale_ops.diagnostics.examination import Plan, Progress, examine, look_at
 from megascale_ops.diagnostics.report import NodeReport
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.node_check import check_node, recheck_node
@@ -168,6 +169,21 @@ def test_this_machine_is_examined(tmp_path: Path) -> None:
     assert rates["disk_damaged"] == 0
     assert list(disk.iterdir()) == []
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("most_s", [0.0, 105.0])
+def test_a_check_that_would_end_too_late_is_not_begun(monkeypatch: pytest.MonkeyPatch, most_s: float) -> None:
+    """It is told as not measured, with what to do; those that are made beside each other, and in time, are made."""
+    monkeypatch.setattr(examination, "_QUICK_S", most_s)
+    begun: list[str] = []
+    plan = Plan("n1", thorough=False, paths=(), names=("cpu", "limits"), program="test")
+
+    report = examine(plan, Progress(begun.extend, lambda _: None))
+
+    results = {one.check: one for one in report.results}
+    assert results["limits"].status != "unmeasured"
+    assert ("cpu" in begun) == bool(results["cpu"].figures) == bool(most_s)
+    assert bool(re.search("--check NAME", " ".join(results["cpu"].unmeasured))) != bool(most_s)
 
 
 def test_the_command_of_the_page_works() -> None:

@@ -14,8 +14,9 @@ from megascale_ops.cards import WIDTH, plain_rows
 from megascale_ops.cli.main import main
 from megascale_ops.diagnostics import examination, fleet
 from megascale_ops.diagnostics.card import card, fleet_card
-from megascale_ops.diagnostics.check import Check, Reading
-from megascale_ops.diagnostics.examination import lacking
+from megascale_ops.diagnostics.check import Check, Reading, Task
+from megascale_ops.diagnostics.children import Planned
+from megascale_ops.diagnostics.examination import in_time, lacking
 from megascale_ops.diagnostics.figures import KINDS, shown
 from megascale_ops.diagnostics.judgement import result_of, troubled, unmeasured
 from megascale_ops.diagnostics.report import VERSION, CheckFinding, CheckResult, Fact, Figure, NodeReport
@@ -60,6 +61,27 @@ def test_every_check_has_what_a_check_has() -> None:
         assert module.judge(Reading()) is not None if name not in ("swap", "clock") else True
         assert callable(module.measure)
     assert sum(module.CHECK.full_s for _, module in modules().values()) < 20 * 60
+
+
+@pytest.mark.parametrize(("thorough", "most_s"), [(False, 110.0), (True, 600.0)])
+@pytest.mark.parametrize("hang", [True, False])
+def test_a_node_whose_checks_hang_is_told_in_time(*, thorough: bool, most_s: float, hang: bool) -> None:
+    """Each takes its whole deadline: the last ones are not begun, none is cut short. At a healthy pace all are made."""
+    planned = [
+        Planned(place, module.CHECK, Task(thorough, (), module.CHECK.full_s if thorough else module.CHECK.quick_s))
+        for place, module in modules().values()
+        if module.CHECK.alone
+    ]
+    spent = [10.0]  # torch was loaded
+    made = []
+    for one, has_time in in_time(planned, lambda: sum(spent)):
+        if has_time:
+            made.append(one)
+            spent.append(one.task.deadline_s * (1.0 if hang else 0.3))
+
+    assert sum(spent) <= most_s
+    assert (len(made) < len(planned)) == hang
+    assert len(made) >= len(planned) // 2
 
 
 def test_what_is_lacking_is_said_once() -> None:
