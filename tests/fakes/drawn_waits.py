@@ -20,7 +20,7 @@ from megascale_ops.schema.gpu_queue import GpuOperation, GpuQueue
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.work import ChildWork, ProcessWork
-from tests.fakes.hung_job import ABSENT, WAITING, rank_view, said_of, stack_of
+from tests.fakes.hung_job import ABSENT, WAITING, made_calls, rank_view, said_of, stack_of
 
 if TYPE_CHECKING:
     from megascale_ops.diagnosis.rank_view import RankView
@@ -31,6 +31,8 @@ BETWEEN = ("data", "forward", "optimizer", "other")
 ANYWHERE = (*BETWEEN, "backward")
 MOMENTS = 10
 OVER_S = 4.0
+# The first collective of a group that was made in the middle of a run.
+FIRST_CALL = made_calls("all_reduce", last=1)
 
 
 class Shown(NamedTuple):
@@ -138,6 +140,7 @@ DECLARED = Shown(("eval", "checkpoint", "upload"), _PHASE_S, _asleep)
 SLOW_LINE = Shown(ANYWHERE, _PHASE_S, _sends, all_wait=True)
 LATE_GPU = Shown(ANYWHERE, _STUCK_S, _late_gpu, lambda _: {"busy": 1.0}, all_wait=True)
 FLAPS = Shown(ANYWHERE, _STUCK_S, _nothing, all_wait=True)
+FORMS = Shown(ANYWHERE, _ABSENT_S, _nothing, all_wait=True)
 
 LOOKS_LIKE: dict[str, Shown] = {
     **dict.fromkeys(
@@ -160,6 +163,7 @@ LOOKS_LIKE: dict[str, Shown] = {
     "slow_line": SLOW_LINE,
     "gpu_late": LATE_GPU,
     "network_flaps": FLAPS,
+    "group_forms": FORMS,
 }
 
 
@@ -208,7 +212,8 @@ def _is_acted_upon(wait: Drawn, chance: Random, age_s: float, policy: JobPolicy)
             view.report.progress, step_p50_s=wait.step_s, step_p99_s=wait.step_s * wait.slowest
         )
         views.append(view._replace(report=msgspec.structs.replace(view.report, progress=progress)))
-        calls = WAITING if shown.all_wait or not is_culprit else ABSENT
+        waited_in = FIRST_CALL if shown is FORMS else WAITING
+        calls = waited_in if shown.all_wait or not is_culprit else ABSENT
         items = shown.look(chance, age_s) if is_culprit else (stack_of("in_collective"), *_of_others(wait.kind, chance))
         evidence += said_of(rank, calls, *items)
     suspicion = watchdog.judge(views, policy, 1e6)

@@ -309,7 +309,9 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
             "slow", [], 0.5, f"{_unfinished(stands, end)}, and data moves: {moving}", Patience.MOVING, otherwise
         )
     why = _unfinished(stands, end) + ": the network or a library does not finish it"
-    return Answer("silent", [], 0.3, why, Patience.STUCK, otherwise)
+    # In the first call of a group its communicator is formed, which takes minutes among many thousand ranks.
+    is_forming = any(stand.inside is not None and 0 <= stand.inside.seq <= 1 for stand in stands)
+    return Answer("silent", [], 0.3, why, Patience.SPINNING if is_forming else Patience.STUCK, otherwise)
 
 
 def _circle(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits that end by themselves are left alone, whatever they are and however long they may last; drawn at random.
 
-Of each kind 8 are drawn here, 320 of 40 kinds; three in ten last as long as is granted but for a thousandth.
+Of each kind 8 are drawn here, 360 of 45 kinds; three in ten last as long as is granted but for a thousandth.
 """
 
 from random import Random
@@ -10,9 +10,10 @@ import pytest
 
 from megascale_ops.chaos.legitimate import WAITS
 from megascale_ops.schema.policy import JobPolicy
-from tests.fakes.drawn_waits import ASLEEP, FLAPS, LATE_GPU, LOOKS_LIKE, draw, is_hurt
+from tests.fakes.drawn_waits import ASLEEP, FLAPS, FORMS, LATE_GPU, LOOKS_LIKE, draw, is_hurt
 
 EACH = 8
+ENDLESS = (ASLEEP, LATE_GPU, FLAPS, FORMS)
 
 
 def test_every_known_wait_is_drawn() -> None:
@@ -41,7 +42,7 @@ def test_the_same_wait_inside_a_backward_pass_is_taken_for_a_hang(kind: str) -> 
     assert not is_hurt(wait._replace(lasts_s=59.0), chance)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, shown in LOOKS_LIKE.items() if shown in (ASLEEP, LATE_GPU, FLAPS)])
+@pytest.mark.parametrize("kind", [kind for kind, shown in LOOKS_LIKE.items() if shown in ENDLESS])
 def test_what_lasts_longer_than_is_granted_is_acted_upon(kind: str) -> None:
     """Patience ends: the drawn waits are left alone because they are shorter, not because no judge looks."""
     chance = Random(f"long {kind}")  # noqa: S311  nothing is secret
