@@ -202,7 +202,8 @@ def test_nobody_looks_for_garbage_during_the_import(make_module: Callable[[str, 
 
     assert not module.was_on
     assert gc.isenabled()
-    assert gc.get_freeze_count() == frozen  # this test is a function, during which garbage of its own may exist
+    # This test is a function, during which garbage of its own may exist: nothing is left out. What was before, may go.
+    assert gc.get_freeze_count() <= frozen
 
 
 def test_a_module_that_does_not_exist_is_not_found(make_module: Callable[[str, str], str]) -> None:
