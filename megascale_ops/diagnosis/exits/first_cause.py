@@ -20,7 +20,14 @@ from megascale_ops.diagnosis.exits.last_calls import blame_caller
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
-from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
+from megascale_ops.diagnosis.exits.victims_words import (
+    Told,
+    blame_named,
+    blame_quoted,
+    blame_reporter,
+    blame_uncounted,
+    blame_version,
+)
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import listed
@@ -98,11 +105,15 @@ def judge_exits(
     verdict = tile_timeouts.blame(verdict, [one.exit for one in ended], errors)
     if verdict.fault == "nccl_error" and len(verdict.culprits) > 1:
         verdict = blame_version(verdict, told)
+    if verdict.fault == "exit_code" and len(verdict.culprits) > 1:
+        verdict = blame_reporter(verdict, told)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
         verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict
     if verdict.fault == "unknown":
         verdict = blame_absent(verdict, judged, world_size)
+    if verdict.fault == "unknown":
+        verdict = blame_uncounted(verdict, told, lost, world_size)
     if verdict.fault == "unknown":
         verdict = blame_named(verdict, [one for one in told if one.rank in lost], world_size)
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
