@@ -8,7 +8,7 @@ first; without a launcher's word it is of a rank that can't be told, and none is
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_
 from megascale_ops.diagnosis.exits.named_ranks import named_in
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
+from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import Verdict
@@ -86,11 +87,14 @@ def judge_logs(
     return verdict
 
 
-def _silent_in(ranks: Iterable[int]) -> int:
-    """Return the only number that is missing among ranks, which count from 0; -1 where there are several or none."""
-    there = set(ranks)
-    missing = set(range(max(there, default=0))) - there
-    return missing.pop() if len(missing) == 1 and len(there) >= _FEWEST_BESIDE else -1
+def _silent_in(texts: Mapping[int, str]) -> int:
+    """Return the only number that is missing among ranks, which count from 0; -1 where there are several or none.
+
+    Nor where a number is that of several processes: then all of them are places in some group.
+    """
+    missing = set(range(max(texts, default=0))) - set(texts)
+    is_sure = len(missing) == 1 and len(texts) >= _FEWEST_BESIDE and all(map(is_of_one, texts.values()))
+    return missing.pop() if is_sure else -1
 
 
 def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], launchers: str) -> dict[int, str]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.diagnosis.exits.classify import Judged, text_of
-from megascale_ops.diagnosis.exits.watchdog_words import given_up
+from megascale_ops.diagnosis.exits.watchdog_words import given_up, is_of_one
 from megascale_ops.diagnosis.hangs.call_order import calls as calls_of
 from megascale_ops.diagnosis.hangs.call_order import describe, difference, fits
 from megascale_ops.schema.folding import named
@@ -233,6 +233,8 @@ def _elsewhere(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
     """
     given = [(end.exit, given_up(text_of(end.exit))) for end in ends if end.timed_out]
     if len(given) < len(ends) or any(call is None or call.group or exit_.calls for exit_, call in given):
+        return None
+    if not all(is_of_one(text_of(exit_)) for exit_, _ in given):
         return None
     calls = [(exit_, call) for exit_, call in given if call is not None]
     (most, count), *_ = Counter((call.seq, call.function) for _, call in calls).most_common(1)

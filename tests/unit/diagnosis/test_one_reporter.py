@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All ranks leave with one code of their framework's: the only one whose logger tells of an error of its own is named."""
+"""All ranks leave with one code of their framework: the only one whose logger tells of its own error is named."""
 
 import pytest
 

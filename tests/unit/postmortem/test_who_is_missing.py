@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of which nothing speaks but a count, a gap in the numbers, or an earlier call: named where it can be no other."""
+"""Ranks of which only a count, a gap in the numbers or an earlier call speaks: named where it can be no other."""
 
 from pathlib import Path
 
@@ -79,6 +79,14 @@ def test_the_only_number_that_a_merged_log_lacks_did_not_come(tmp_path: Path) ->
 def test_a_number_that_need_not_be_missing_is_not_named(tmp_path: Path, numbers: dict[int, int]) -> None:
     """Of two ranks a third may be silent, too; two gaps are two ranks; without a gap nobody is missing."""
     assert judge(tmp_path, merged(numbers)).culprits == ()
+
+
+@pytest.mark.parametrize("seqs", [{1: 1, 2: 1, 3: 1}, {0: 61, 1: 80, 2: 80, 3: 80}], ids=["gap", "earlier"])
+def test_numbers_that_are_places_in_several_groups_name_nobody(tmp_path: Path, seqs: dict[int, int]) -> None:
+    """Torch before 2.3 tells places: two processes with one number have given up after different times."""
+    twice = TIMED_OUT.format(rank=min(seqs), seq=seqs[min(seqs)]).replace("ran for 60000", "ran for 60070")
+
+    assert judge(tmp_path, {"job.log": merged(seqs)["job.log"] + twice}).culprits == ()
 
 
 def test_a_log_that_was_not_kept_is_no_rank_that_did_not_come(tmp_path: Path) -> None:
