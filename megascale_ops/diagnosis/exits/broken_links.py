@@ -51,7 +51,7 @@ def links_in(text: str) -> list[Link]:
 
 
 def roads_in(text: str) -> list[Link]:
-    """Return the peers to which a text reports no way, and the ports on which nobody has answered."""
+    """Return the peers to which a text reports no way, and the ports whose other end has not answered."""
     roads = [Link("", one["peer"], f"no way to {one['peer']}") for one in _NO_ROUTE.finditer(text)]
     ports = [Link(one["port"], "", f"{one['port']}: the other end did not answer") for one in _REPEATED.finditer(text)]
     return list(dict.fromkeys([*roads, *ports]))

@@ -98,7 +98,6 @@ def judge_exits(
     if _were_stopped_for(victims, causes):
         causes = []
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
-    lost = {one.ended.exit.rank for one in victims}
     evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
     errors = {one.exit.rank: error for one in ended if (error := error_of(one.exit, reports.get(one.exit.rank)))}
@@ -111,11 +110,7 @@ def judge_exits(
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
         verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict
     if verdict.fault == "unknown":
-        verdict = blame_absent(verdict, judged, world_size)
-    if verdict.fault == "unknown":
-        verdict = blame_uncounted(verdict, told, lost, world_size)
-    if verdict.fault == "unknown":
-        verdict = blame_named(verdict, [one for one in told if one.rank in lost], world_size)
+        verdict = _who_is_missing(verdict, judged, told, world_size)
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
     steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
@@ -130,6 +125,17 @@ def judge_exits(
         round=round_,
         evidence=evidence,
     )
+
+
+def _who_is_missing(verdict: Verdict, judged: Sequence[Judged], told: Sequence[Told], world_size: int) -> Verdict:
+    """Return the verdict by calls, by a store's count or by what victims say; the same one where none of them tells."""
+    lost = {one.ended.exit.rank for one in judged if one.fault == "peer"}
+    verdict = blame_absent(verdict, judged, world_size)
+    if verdict.fault == "unknown":
+        verdict = blame_uncounted(verdict, told, lost, world_size)
+    if verdict.fault == "unknown":
+        verdict = blame_named(verdict, [one for one in told if one.rank in lost], world_size)
+    return verdict
 
 
 def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int) -> Verdict:
