@@ -33,9 +33,9 @@ _BOTH_ENDS, _ONE_END = 0.7, 0.5
 _MOST_LINKS = 4
 # torch's TCPStore: "Timed out after 601 seconds waiting for clients. 3/4 clients joined."
 _JOINED = re.compile(r"waiting for clients\. (\d{1,6})/(\d{1,6}) clients joined")
+# Its last words, not the warnings of an attempt after which another one may have reached it.
 _NEVER_REACHED = re.compile(
-    r"client socket has (?:failed to connect|timed out)|gai error: |host not found: |Name or service not known"
-    r"|(?:Connection refused|No route to host)"
+    r"client socket has (?:failed to connect to any network address|timed out after)|Error: host not found: "
 )
 # 0.7: by their own words; 0.5: by their silence.
 _SAID_SO, _SAID_NOTHING = 0.7, 0.5
@@ -121,7 +121,8 @@ def blame_reporter(verdict: Verdict, told: Sequence[Told]) -> Verdict:
     """Name the only rank whose logger has told of an error of its own, where all left with one code that tells none."""
     own = {one.rank: {int(rank) for rank in _ERROR_OF.findall(one.text)} for one in told}
     ranks = tuple(rank for rank in verdict.culprits if own.get(rank))
-    if len(ranks) != 1 or own[ranks[0]] != {ranks[0]}:
+    # Many frameworks let rank 0 alone speak for all.
+    if len(ranks) != 1 or own[ranks[0]] != {ranks[0]} or ranks == (0,):
         return verdict
     text = next(one.text for one in told if one.rank == ranks[0])
     found = _ERROR_OF.search(text)

@@ -17,10 +17,11 @@ SAID = "ERROR:rerun:Unexpected result nan on rank 3 at iteration #3\n"
         ({3: "WARNING:rerun:Unexpected result nan on rank 3\n"}, (0, 1, 2, 3)),
         ({2: SAID}, (0, 1, 2, 3)),  # of another rank
         ({3: SAID, 1: SAID.replace("rank 3", "rank 1")}, (0, 1, 2, 3)),
+        ({0: SAID.replace("rank 3", "rank 0")}, (0, 1, 2, 3)),  # it may speak for all
         ({3: f"{SAID}ERROR: rank 1 has ended\n"}, (0, 1, 2, 3)),
         ({}, (0, 1, 2, 3)),
     ],
-    ids=["own", "after-a-time", "a-warning", "anothers", "two", "about-two", "nobody"],
+    ids=["own", "after-a-time", "a-warning", "anothers", "two", "rank-0", "about-two", "nobody"],
 )
 def test_the_only_rank_with_an_error_of_its_own_is_named(texts: dict[int, str], named: tuple[int, ...]) -> None:
     """Words about another rank, of several ranks, or a warning change nothing."""

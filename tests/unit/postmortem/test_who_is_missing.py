@@ -19,6 +19,11 @@ UNREACHED = (
     "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
     "(head, 29500).\n"
 )
+TRIED = (
+    "[W socket.cpp:752] [c10d] The IPv6 network addresses of (head, 29500) cannot be retrieved (gai error: -3).\n"
+    "[W socket.cpp:697] [c10d] The client socket has failed to connect to [head]:29500 "
+    "(errno: 111 - Connection refused).\n"
+)
 TIMED_OUT = (
     "[E ProcessGroupNCCL.cpp:475] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, "
     "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 60000{rank} milliseconds before timing out.\n"
@@ -50,9 +55,10 @@ def merged(numbers: dict[int, int]) -> dict[str, str]:
         (6, {6: UNREACHED, 7: UNREACHED}, (6, 7)),
         (7, {5: UNREACHED, 6: UNREACHED}, ()),  # one is missing, and two say that they are
         (2, {1: CLOSED, 2: "loading\n", 3: CLOSED}, ()),  # two are missing, and one is silent
+        (7, {6: TRIED + CLOSED}, ()),  # warnings of attempts, and another one reached it
         (3, {1: CLOSED, 2: "loading\n"}, ()),  # nothing is left of rank 3
     ],
-    ids=["silent", "of-nodes", "refused", "two-refused", "too-many", "too-few", "a-log-less"],
+    ids=["silent", "of-nodes", "refused", "two-refused", "too-many", "too-few", "tried-again", "a-log-less"],
 )
 def test_a_store_that_counts_is_believed_where_the_rest_is_who_is_missing(
     tmp_path: Path, joined: int, logs: dict[int, str], named: tuple[int, ...]
