@@ -100,6 +100,7 @@ class _Left:
         for piece in kept:
             if not self._take_dump(piece):
                 texts.setdefault(piece.rank, []).append(piece)
+        self.is_merged = len({piece.path for told in texts.values() for piece in told}) == 1
         for rank, told in texts.items():
             self._take_text(rank, "\n".join(piece.text for piece in sorted(told, key=_told_when)))
         self.unranked = len(texts.get(-1, ()))
@@ -163,7 +164,7 @@ class _Left:
         """Return the verdict by logs, None where there is none."""
         if not self.logs and not self.launchers and not self.faults:
             return None
-        verdict = exits.judge_logs(self.logs, self.launchers, self.faults)
+        verdict = exits.judge_logs(self.logs, self.launchers, self.faults, is_merged=self.is_merged)
         return verdict if self.names is None else exits.unnamed(verdict, self.names)
 
 

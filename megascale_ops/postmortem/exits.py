@@ -20,6 +20,7 @@ from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_
 from megascale_ops.diagnosis.exits.named_ranks import named_in
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
+from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import Verdict
@@ -44,18 +45,24 @@ _MOST_TRACEBACKS = 64
 # What those that lost a peer say, too.
 _ALSO_OF_VICTIMS = ("nccl_error", "aborted", "killed")
 _DOUBTFUL = 0.6
+# 3: of fewer ranks more than one may have printed nothing.
+_FEWEST_BESIDE = 3
 _ANY_SIZE = 1 << 30
 _SOMEBODY = "a rank that nothing names"
 _A_RANK = re.compile(r"\branks? \d{1,9}(?:, \d{1,9})*(?=: | is | was | has )")
 
 
-def judge_logs(logs: Mapping[int, str], launchers: str = "", faults: Sequence[str] = ()) -> Verdict:
+def judge_logs(
+    logs: Mapping[int, str], launchers: str = "", faults: Sequence[str] = (), *, is_merged: bool = False
+) -> Verdict:
     """Return the verdict on how ranks ended.
 
     Args:
         logs: what each rank printed.
         launchers: what was printed by no rank, or by one that nothing names.
         faults: lines of the kernel's log.
+        is_merged: whether one log has what all ranks printed, so that a number which is missing there is a rank that
+            has printed nothing.
     """
     launchers = "\n".join(without_prefixes(launchers.splitlines()))
     # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
@@ -68,6 +75,8 @@ def judge_logs(logs: Mapping[int, str], launchers: str = "", faults: Sequence[st
             texts[rank] = "\n".join([texts.get(rank, ""), *lines])
     ended = [_ended(rank, text, told) for rank, text in sorted(texts.items())]
     verdict = _judged(ended) if ended else None
+    if is_merged and verdict is not None and verdict.fault == "unknown" and (silent := _silent_in(texts)) >= 0:
+        verdict = _judged([*ended, Ended("", _stopped(silent), 0.1, has_status=False, has_time=False)])
     if verdict is None or verdict.fault == "unknown":
         somebody = _of_somebody("" if owners else launchers, of_kernel.get(-1, []), has_ranks=bool(logs))
         verdict = _better(verdict, somebody, texts, launchers)
@@ -76,6 +85,16 @@ def judge_logs(logs: Mapping[int, str], launchers: str = "", faults: Sequence[st
     if told.is_local and owners and verdict.culprits == told.first:
         verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
     return verdict
+
+
+def _silent_in(texts: Mapping[int, str]) -> int:
+    """Return the only number that is missing among ranks, which count from 0; -1 where there are several or none.
+
+    Nor where a number is that of several processes: then all of them are places in some group.
+    """
+    missing = set(range(max(texts, default=0))) - set(texts)
+    is_sure = len(missing) == 1 and len(texts) >= _FEWEST_BESIDE and all(map(is_of_one, texts.values()))
+    return missing.pop() if is_sure else -1
 
 
 def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], launchers: str) -> dict[int, str]:

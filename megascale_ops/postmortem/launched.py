@@ -54,6 +54,8 @@ _FOR_A_REASON = re.compile(r"CANCELLED[^\n]{0,80}DUE TO|TERM_RUNLIMIT|DUE TO (?:
 _GOES_ON = re.compile(r"\bretry|\brestart(?:ing|ed)\b|\bwill\b|\battempt \d", re.IGNORECASE)
 # A sentence that is broken after the word before a number.
 _BROKEN = re.compile(r"\b(on|with|by|of)\n(?=\S)")
+# A bar before each line, as programs draw it that quote another's output.
+_FRAMED = re.compile(r"^[ \t]{0,40}[|│] ", re.MULTILINE)
 # How launchers and batch systems stop the rest.
 _ASKED = {-15, -2, -1, 143, 130, 129}
 
@@ -70,6 +72,7 @@ class Told(NamedTuple):
 
 def told_in(text: str) -> Told:
     """Return what launchers say of ends in a text that no rank wrote."""
+    text = _FRAMED.sub("", text)
     flat = _BROKEN.sub(r"\1 ", text)
     codes: dict[int, int] = {}
     lines: dict[int, str] = {}

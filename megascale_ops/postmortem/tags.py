@@ -30,7 +30,13 @@ _FIELD = re.compile(
 )
 # Ray Train tells at the start which process is which rank; its lines have the process.
 _OF_RAY = re.compile(r"\bip=(\S{1,60}?), pid=(\d{1,8})\) world_rank=(\d{1,6})\b")
-_RAYS = re.compile(r"^(?:\x1b\[[\d;]*m)?\(\w{1,60} pid=(\d{1,8})(?:, ip=(\S{1,60}?))?\)(?:\x1b\[[\d;]*m)? ?")
+_RAYS = re.compile(
+    r"^(?:\x1b\[[\d;]*m)?\(\w{1,60} pid=(?P<pid>\d{1,8})(?:, ip=(?P<ip>\S{1,60}?))?\)(?:\x1b\[[\d;]*m)? ?"
+)
+# Of its monitor of memory, and of its driver: which process on which host was ended.
+_ENDED_BY_RAY = re.compile(
+    r"Memory on the node \(IP: (?P<ip>[\w.:]{1,60}),[^\n]{0,300}?\bpid=(?P<pid>\d{1,8}), memory used="
+)
 # torchrun's own tag has the local rank; torch_xla's launcher an address and the worker behind it.
 _LOCAL = (
     re.compile(r"\[default(\d{1,6})\]: ?"),
@@ -89,9 +95,14 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
         return []
     tagged = []
     for line in lines:
-        found = _RAYS.match(line)
-        here = [rank for (ip, pid), rank in ranks.items() if found and pid == found[1] and found[2] in (None, ip)]
-        tagged.append((here[0], line[found.end() :]) if found is not None and len(here) == 1 else (-1, line))
+        found = _RAYS.match(line) or _ENDED_BY_RAY.search(line)
+        here = [
+            rank
+            for (ip, pid), rank in ranks.items()
+            if found is not None and pid == found["pid"] and found["ip"] in (None, ip)
+        ]
+        bare = line[found.end() :] if found is not None and found.re is _RAYS else line
+        tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
     return tagged
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.diagnosis.exits.classify import Judged, text_of
+from megascale_ops.diagnosis.exits.watchdog_words import given_up, is_of_one
 from megascale_ops.diagnosis.hangs.call_order import calls as calls_of
 from megascale_ops.diagnosis.hangs.call_order import describe, difference, fits
 from megascale_ops.schema.folding import named
@@ -71,6 +72,7 @@ def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) ->
         or _contradict(verdict, ends)
         or _fell_behind(verdict, ends)
         or _silent(verdict, ends)
+        or _elsewhere(verdict, ends)
         or verdict
     )
 
@@ -222,6 +224,27 @@ def _silent(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
     ranks = tuple(sorted(exit_.rank for exit_ in rest))
     text = f"{named(ranks)} alone did not die of the time-out, {_waited(ends, waiters)}{_last(rest[0])}"
     return _named(verdict, "not_joined", text, 0.5 if len(rest) == 1 else _FEW_SURE, ranks)
+
+
+def _elsewhere(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
+    """Name the few whose watchdogs, which name no group, gave up an earlier call than all others did.
+
+    The numbers may be those of another group: then they still were not where the others waited.
+    """
+    given = [(end.exit, given_up(text_of(end.exit))) for end in ends if end.timed_out]
+    if len(given) < len(ends) or any(call is None or call.group or exit_.calls for exit_, call in given):
+        return None
+    if not all(is_of_one(text_of(exit_)) for exit_, _ in given):
+        return None
+    calls = [(exit_, call) for exit_, call in given if call is not None]
+    (most, count), *_ = Counter((call.seq, call.function) for _, call in calls).most_common(1)
+    rest = [(exit_, call) for exit_, call in calls if (call.seq, call.function) != most]
+    is_few = rest and _MANY * len(rest) <= count and count > _FEWEST
+    if not is_few or any(call.seq >= most[0] for _, call in rest):
+        return None
+    ranks = tuple(sorted(exit_.rank for exit_, _ in rest))
+    text = f"{named(ranks)} waited in {rest[0][1].function or 'a call'} #{rest[0][1].seq} where {count} others waited "
+    return _named(verdict, "not_joined", f"{text}in {most[1] or 'a call'} #{most[0]}", _FEW_SURE, ranks)
 
 
 def _waited(ends: Sequence[_End], waiters: Sequence[int]) -> str:

@@ -20,7 +20,14 @@ from megascale_ops.diagnosis.exits.last_calls import blame_caller
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
-from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
+from megascale_ops.diagnosis.exits.victims_words import (
+    Told,
+    blame_named,
+    blame_quoted,
+    blame_reporter,
+    blame_uncounted,
+    blame_version,
+)
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import listed
@@ -91,20 +98,19 @@ def judge_exits(
     if _were_stopped_for(victims, causes):
         causes = []
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
-    lost = {one.ended.exit.rank for one in victims}
     evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
     errors = {one.exit.rank: error for one in ended if (error := error_of(one.exit, reports.get(one.exit.rank)))}
     verdict = tile_timeouts.blame(verdict, [one.exit for one in ended], errors)
     if verdict.fault == "nccl_error" and len(verdict.culprits) > 1:
         verdict = blame_version(verdict, told)
+    if verdict.fault == "exit_code" and len(verdict.culprits) > 1:
+        verdict = blame_reporter(verdict, told)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
         verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict
     if verdict.fault == "unknown":
-        verdict = blame_absent(verdict, judged, world_size)
-    if verdict.fault == "unknown":
-        verdict = blame_named(verdict, [one for one in told if one.rank in lost], world_size)
+        verdict = _who_is_missing(verdict, judged, told, world_size)
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
     steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
@@ -119,6 +125,17 @@ def judge_exits(
         round=round_,
         evidence=evidence,
     )
+
+
+def _who_is_missing(verdict: Verdict, judged: Sequence[Judged], told: Sequence[Told], world_size: int) -> Verdict:
+    """Return the verdict by calls, by a store's count or by what victims say; the same one where none of them tells."""
+    lost = {one.ended.exit.rank for one in judged if one.fault == "peer"}
+    verdict = blame_absent(verdict, judged, world_size)
+    if verdict.fault == "unknown":
+        verdict = blame_uncounted(verdict, told, lost, world_size)
+    if verdict.fault == "unknown":
+        verdict = blame_named(verdict, [one for one in told if one.rank in lost], world_size)
+    return verdict
 
 
 def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int) -> Verdict:

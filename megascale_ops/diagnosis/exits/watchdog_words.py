@@ -34,6 +34,7 @@ _TIMED_OUT = re.compile(
 _PLACE = re.compile(
     r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]{1,80}) ?(?:\([^)]{0,200}\) ?)?Rank \d+\](?P<text>[^\n]{0,400})"
 )
+_RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds before timing out")
 _GAVE_UP = re.compile(r"(?:at NCCL work|by watchdog at work(?: sequence id)?): (\d{1,12})(?!\d)")
 _DUMPS = re.compile(r"dump signal due to a collective timeout")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:\w{1,10} )?work: (-?\d{1,12})(?!\d)")
@@ -89,6 +90,15 @@ def given_up(text: str) -> Given | None:
     outputs = f"[[{found['made']}]]" if sizes and found["made"] and found["made"] != brought else ""
     function = _FUNCTIONS.get(found["operation"], "")
     return Given(groups.pop() if len(groups) == 1 else "", seq, function, sizes, outputs)
+
+
+def is_of_one(text: str) -> bool:
+    """Return whether a text tells of one time-out at most.
+
+    Torch before 2.3 numbers ranks within each group: what is taken for one rank's may then be of several, each of which
+    tells another time.
+    """
+    return len(set(_RAN_FOR.findall(text))) <= 1
 
 
 def reached(text: str) -> list[CollectiveFact]:

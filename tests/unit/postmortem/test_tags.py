@@ -52,3 +52,14 @@ def test_rays_actors_are_the_ranks_that_ray_has_told() -> None:
     found = by_rank(f"{told}\n(W pid=77, ip=10.0.0.1) ValueError: x\n(W pid=77, ip=10.0.0.2) step").lines
 
     assert found[2] == ["ValueError: x"]
+
+
+def test_a_process_that_rays_monitor_ended_is_the_rank_that_ray_had_told() -> None:
+    """By its host and number; another host's process with that number is not it."""
+    start = "".join(
+        f"(T pid=9) - (node_id=a, ip=10.0.0.{rank}, pid=513) world_rank={rank}, local_rank=0\n" for rank in (3, 4)
+    )
+    ended = "Memory on the node (IP: 10.0.0.4, ID: c) where the task (actor ID: 1, pid=513, memory used=61.00GB) was"
+
+    assert by_rank(f"{start}{ended} running\n").lines[4] == [f"{ended} running"]
+    assert 4 not in by_rank(f"{start}{ended.replace('0.4', '0.9')} running\n").lines

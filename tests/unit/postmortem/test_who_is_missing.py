@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of which only a count, a gap in the numbers or an earlier call speaks: named where it can be no other."""
+
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.postmortem.examine import examine
+from megascale_ops.schema.health import Verdict
+
+COUNTED = (
+    "Traceback (most recent call last):\n"
+    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. "
+    "{joined}/{size} clients joined.\n"
+)
+CLOSED = "Traceback (most recent call last):\ntorch.distributed.DistNetworkError: Connection reset by peer\n"
+UNREACHED = (
+    "Traceback (most recent call last):\n"
+    "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
+    "(head, 29500).\n"
+)
+TRIED = (
+    "[W socket.cpp:752] [c10d] The IPv6 network addresses of (head, 29500) cannot be retrieved (gai error: -3).\n"
+    "[W socket.cpp:697] [c10d] The client socket has failed to connect to [head]:29500 "
+    "(errno: 111 - Connection refused).\n"
+)
+TIMED_OUT = (
+    "[E ProcessGroupNCCL.cpp:475] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, "
+    "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 60000{rank} milliseconds before timing out.\n"
+)
+NO_WAY = (
+    "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21.5\n"
+    "Last error:\nsocketStartConnect: Connect to 10.0.0.4<51021> failed : No route to host\n"
+)
+
+
+def judge(folder: Path, files: dict[str, str]) -> Verdict:
+    """Judge the logs of a folder, by their names."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return examine([folder]).verdicts[0]
+
+
+def merged(numbers: dict[int, int]) -> dict[str, str]:
+    """Return one log in which watchdogs tell what each rank gave up."""
+    return {"job.log": "".join(TIMED_OUT.format(rank=rank, seq=seq) for rank, seq in numbers.items())}
+
+
+@pytest.mark.parametrize(
+    ("joined", "logs", "named"),
+    [
+        (3, {1: CLOSED, 2: "loading\n", 3: CLOSED}, (2,)),
+        (3, {6: UNREACHED}, ()),  # rank 6 is none of four
+        (7, {6: UNREACHED}, (6,)),
+        (6, {6: UNREACHED, 7: UNREACHED}, (6, 7)),
+        (7, {5: UNREACHED, 6: UNREACHED}, ()),  # one is missing, and two say that they are
+        (2, {1: CLOSED, 2: "loading\n", 3: CLOSED}, ()),  # two are missing, and one is silent
+        (7, {6: TRIED + CLOSED}, ()),  # warnings of attempts, and another one reached it
+        (3, {1: CLOSED, 2: "loading\n"}, ()),  # nothing is left of rank 3
+    ],
+    ids=["silent", "of-nodes", "refused", "two-refused", "too-many", "too-few", "tried-again", "a-log-less"],
+)
+def test_a_store_that_counts_is_believed_where_the_rest_is_who_is_missing(
+    tmp_path: Path, joined: int, logs: dict[int, str], named: tuple[int, ...]
+) -> None:
+    """By their own words, or by silence where all others had come; a count that does not fit names nobody."""
+    size = 8 if max(logs) > 4 and joined > 3 else 4
+    files = {f"rank_{rank}.log": text for rank, text in logs.items()}
+
+    verdict = judge(tmp_path, {**files, "rank_0.log": COUNTED.format(joined=joined, size=size)})
+
+    assert verdict.culprits == named, verdict.reason
+    assert verdict.confidence <= 0.7
+
+
+def test_the_only_number_that_a_merged_log_lacks_did_not_come(tmp_path: Path) -> None:
+    """Ranks count from 0, so the rank that printed nothing of a time-out is there all the same."""
+    verdict = judge(tmp_path, merged({1: 1, 2: 1, 3: 1}))
+
+    assert (verdict.fault, verdict.culprits) == ("not_joined", (0,))
+    assert verdict.confidence <= 0.5
+
+
+@pytest.mark.parametrize("numbers", [{1: 1, 2: 1}, {2: 1, 3: 1, 4: 1}, {0: 1, 1: 1, 2: 1}], ids=["few", "two", "none"])
+def test_a_number_that_need_not_be_missing_is_not_named(tmp_path: Path, numbers: dict[int, int]) -> None:
+    """Of two ranks a third may be silent, too; two gaps are two ranks; without a gap nobody is missing."""
+    assert judge(tmp_path, merged(numbers)).culprits == ()
+
+
+@pytest.mark.parametrize("seqs", [{1: 1, 2: 1, 3: 1}, {0: 61, 1: 80, 2: 80, 3: 80}], ids=["gap", "earlier"])
+def test_numbers_that_are_places_in_several_groups_name_nobody(tmp_path: Path, seqs: dict[int, int]) -> None:
+    """Torch before 2.3 tells places: two processes with one number have given up after different times."""
+    twice = TIMED_OUT.format(rank=min(seqs), seq=seqs[min(seqs)]).replace("ran for 60000", "ran for 60070")
+
+    assert judge(tmp_path, {"job.log": merged(seqs)["job.log"] + twice}).culprits == ()
+
+
+def test_a_log_that_was_not_kept_is_no_rank_that_did_not_come(tmp_path: Path) -> None:
+    """A log a rank: what is missing may lie elsewhere."""
+    files = {f"rank{rank}.log": TIMED_OUT.format(rank=rank, seq=1) for rank in (1, 2, 3)}
+
+    assert judge(tmp_path, files).culprits == ()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ({0: 80, 1: 80, 2: 80, 3: 80, 4: 61}, (4,)),
+        ({0: 80, 1: 80, 2: 80, 3: 80, 4: 99}, ()),  # it is ahead
+        ({0: 80, 1: 80, 2: 80, 3: 61, 4: 61}, ()),  # two of five
+        ({0: 80, 1: 80, 2: 61}, ()),
+    ],
+    ids=["behind", "ahead", "halves", "few"],
+)
+def test_few_that_gave_up_an_earlier_call_were_not_where_the_others_waited(
+    tmp_path: Path, numbers: dict[int, int], named: tuple[int, ...]
+) -> None:
+    """Torch before 2.3 names no group: little is sure then."""
+    verdict = judge(tmp_path, merged(numbers))
+
+    assert verdict.culprits == named, verdict.reason
+    assert verdict.confidence <= 0.5
+
+
+def test_one_rank_without_a_way_to_a_peer_is_one_end_of_a_cut_link(tmp_path: Path) -> None:
+    """Several of them may all mean a host that has gone."""
+    one, more = tmp_path / "one", tmp_path / "more"
+    one.mkdir()
+    more.mkdir()
+
+    alone = judge(one, {"rank2.log": NO_WAY, "rank1.log": CLOSED})
+    several = judge(more, {"rank2.log": NO_WAY, "rank1.log": NO_WAY})
+
+    assert (alone.fault, alone.culprits, alone.confidence) == ("link_cut", (2,), 0.5)
+    assert several.culprits == ()
+
+
+def test_a_bar_before_each_line_hides_no_report_of_a_launcher(tmp_path: Path) -> None:
+    """As benchmarks quote what they ran."""
+    report = (
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 5 (local_rank: 1)\n  exitcode  : -11 (pid: 43)\n"
+    )
+
+    verdict = judge(tmp_path, {"job.log": "".join(f"    | {line}\n" for line in report.splitlines())})
+
+    assert (verdict.fault, verdict.culprits) == ("segfault", (5,))
