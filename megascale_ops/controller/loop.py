@@ -252,6 +252,7 @@ class Loop:
         # Below half the floor no rank is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
         step, furthest, moved_mono_s = job.round.step, None, 0.0
+        is_odd = job.round.silence.odd  # one is enough
         for report in share.ranks.values():
             progress = report.progress
             is_quiet = False
@@ -260,10 +261,12 @@ class Loop:
                 if progress.step >= step and progress.steps_seen:
                     step, furthest = progress.step, progress
                     moved_mono_s = max(moved_mono_s, progress.moved_mono_s)
-            if (is_quiet or report.process.state in ODD_STATES or report.rivals) and looks_odd(
-                view_rank(view, report, now_s), policy
+            if (
+                not is_odd
+                and (is_quiet or report.process.state in ODD_STATES or report.rivals)
+                and looks_odd(view_rank(view, report, now_s), policy)
             ):
-                job.round.silence.odd = True
+                is_odd = job.round.silence.odd = True
         if furthest is not None:
             job.round.note_step(furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))
         if job.round.silence.odd and job.record.world_size <= SMALL_JOB:
@@ -344,7 +347,7 @@ class Loop:
         if evidence.order in asked.answered:
             return  # sent again, since the answer to it was lost: one look must not count as two
         asked.answered.add(evidence.order)
-        self.transitions.put_incident(job, incidents.add_evidence(incident, evidence.items), may_wait=True)
+        self.transitions.put_incident(job, asked.add(incident, evidence.items), may_wait=True)
         if evidence.incident == job.record.incident and job.suspected is not None:
             job.suspected.ingest_evidence(evidence.items)
         self.transitions.save(job)

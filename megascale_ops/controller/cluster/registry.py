@@ -376,6 +376,14 @@ class Registry:
             newest = max(newest, view.stirred)
         return newest
 
+    @property
+    def shares_seen(self) -> int | None:
+        """A number that is another one once a node reports a job no more, or another round; None: that can't be said.
+
+        Of a node that has several agents another one may be believed by and by.
+        """
+        return None if self._shared else self.changes
+
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
         """Return whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
         seen = False
@@ -410,8 +418,10 @@ class Registry:
             share = view.shares.get(job) if view is not None else None
             if view is None or share is None or share.round != round_:
                 continue
+            node, sent, floor = view.node, view.sent_mono_s, view.floor_mono_s
+            heard_age_s = max(0.0, now_s - view.heard_s)
             for report in share.ranks.values():
-                yield view_rank(view, report, now_s)
+                yield _aged(node, report, sent, floor, heard_age_s)
 
 
 def _key(heartbeat: Heartbeat, only_job: str) -> Key:
@@ -437,7 +447,10 @@ def _speaker(views: list[NodeView], job: str) -> NodeView:
 
 def view_rank(view: NodeView, report: RankReport, now_s: float) -> RankView:
     """Return a rank's ages as of its node's last heartbeat."""
-    sent, floor = view.sent_mono_s, view.floor_mono_s
+    return _aged(view.node, report, view.sent_mono_s, view.floor_mono_s, max(0.0, now_s - view.heard_s))
+
+
+def _aged(node: str, report: RankReport, sent: float, floor: float, heard_age_s: float) -> RankView:
     progress, process = report.progress, report.process
     silent_s = phase_s = stopped_s = 0.0
     if progress is not None:
@@ -445,7 +458,7 @@ def view_rank(view: NodeView, report: RankReport, now_s: float) -> RankView:
         phase_s = max(0.0, sent - progress.phase_since_mono_s)
     if process.state == "T":
         stopped_s = max(0.0, sent - max(process.stopped_since_mono_s, floor))
-    return RankView(view.node, report, silent_s, stopped_s, phase_s, max(0.0, now_s - view.heard_s))
+    return RankView(node, report, silent_s, stopped_s, phase_s, heard_age_s)
 
 
 def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> bool:

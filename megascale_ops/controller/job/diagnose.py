@@ -285,7 +285,11 @@ def is_blind(registry: Registry, job: Job, now_s: float) -> bool:
     """Return whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
     if now_s - job.entered_s >= BLIND_S:
         return False
+    seen = registry.shares_seen
+    if seen is not None and seen == job.round.all_heard:
+        return False
     if all(registry.share(member.node, job.name, job.record.round) is not None for member in job.record.members):
+        job.round.all_heard = seen
         return False
     job.round.silence = SilenceCheck()  # a judgement without reports is void when they come
     return True

@@ -4,7 +4,7 @@
 Pure functions on frozen structs: each takes an incident and returns the next one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain, islice
 
 import msgspec
@@ -79,18 +79,20 @@ def close(incident: Incident, state: str, done: str = "") -> Incident:
     return _replace(incident, state=state, done=_sentence(incident.done, done))
 
 
-def add_evidence(incident: Incident, items: Iterable[EvidenceItem]) -> Incident:
+def add_evidence(incident: Incident, items: Iterable[EvidenceItem], named: Collection[int] | None = None) -> Incident:
     """Add pieces of evidence, texts cut and bounded in number; a later look at a rank replaces the one before.
 
-    Of more than there is room for (12,288 ranks give 24,576) those about the ranks that the verdict names stay.
+    Of more than there is room for (12,288 ranks give 24,576) those about the ranks that the verdict names stay;
+    ``named``: these ranks, where the caller has them as a set.
     """
-    cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)
+    cut = tuple(item if len(item.text) <= MOST_TEXT else _replace(item, text=item.text[:MOST_TEXT]) for item in items)
     anew = {(item.kind, item.rank) for item in cut if item.ok and item.rank >= 0 and item.kind in LOOKED_AT_AGAIN}
     ranks = {rank for _, rank in anew}
     kept = tuple(one for one in incident.evidence if one.rank not in ranks or (one.kind, one.rank) not in anew)
     found = kept + cut
     if len(found) > MOST_EVIDENCE:
-        named = frozenset(incident.verdict.culprits if incident.verdict is not None else ())
+        if named is None:
+            named = frozenset(incident.verdict.culprits if incident.verdict is not None else ())
         # Of equals the first to come are kept.
         about = [one for one in found if one.rank in named]
         found = tuple(islice(chain(about, (one for one in found if one.rank not in named)), MOST_EVIDENCE))

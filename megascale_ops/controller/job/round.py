@@ -142,6 +142,7 @@ class Round:
         self.scanned_s = NEVER_S  # when all nodes, or all ranks, were last looked at
         self.life_signs = LifeSigns(0, 0)
         self.together: Together | None = None  # how far the others are while nodes are silent
+        self.all_heard: int | None = None  # the registry's number of when all nodes were found to report the round
         self.unheard_s: float | None = None  # when the whole job was last unheard
         self.warnings: dict[str, Incident] = {}  # what is wrong and not worth a stop, by the key of its detector
         self.told: dict[str, Told] = {}  # by the key of a warning

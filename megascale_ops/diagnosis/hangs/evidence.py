@@ -94,8 +94,13 @@ def see(look: Look, item: EvidenceItem) -> Look:
         look = look._replace(seen_mono_s=item.seen_mono_s)
     if item.kind == "process":
         looks = look.stuck_looks + 1 if item.connections else 0
-        look = look._replace(stuck=item.connections, stuck_looks=looks, addresses=item.addresses)
-        look = look._replace(work=item.work, worked_mono_s=_worked(item.work) or look.worked_mono_s)
+        look = look._replace(
+            stuck=item.connections,
+            stuck_looks=looks,
+            addresses=item.addresses,
+            work=item.work,
+            worked_mono_s=_worked(item.work) or look.worked_mono_s,
+        )
     if item.collectives:
         look = _follow(look, item)
     if item.kind == "collectives" and item.ok:
@@ -169,7 +174,7 @@ def _follow(look: Look, item: EvidenceItem) -> Look:
     return look._replace(
         positions=positions_of(facts),
         waits_for_peer=sent,
-        went_on=bool(before) and _count(before) < _count(item.collectives),
+        went_on=bool(before) and before != item.collectives and _count(before) < _count(item.collectives),
     )
 
 

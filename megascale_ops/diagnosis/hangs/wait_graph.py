@@ -73,13 +73,13 @@ def stand_of(view: RankView, looks: Mapping[int, Look]) -> RankWait:
         at = CollectiveFact(group, known.completed + 1, "") if known.enqueued > known.completed else None
         positions = (Position(group, known.enqueued, at),)
     halted = report.process.state == "T" or "stopped" in look.marks
-    of_tiles = () if halted else _tile_positions(look)
-    if any(position.waits_in for position in of_tiles):
+    of_tiles = _tile_positions(look) if look.tiles and not halted else ()
+    if of_tiles and any(position.waits_in for position in of_tiles):
         # Its GPU stands there, whatever its host has queued behind it or does meanwhile.
         return RankWait(
             report.rank, view, look, (*of_tiles, *positions), of_tiles[0].waits_in, waits=True, tile_wait=True
         )
-    positions = (*positions, *of_tiles)
+    positions = (*positions, *of_tiles) if of_tiles else positions
     elsewhere = halted or not ELSEWHERE.isdisjoint(look.marks)
     inside = positions[0].waits_in if positions and not elsewhere else None
     waits = inside is not None or (not elsewhere and (look.waits_for_peer or "in_collective" in look.marks))

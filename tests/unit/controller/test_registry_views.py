@@ -5,6 +5,9 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Folded, Registry
 from megascale_ops.controller.cluster.steady import Sign, Told
+from megascale_ops.controller.job.diagnose import BLIND_S, is_blind
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.record.job_record import JobRecord, Member
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
 
@@ -279,3 +282,30 @@ def test_nodes_of_which_not_all_is_known_never_stand() -> None:
     assert registry.stirred("job", 2, ["n"], 99.0) is None
     _send(registry, 1, full=True, now_s=100.0, agent_id="b1", serves="user")
     assert registry.stirred("job", 1, ["n"], 99.0) is None
+
+
+def test_a_young_controller_is_blind_until_and_unless_all_nodes_report_the_round() -> None:
+    """Asked at every turn of a look at thousands of nodes: what was seen stands until a node reports something else."""
+    registry = Registry()
+    job = Job(JobRecord("job", round=1, members=(Member("n", "r", "j", 1, "n", 1),)), 0.0)
+
+    before = is_blind(registry, job, 1.0)
+    _send(registry, 1, _report(0), full=True)
+    told = [is_blind(registry, job, 1.0), is_blind(registry, job, 2.0)]
+    _send(registry, 2, _report(0, round_=2), round_=2)
+    elsewhere = is_blind(registry, job, 3.0)
+
+    assert (before, told, elsewhere) == (True, [False, False], True)
+    assert not is_blind(registry, job, BLIND_S)
+
+
+def test_of_a_node_with_two_agents_nothing_is_kept_in_mind() -> None:
+    """Another of them may be believed by and by, without anything having come."""
+    registry = Registry()
+    _send(registry, 1, _report(0), full=True)
+    alone = registry.shares_seen
+
+    _send(registry, 1, full=True, agent_id="b1", serves="1000:/box")
+
+    assert alone is not None
+    assert registry.shares_seen is None
