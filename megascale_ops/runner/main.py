@@ -43,7 +43,7 @@ from megascale_ops.runner.services import companions
 from megascale_ops.runner.services.accounting import comment
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.eviction import Eviction
-from megascale_ops.runner.services.own_controller import find_controller
+from megascale_ops.runner.services.own_controller import Found, find_controller
 from megascale_ops.runner.services.profiler import NCCL_VARIABLE, Profiler, has_device
 from megascale_ops.runner.services.tasks import stand_by, take_all_cores
 from megascale_ops.runner.services.time_up import TimeUp
@@ -52,6 +52,7 @@ from megascale_ops.runner.wrapped.limits import limits
 from megascale_ops.schema import environment
 from megascale_ops.schema.health import NodeCheck
 from megascale_ops.schema.messages import JoinReply
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ class Life:
             return False
         self.signals(signal.SIGTERM)
         return True
+
+    def begin_to_end(self, word: str) -> None:
+        """The ranks have ended, ``word`` says how: no time is left to a run that was cancelled."""
+        self.way_out.begin()
+        if self.time_up is not None:
+            self.time_up.outcome = word
+            self.time_up.close()
+        self.way_out.hurried |= word == "cancelled"
 
     def hand_on(self, number: int) -> None:
         """Send a signal that was meant for the ranks to them; act on one that tells of the job's end."""
@@ -200,20 +209,10 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     stack = life.stack
     run_dir = prepare_run_folder(Path(plan.run_dir), is_named=bool(config.run_dir))
     box_root = prepare_boxes(config.box_root, plan.nproc)
-    held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
-    stack.callback(held.release)
-    plan = as_node(plan, held.node)
-    for named in plan.checkpoint_dirs if config.checkpoint_dir else ():  # as open as the user's umask makes it
-        prepare_folder(Path(named), "folder")
-    umask, widen_umask = narrow_umask()
-    stack.callback(widen_umask)
-    for folder in (plan.log_dir, *plan.checkpoint_dirs):
-        prepare_folder(Path(folder), "folder")
-    leftovers.sweep(box_root)
+    plan = _claim_node_name(config, plan, box_root, stack)
+    umask = _prepare_folders(config, plan, stack)
     box_dir = box_root / plan.job
-    said = leftovers.clean_up(box_dir, plan.node, plan.job)
-    if said:
-        log.warning("%s", said)
+    _clean_up_before(box_root, plan)
     if config.preflight != "none":
         check_node(config.preflight, plan.node, run_dir, [plan.run_dir, *plan.checkpoint_dirs])
     run_id = uuid.uuid4().hex
@@ -221,21 +220,13 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     env = dict(os.environ)
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
-    is_made = not config.token_file
-    own = {environment.CONFIG: str(Path(life.config_file).resolve())} if life.config_file else {}
-    url, token_file, controller = find_controller(config, plan.meeting, run_dir, {**env, **own})
-    config = msgspec.structs.replace(config, token_file=token_file)
-    if controller is not None:
-        for name in (CONTROLLER_FILE, TOKEN_FILE) if is_made else (CONTROLLER_FILE,):
-            stack.callback((run_dir / name).unlink, missing_ok=True)
-        stack.callback(controller.stop)
-        if plan.max_nodes > 1:
-            stack.callback(time.sleep, _FAREWELL_S)
+    controller = _find_controller(config, plan, life, run_dir, env)
+    config = msgspec.structs.replace(config, token_file=controller.token_file)
     agent = Attendance(
-        lambda: companions.start_agent(url, plan.node, box_root, run_dir, env, config.token_file),
+        lambda: companions.start_agent(controller.url, plan.node, box_root, run_dir, env, config.token_file),
         lambda: find_agents(box_root, plan.node),
-        url,
-        alone=controller is not None and plan.max_nodes == 1,
+        controller.url,
+        alone=controller.own is not None and plan.max_nodes == 1,
     )
     stack.callback(agent.stop)
     pool = _warm_pool(config, plan, run_id, umask)
@@ -246,15 +237,54 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
         console=None if config.quiet else life.console,
         warm=pool,
         python=plan.program,
-        companions=lambda: (agent.pid, controller.pid if controller else 0),
+        companions=lambda: (agent.pid, controller.own.pid if controller.own else 0),
         profiler=profiler.variables,
     )
     stack.callback(local_workers.look_away)
     local_workers.write_round_file()
-    say_where(config, plan, url, is_own=controller is not None)
-    code = _launch(config, plan, url, local_workers, life, observe, is_own=controller is not None)
+    say_where(config, plan, controller.url, is_own=controller.own is not None)
+    code = _launch(config, plan, controller.url, local_workers, life, observe, is_own=controller.own is not None)
     life.child_grace_s = 0.0 if code else config.child_grace_s
     return code
+
+
+def _claim_node_name(config: RunConfig, plan: Plan, box_root: Path, stack: ExitStack) -> Plan:
+    """Hold this node's name until the run ends; return the plan under the name that was free."""
+    held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
+    stack.callback(held.release)
+    return as_node(plan, held.node)
+
+
+def _prepare_folders(config: RunConfig, plan: Plan, stack: ExitStack) -> int:
+    """Make the folders of logs and checkpoints, and narrow our umask until the run ends; return the user's own."""
+    for named in plan.checkpoint_dirs if config.checkpoint_dir else ():  # as open as the user's umask makes it
+        prepare_folder(Path(named), "folder")
+    umask, widen_umask = narrow_umask()
+    stack.callback(widen_umask)
+    for folder in (plan.log_dir, *plan.checkpoint_dirs):
+        prepare_folder(Path(folder), "folder")
+    return umask
+
+
+def _clean_up_before(box_root: Path, plan: Plan) -> None:
+    """Remove what earlier runs on this node have left; log what was found of this job."""
+    leftovers.sweep(box_root)
+    found = leftovers.clean_up(box_root / plan.job, plan.node, plan.job)
+    if found:
+        log.warning("%s", found)
+
+
+def _find_controller(config: RunConfig, plan: Plan, life: Life, run_dir: Path, env: dict[str, str]) -> Found:
+    """Find the controller that was named, or start one that ends with the run and takes its files along."""
+    read_too = {environment.CONFIG: str(Path(life.config_file).resolve())} if life.config_file else {}
+    found = find_controller(config, plan.meeting, run_dir, {**env, **read_too})
+    if found.own is not None:
+        for name in (CONTROLLER_FILE,) if config.token_file else (CONTROLLER_FILE, TOKEN_FILE):
+            life.stack.callback((run_dir / name).unlink, missing_ok=True)
+        life.stack.callback(found.own.stop)
+        if plan.max_nodes > 1:
+            life.stack.callback(time.sleep, _FAREWELL_S)
+    return found
 
 
 def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, umask: int) -> Place:
@@ -301,46 +331,49 @@ def _launch(
 
     install_factory(local_workers)
     addr = config.local_addr or membership.local_address(url)
-    policy = config.policy
-    if config.max_restarts >= 0:
-        policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
-    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy, plan.meeting.node_rank)
+    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, _policy(config), plan.meeting.node_rank)
     token = find_token(config.token_file, os.environ)
     link = BlockingLink(url, token)
+    where = whereabouts_of(config, plan, url, is_own=is_own)
 
-    def note(kind: str, reply: JoinReply) -> None:
+    def keep_and_observe(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)
         if gone := keep_newest(Path(plan.run_dir, "incidents"), config.keep_incidents):
             log.info("the evidence of the %d oldest incidents was removed (keep_incidents)", gone)
-        observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
+        observe(kind, reply, where)
 
     handler = MegascaleRendezvous(
-        link, local_workers, terms, observe=note, master=plan.master, check=lambda: _check_again(plan)
+        link, local_workers, terms, observe=keep_and_observe, master=plan.master, check=lambda: _check_again(plan)
     )
-    outcome, way_out, time_up = None, life.way_out, life.time_up
+    outcome, time_up = None, life.time_up
     began_mono_s = time.monotonic()
     if time_up is not None:
         time_up.watch(plan.job, link, handler.leave)
-    interval_s = config.monitor_interval_s
-    takes_sigterm = life.takes_sigterm if time_up is not None else None
     try:
         outcome = elastic.launch(
-            plan, handler, monitor_interval_s=interval_s, role=config.role, takes_sigterm=takes_sigterm
+            plan,
+            handler,
+            monitor_interval_s=config.monitor_interval_s,
+            role=config.role,
+            takes_sigterm=life.takes_sigterm if time_up is not None else None,
         )
     finally:
-        way_out.begin()
-        if time_up is not None:
-            time_up.outcome = outcome.word if outcome else "cancelled"
-            time_up.close()
-        way_out.hurried |= outcome is None or outcome.word == "cancelled"
-        _end_part(handler, outcome.word if outcome else "cancelled", is_lost=life.is_lost())
+        word = outcome.word if outcome else "cancelled"
+        life.begin_to_end(word)
+        _end_part(handler, word, is_lost=life.is_lost())
         link.close()
-        wall_s = time.monotonic() - began_mono_s
-        say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
+        say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where)
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
         comment(life.step, outcome.reason)
     return outcome.code
+
+
+def _policy(config: RunConfig) -> JobPolicy:
+    """Return the job's policy, with the limit of torchrun's ``--max-restarts`` where it was given."""
+    if config.max_restarts < 0:
+        return config.policy
+    return msgspec.structs.replace(config.policy, max_restarts=config.max_restarts)
 
 
 def _end_part(handler: "MegascaleRendezvous", word: str, *, is_lost: bool) -> None:
