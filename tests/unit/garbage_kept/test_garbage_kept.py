@@ -54,7 +54,7 @@ def test_what_may_be_garbage_is_looked_at_as_ever() -> None:
         pass
 
     assert gc.isenabled()
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before  # nothing was left out; what was before, may have died
 
 
 def test_an_import_that_fails_leaves_nothing_out() -> None:
@@ -65,7 +65,7 @@ def test_an_import_that_fails_leaves_nothing_out() -> None:
         raise ImportError("no such thing")
 
     assert gc.isenabled()
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before  # nothing was left out; what was before, may have died
 
 
 def test_inside_a_function_the_script_has_begun() -> None:
