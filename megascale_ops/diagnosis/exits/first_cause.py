@@ -97,9 +97,25 @@ def judge_exits(
     victims = [one for one in judged if one.fault == "peer"]
     if _were_stopped_for(victims, causes):
         causes = []
-    told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
-    evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
+    verdict = _named_by_words(verdict, ended, judged, reports, world_size)
+    evidence = (*_evidence(judged, missing), *_survived(ended, reports))
+    return _with_times(verdict, ended, reports, round_, wall_s, evidence)
+
+
+def _named_by_words(
+    verdict: Verdict,
+    ended: Sequence[Ended],
+    judged: Sequence[Judged],
+    reports: Mapping[int, RankReport],
+    world_size: int,
+) -> Verdict:
+    """Return the verdict with the culprit that the ranks' own words name, where how they ended does not tell it.
+
+    The order is from the most exact words to the least: the tile that timed out, NCCL's versions, the call that no
+    other rank made, quoted ranks, ranks that nobody has heard of, ranks that the victims name.
+    """
+    told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
     errors = {one.exit.rank: error for one in ended if (error := error_of(one.exit, reports.get(one.exit.rank)))}
     verdict = tile_timeouts.blame(verdict, [one.exit for one in ended], errors)
     if verdict.fault == "nccl_error" and len(verdict.culprits) > 1:
@@ -111,17 +127,28 @@ def judge_exits(
         verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict
     if verdict.fault == "unknown":
         verdict = _who_is_missing(verdict, judged, told, world_size)
-    since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
-    steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
+    return verdict
+
+
+def _with_times(
+    verdict: Verdict,
+    ended: Sequence[Ended],
+    reports: Mapping[int, RankReport],
+    round_: int,
+    wall_s: float,
+    evidence: tuple[Finding, ...],
+) -> Verdict:
+    """Return the verdict with its round, its evidence, and since when and on which nodes the culprits ended."""
+    guilty = [one for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
         fault=verdict.fault,
         reason=verdict.reason,
         confidence=verdict.confidence,
         culprits=verdict.culprits,
-        nodes=verdict.nodes or tuple(sorted({one.node for one in ended if one.exit.rank in verdict.culprits} - {""})),
+        nodes=verdict.nodes or tuple(sorted({one.node for one in guilty} - {""})),
         otherwise=verdict.otherwise,
-        since_wall_s=wall_s - since_s,
-        since_step=min(steps, default=verdict.since_step),
+        since_wall_s=wall_s - max((one.age_s for one in guilty), default=0.0),
+        since_step=min((_step_of(one.exit, reports.get(one.exit.rank)) for one in guilty), default=verdict.since_step),
         round=round_,
         evidence=evidence,
     )

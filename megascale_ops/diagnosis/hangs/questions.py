@@ -285,29 +285,40 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     circle = _circle(stands, end) or _circle(begun, wait_graph.chain(begun))
     if circle is not None:
         return circle
-    late = wait_graph.behind(stands)
-    if late:
-        who = [stand.rank for stand in late]
-        at = describe(late[0].inside) if late[0].inside is not None else "a collective"
-        why = f"{named(who)} is still inside {at}, which most others have finished"
-        return Answer("silent", who, 0.6, why, None, "nobody named, had the others not finished it")
-    unheard = sorted(set(range(world_size)) - {stand.rank for stand in stands})
-    if unheard:
-        why = f"of {named(unheard)} nothing is known, and all {len(stands)} that are known wait for others"
-        inside = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
-        why += f", {inside[0][1]} of them in {describe(inside[0][0])}" if inside else ""
-        otherwise = "another answer, had an agent told of them"
-        # That so many are missing is evidence about their agents, and not about any one rank.
-        named_ones = unheard if len(unheard) <= len(stands) else []
-        fault, sure_of = ("not_joined", 0.7) if named_ones else ("silent", 0.3)
-        return Answer(fault, named_ones, sure_of, why, None, otherwise)
+    if late := wait_graph.behind(stands):
+        return _still_inside(late)
+    if unheard := sorted(set(range(world_size)) - {stand.rank for stand in stands}):
+        return _unheard(unheard, stands)
+    return _unfinished_by_all(stands, end)
+
+
+def _still_inside(late: Sequence[RankWait]) -> Answer:
+    """Return those who are inside a collective that most others have finished."""
+    who = [stand.rank for stand in late]
+    at = describe(late[0].inside) if late[0].inside is not None else "a collective"
+    why = f"{named(who)} is still inside {at}, which most others have finished"
+    return Answer("silent", who, 0.6, why, None, "nobody named, had the others not finished it")
+
+
+def _unheard(unheard: Sequence[int], stands: Sequence[RankWait]) -> Answer:
+    """Return the ranks that no agent tells of, while all others wait."""
+    why = f"of {named(unheard)} nothing is known, and all {len(stands)} that are known wait for others"
+    inside = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
+    why += f", {inside[0][1]} of them in {describe(inside[0][0])}" if inside else ""
+    otherwise = "another answer, had an agent told of them"
+    if len(unheard) > len(stands):  # that so many are missing is evidence about their agents, not about any one rank
+        return Answer("silent", [], 0.3, why, None, otherwise)
+    return Answer("not_joined", list(unheard), 0.7, why, None, otherwise)
+
+
+def _unfinished_by_all(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer:
+    """Return that nobody is to blame: all ranks are in the collective, and it moves data or does not end."""
     otherwise = "a name, had one rank been missing in the collective"
     # Not what their children do: a data loader's workers fill their queues in a hang, too.
     moving = next((seen for stand in stands if (seen := sends(stand.look.work))), "")
     if moving:
-        return Answer(
-            "slow", [], 0.5, f"{_unfinished(stands, end)}, and data moves: {moving}", Patience.MOVING, otherwise
-        )
+        why = f"{_unfinished(stands, end)}, and data moves: {moving}"
+        return Answer("slow", [], 0.5, why, Patience.MOVING, otherwise)
     why = _unfinished(stands, end) + ": the network or a library does not finish it"
     # In the first call of a group its communicator is formed, which takes minutes among many thousand ranks.
     is_forming = any(stand.inside is not None and 0 <= stand.inside.seq <= 1 for stand in stands)

@@ -74,28 +74,43 @@ def _explain(
 ) -> tuple[tuple[int, ...], str, list[SlowLine], float]:
     """Return the ranks that explain most of what is left, what they are, and which lines that are."""
     worst = max(left, key=lambda line: line.cost)
-    # How many groups of ranks move slowly that contain a rank; a pair of neighbours.
-    groups = {line.ranks for line in left}
-    by_rank = Counter(rank for ranks in groups for rank in set(ranks))
-    if len(worst.ranks) == 2 and not any(set(worst.ranks) <= set(ranks) for ranks in normal):
-        shared = [rank for rank in worst.ranks if rank not in well.ranks and by_rank[rank] > 1]
-        if not shared:
-            return worst.ranks, "link", [line for line in left if line.ranks == worst.ranks], 0.9
-    candidates = [rank for rank in worst.ranks if rank not in well.ranks]
-    best = max(candidates, key=lambda rank: by_rank[rank], default=None)
-    if best is not None and by_rank[best] > 1 and sum(by_rank[rank] == by_rank[best] for rank in candidates) == 1:
-        return (best,), "rank", [line for line in left if best in line.ranks], 0.9
+    # How many groups of ranks move slowly that contain a rank.
+    by_rank = Counter(rank for ranks in {line.ranks for line in left} for rank in set(ranks))
+    alone = _lines_of(left, worst.ranks)
+    is_new_pair = len(worst.ranks) == 2 and not any(set(worst.ranks) <= set(ranks) for ranks in normal)
+    if is_new_pair and not any(by_rank[rank] > 1 for rank in worst.ranks if rank not in well.ranks):
+        return worst.ranks, "link", alone, 0.9
+    rank = _rank_of(by_rank, [rank for rank in worst.ranks if rank not in well.ranks])
+    if rank is not None:
+        return (rank,), "rank", [line for line in left if rank in line.ranks], 0.9
     node = _node_of(left, worst, nodes)
     if node is not None:
         ranks, lines = node
         return ranks, "node", lines, 0.8
-    pairs = _pairs(worst.ranks) - well.pairs
-    by_pair = Counter(pair for line in left for pair in _pairs(line.ranks) & pairs)
-    shared_pairs = [pair for pair in pairs if by_pair[pair] > 1]
-    if len(shared_pairs) == 1:
-        pair = shared_pairs[0]
+    pair = _pair_of(left, _pairs(worst.ranks) - well.pairs)
+    if pair is not None:
         return pair, "link", [line for line in left if pair in _pairs(line.ranks)], 0.7
-    return worst.ranks, "ring", [line for line in left if line.ranks == worst.ranks], 0.5
+    return worst.ranks, "ring", alone, 0.5
+
+
+def _lines_of(left: Sequence[SlowLine], ranks: tuple[int, ...]) -> list[SlowLine]:
+    """Return the lines of just these ranks."""
+    return [line for line in left if line.ranks == ranks]
+
+
+def _rank_of(by_rank: Mapping[int, int], candidates: Sequence[int]) -> int | None:
+    """Return the one candidate that takes part in more slow groups than any other; None: it is in one only, or tied."""
+    best = max(candidates, key=lambda rank: by_rank[rank], default=None)
+    if best is None or by_rank[best] < 2 or sum(by_rank[rank] == by_rank[best] for rank in candidates) > 1:
+        return None
+    return best
+
+
+def _pair_of(left: Sequence[SlowLine], pairs: set[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the one pair of neighbours that several slow lines share, if there is just one such pair."""
+    by_pair = Counter(pair for line in left for pair in _pairs(line.ranks) & pairs)
+    shared = [pair for pair in pairs if by_pair[pair] > 1]
+    return shared[0] if len(shared) == 1 else None
 
 
 def _node_of(
