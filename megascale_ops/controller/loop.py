@@ -252,7 +252,6 @@ class Loop:
         # Below half the floor no rank is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
         step, furthest, moved_mono_s = job.round.step, None, 0.0
-        is_odd = job.round.silence.odd  # one is enough
         for report in share.ranks.values():
             progress = report.progress
             is_quiet = False
@@ -261,12 +260,9 @@ class Loop:
                 if progress.step >= step and progress.steps_seen:
                     step, furthest = progress.step, progress
                     moved_mono_s = max(moved_mono_s, progress.moved_mono_s)
-            if (
-                not is_odd
-                and (is_quiet or report.process.state in ODD_STATES or report.rivals)
-                and looks_odd(view_rank(view, report, now_s), policy)
-            ):
-                is_odd = job.round.silence.odd = True
+            is_quiet = is_quiet or report.process.state in ODD_STATES or bool(report.rivals)
+            if is_quiet and not job.round.silence.odd and looks_odd(view_rank(view, report, now_s), policy):
+                job.round.silence.odd = True
         if furthest is not None:
             job.round.note_step(furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))
         if job.round.silence.odd and job.record.world_size <= SMALL_JOB:

@@ -113,7 +113,7 @@ def _named_by_words(
     """Return the verdict with the culprit that the ranks' own words name, where how they ended does not tell it.
 
     The order is from the most exact words to the least: the tile that timed out, NCCL's versions, the call that no
-    other rank made, quoted ranks, ranks that nobody has heard of, ranks that the victims name.
+    other rank made, quoted ranks, ranks that never came, ranks that the victims name.
     """
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
     errors = {one.exit.rank: error for one in ended if (error := error_of(one.exit, reports.get(one.exit.rank)))}

@@ -312,7 +312,7 @@ def _unheard(unheard: Sequence[int], stands: Sequence[RankWait]) -> Answer:
 
 
 def _unfinished_by_all(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer:
-    """Return that nobody is to blame: all ranks are in the collective, and it moves data or does not end."""
+    """Return that no rank is to blame: all ranks are in the collective, and it moves data or does not end."""
     otherwise = "a name, had one rank been missing in the collective"
     # Not what their children do: a data loader's workers fill their queues in a hang, too.
     moving = next((seen for stand in stands if (seen := sends(stand.look.work))), "")
