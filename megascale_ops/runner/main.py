@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -343,7 +344,7 @@ def _launch(
         observe(kind, reply, where)
 
     handler = MegascaleRendezvous(
-        link, local_workers, terms, observe=keep_and_observe, master=plan.master, check=lambda: _check_again(plan)
+        link, local_workers, terms, observe=keep_and_observe, master=plan.master, check=partial(_recheck, plan)
     )
     outcome, time_up = None, life.time_up
     began_mono_s = time.monotonic()
@@ -384,9 +385,9 @@ def _end_part(handler: "MegascaleRendezvous", word: str, *, is_lost: bool) -> No
         handler.leave(word)
 
 
-def _check_again(plan: Plan) -> NodeCheck:
+def _recheck(plan: Plan, checks: tuple[str, ...]) -> NodeCheck:
     """Measure this node between two rounds."""
-    return recheck_node(plan.node, Path(plan.run_dir), [plan.run_dir, plan.checkpoint_dir])
+    return recheck_node(plan.node, Path(plan.run_dir), [plan.run_dir, plan.checkpoint_dir], checks)
 
 
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:

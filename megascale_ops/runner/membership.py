@@ -52,9 +52,9 @@ class Membership:
         link: BlockingLink,
         local_workers: LocalWorkers,
         terms: Terms,
-        check: Callable[[], NodeCheck] | None = None,
+        check: Callable[[tuple[str, ...]], NodeCheck] | None = None,
     ) -> None:
-        self._check = check  # measures this node
+        self._check = check  # measures this node, by the checks that are named, or by all
         self._link = link
         self._local_workers = local_workers
         self._terms = terms
@@ -142,7 +142,7 @@ class Membership:
             if reply.status == "check" and self._check is not None:
                 log.warning("this node is measured before it takes part again: %s", reply.reason)
                 began = time.monotonic()
-                join = msgspec.structs.replace(join, check=self._check())
+                join = msgspec.structs.replace(join, check=self._check(reply.checks))
                 deadline += time.monotonic() - began
                 continue
             if reply.status != "wait":

@@ -58,7 +58,7 @@ class MegascaleRendezvous(RendezvousHandler):
         *,
         observe: Callable[[str, JoinReply], None] = lambda _kind, _reply: None,
         master: tuple[str, int] = ("", 0),
-        check: Callable[[], NodeCheck] | None = None,
+        check: Callable[[tuple[str, ...]], NodeCheck] | None = None,
     ) -> None:
         self._link = link
         self._local_workers = local_workers

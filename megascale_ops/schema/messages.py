@@ -298,6 +298,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incidents: int = 0  # the highest number of an incident so far, to be sent again
     restore_before: int = -1  # of checkpoints: none of this step or a later one is restored; -1: any
     epoch: int = 0  # as in ``HeartbeatReply``
+    checks: tuple[str, ...] = ()  # with check: which ones, by name; none: all of a quick self-check
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
