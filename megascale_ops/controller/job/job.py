@@ -14,6 +14,7 @@ import msgspec
 from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.job.homes import Homes
 from megascale_ops.controller.job.node_checks import NodeChecks
+from megascale_ops.controller.job.notices import Notices
 from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
@@ -118,6 +119,7 @@ class Job:
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before
         self.note_asked(*record.orders)
         self.incident: Incident | None = None
+        self.notices = Notices()
         self.owed_checks: dict[str, OwedCheck] = {}  # by incident: of GPUs that a verdict speaks of
         self.checks_noted: set[str] = set()  # incidents whose verdict has been looked at for that
         # The latest round and the highest incident that is known anywhere: the journal may have lost its end.
