@@ -79,6 +79,7 @@ NOT_OF_A_LIFE = {
     "round": "compared field by field",
     "unsaved": "told with the next save",
     "checks": "an object; a new one, empty, in each life",
+    "notices": "an object; a new one, empty, in each life",
     "homes": "by the numbers of this life's rounds",
     "heard_round": "the highest number that anybody tells of",
     "heard_incidents": "the highest number that anybody tells of",
