@@ -234,7 +234,11 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     lead = f"has not come to {at}, where {there} {'rank waits' if there == 1 else 'ranks wait'}"
     lead += f" ({len(victims)} wait in all)" if there < len(victims) else ""
     answer = _by_cause(roots, lead, crowd=len(victims))
-    return answer if roots[0] not in unknown or not roots[0].look.frames else answer._replace(confidence=min(answer.confidence, UNSEEN))
+    return (
+        answer
+        if roots[0] not in unknown or not roots[0].look.frames
+        else answer._replace(confidence=min(answer.confidence, UNSEEN))
+    )
 
 
 def _by_cause(culprits: Sequence[RankWait], lead: str, *, crowd: int) -> Answer:
@@ -360,7 +364,7 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
         otherwise = "another answer, had an agent told of them"
         # That so many are missing is evidence about their agents, and not about any one rank.
         named_ones = awaited_of(unheard, stands) if len(unheard) <= len(stands) else []
-        fault, sure_of = ("not_joined", 0.7) if named_ones else ("silent", 0.3)
+        fault, sure_of = ("not_joined", UNSEEN) if named_ones else ("silent", 0.3)
         return Answer(fault, named_ones, sure_of, why, None, otherwise)
     otherwise = "a name, had one rank been missing in the collective"
     # Not what their children do: a data loader's workers fill their queues in a hang, too.
@@ -440,7 +444,9 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
     if victims:
         lead += f", while {named(victims)} {'waits' if len(victims) == 1 else 'wait'} in a send or a receive"
     if len(suspects) < 2 or len(suspects) < len(stands):
-        return _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
+        answer = _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
+        # No call waits for them, and nothing tells what they do: that they are silent is all there is.
+        return answer._replace(confidence=0.5) if not victims and answer.fault == "not_joined" else answer
     causes = {stand.rank: cause_of(stand).fault for stand in suspects}
     special = [stand for stand in suspects if causes[stand.rank] not in ("sleeping", "not_joined")]
     if not special:
