@@ -90,7 +90,8 @@ class Neighbour:
 def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: float) -> Iterator[tuple[str, Trial]]:
     """Slow a GPU, drawn at random, by a neighbour, or none; judge each by the check itself, until the time is over.
 
-    The check is made as the verb makes it, in a process that has loaded torch; that one is kept from trial to trial.
+    Each check is made as the verb makes it, in a process that has loaded torch and made no other check; that one is
+    kept from trial to trial.
     """
     from megascale_ops.diagnostics.gpu.devices import devices
 
@@ -108,11 +109,15 @@ def gpu_trials(draw: random.Random, trials: int, runs: int, only: str, until_s: 
     try:
         for neighbour in neighbours.values():
             neighbour.await_begun()
+        made = ""
         for check, is_sick in _turns(draw, chosen, trials, runs):
             if time.monotonic() > until_s:
                 return
-            if child.is_ready and not child.is_usable:  # its last check was killed at its deadline
+            # NCCL's ranks can't be forked from a process that has used a GPU; and a hung check's process was killed.
+            if made not in ("", check) or (child.is_ready and not child.is_usable):
+                child.end()
                 child = Child(("torch",))
+            made = check
             sick = draw.choice(known).label
             with neighbours[check, sick].at_work() if is_sick else contextlib.nullcontext():
                 trial = _by_the_check(child, check, sick if is_sick else "")

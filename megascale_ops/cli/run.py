@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
 _BY_SIGNAL = 128  # exit codes from here on mean one
 _OTHERS = -1  # local ranks that are not listed
+_MOST_RANKS = 8  # in a line of the terminal
 
 
 @take_torchruns_own
@@ -292,18 +293,33 @@ def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> 
 
 
 def _report_reply(kind: str, reply: Any, where: str) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
-    """Print what the controller decided, one line for each round that follows a fault."""
+    """Print what the controller decided, one line for each round that follows a fault, and what it only warns of."""
+    if kind == "notice":
+        _report_notice(reply, where)
+        return
     if reply.verdict is None:
         return
     verdict = reply.verdict
-    ranks = ", ".join(str(rank) for rank in verdict.culprits) or "none named"
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"
-    log.warning(
-        "%s (rank %s): %s; %s. `megascale-ops why %s %s` tells more",
-        verdict.fault,
-        ranks,
-        verdict.reason,
-        what,
-        reply.incident,
-        where,
-    )
+    text = "%s (%s): %s; %s. `megascale-ops why %s %s` tells more"
+    log.warning(text, verdict.fault, _ranks(verdict.culprits), verdict.reason, what, reply.incident, where)
+
+
+def _report_notice(notice: Any, where: str) -> None:  # noqa: ANN401  Notice; as above
+    """Print what is seen and not acted upon yet, or that it has passed."""
+    ranks = _ranks(notice.culprits)
+    if notice.state in ("harmless", "over"):
+        log.info("%s (%s) has passed: %s", notice.fault, ranks, notice.done or "it does not hold any more")
+        return
+    done = notice.done or "it is told only"
+    text = "%s (%s): %s; %s. `megascale-ops why %s %s` tells more"
+    log.warning(text, notice.fault, ranks, notice.reason, done, notice.incident, where)
+
+
+def _ranks(culprits: tuple[int, ...]) -> str:
+    """Name ranks; of thousands the first few."""
+    if not culprits:
+        return "no rank named"
+    some = ", ".join(map(str, culprits[:_MOST_RANKS]))
+    more = f" and {len(culprits) - _MOST_RANKS} more" if len(culprits) > _MOST_RANKS else ""
+    return f"{'rank' if len(culprits) == 1 else 'ranks'} {some}{more}"

@@ -254,14 +254,13 @@ class Loop:
         step, furthest, moved_mono_s = job.round.step, None, 0.0
         for report in share.ranks.values():
             progress = report.progress
-            is_quiet = False
+            is_worth_a_look = report.process.state in ODD_STATES or bool(report.rivals)
             if progress is not None:
-                is_quiet = progress.moved_mono_s < quiet_mono_s
+                is_worth_a_look = is_worth_a_look or progress.moved_mono_s < quiet_mono_s
                 if progress.step >= step and progress.steps_seen:
                     step, furthest = progress.step, progress
                     moved_mono_s = max(moved_mono_s, progress.moved_mono_s)
-            is_quiet = is_quiet or report.process.state in ODD_STATES or bool(report.rivals)
-            if is_quiet and not job.round.silence.odd and looks_odd(view_rank(view, report, now_s), policy):
+            if is_worth_a_look and not job.round.silence.odd and looks_odd(view_rank(view, report, now_s), policy):
                 job.round.silence.odd = True
         if furthest is not None:
             job.round.note_step(furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))

@@ -84,9 +84,10 @@ class BlockingLink:
         after: str = "",
         wait_s: float = 20.0,
         incidents: int = 0,
+        noticed: int = -1,
     ) -> OrdersReply:
         """See ``Link.orders``."""
-        return self._wait(self._link.orders(job, node, runner_id, round_, after, wait_s, incidents))
+        return self._wait(self._link.orders(job, node, runner_id, round_, after, wait_s, incidents, noticed))
 
     def leave(self, leave: Leave) -> None:
         """See ``Link.leave``."""

@@ -79,14 +79,16 @@ class Link(Connection):
         after: str = "",
         wait_s: float = 20.0,
         incidents: int = 0,
+        noticed: int = -1,
     ) -> OrdersReply:
         """Wait for orders to this runner; also its heartbeat.
 
-        ``after`` is the last order id executed, ``incidents`` the highest number of an incident that it has received.
+        ``after`` is the last order id executed, ``incidents`` the highest number of an incident that it has received,
+        ``noticed`` that of the newest notice; -1: it wants none.
         """
         wait_s = self._patience(wait_s)
         query = {"node": node, "runner_id": runner_id, "round": str(round_), "after": after, "wait_s": str(wait_s)}
-        query["incidents"] = str(incidents)
+        query |= {"incidents": str(incidents), "noticed": str(noticed)}
         path = f"/v1/jobs/{quote(job, safe='')}/orders"
         reply = await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
         self._newest(reply.epoch)

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,11 +52,12 @@ from megascale_ops.runner.slurm_step import Step, stands_by
 from megascale_ops.runner.wrapped.limits import limits
 from megascale_ops.schema import environment
 from megascale_ops.schema.health import NodeCheck
-from megascale_ops.schema.messages import JoinReply
+from megascale_ops.schema.messages import JoinReply, Notice
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from megascale_ops.runner.elastic import Outcome
     from megascale_ops.runner.rendezvous import MegascaleRendezvous
 
 log = logging.getLogger(__name__)
@@ -127,7 +129,7 @@ class Life:
 def run(
     config: RunConfig,
     command: tuple[str, ...],
-    observe: Callable[[str, JoinReply, str], None] | None = None,
+    observe: Callable[[str, JoinReply | Notice, str], None] | None = None,
     *,
     config_file: str = "",
     is_lost: Callable[[], bool] = lambda: False,
@@ -137,8 +139,8 @@ def run(
     Args:
         config: The effective configuration.
         command: Script and arguments.
-        observe: Called with each formed round ("go") and the controller's stop ("stop"), and the options by which verbs
-            find this run, for the terminal.
+        observe: Called with each formed round ("go"), the controller's stop ("stop") and what is only warned of
+            ("notice"), and the options by which verbs find this run, for the terminal.
         config_file: Where the configuration was read; a controller of this run's own reads its section there.
         is_lost: As in `Lasting`.
 
@@ -191,7 +193,7 @@ def _live(
     plan: Plan,
     way_out: WayOut,
     lasting: Lasting,
-    observe: Callable[[str, JoinReply, str], None],
+    observe: Callable[[str, JoinReply | Notice, str], None],
 ) -> int:
     with signals_interrupt(), ExitStack() as stack:
         life = Life(stack, Console(hurried=way_out.is_hurried), way_out, lasting)
@@ -205,7 +207,7 @@ def _live(
             return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
 
 
-def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply, str], None]) -> int:
+def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply | Notice, str], None]) -> int:
     stack = life.stack
     run_dir = prepare_run_folder(Path(plan.run_dir), is_named=bool(config.run_dir))
     box_root = prepare_boxes(config.box_root, plan.nproc)
@@ -317,7 +319,7 @@ def _launch(
     url: str,
     local_workers: LocalWorkers,
     life: Life,
-    observe: Callable[[str, JoinReply, str], None],
+    observe: Callable[[str, JoinReply | Notice, str], None],
     *,
     is_own: bool,
 ) -> int:
@@ -336,14 +338,15 @@ def _launch(
     link = BlockingLink(url, token)
     where = whereabouts_of(config, plan, url, is_own=is_own)
 
-    def keep_and_observe(kind: str, reply: JoinReply) -> None:
-        keep_verdict(Path(plan.run_dir), reply)
+    def keep_and_observe(kind: str, reply: JoinReply | Notice) -> None:
+        if isinstance(reply, JoinReply):
+            keep_verdict(Path(plan.run_dir), reply)
         if gone := keep_newest(Path(plan.run_dir, "incidents"), config.keep_incidents):
             log.info("the evidence of the %d oldest incidents was removed (keep_incidents)", gone)
         observe(kind, reply, where)
 
     handler = MegascaleRendezvous(
-        link, local_workers, terms, observe=keep_and_observe, master=plan.master, check=lambda: _check_again(plan)
+        link, local_workers, terms, observe=keep_and_observe, master=plan.master, check=partial(_recheck, plan)
     )
     outcome, time_up = None, life.time_up
     began_mono_s = time.monotonic()
@@ -360,7 +363,7 @@ def _launch(
     finally:
         word = outcome.word if outcome else "cancelled"
         life.begin_to_end(word)
-        _end_part(handler, word, is_lost=life.is_lost())
+        _end_part(handler, word, _signal_of(outcome), is_lost=life.is_lost())
         link.close()
         say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where)
     if outcome.word in ("failed", "stopped") and outcome.code:
@@ -376,17 +379,23 @@ def _policy(config: RunConfig) -> JobPolicy:
     return msgspec.structs.replace(config.policy, max_restarts=config.max_restarts)
 
 
-def _end_part(handler: "MegascaleRendezvous", word: str, *, is_lost: bool) -> None:
+def _signal_of(outcome: "Outcome | None") -> str:
+    """Return by which signal this runner was ended that no person at the terminal sends, "" where none was."""
+    by_other = outcome is not None and outcome.word == "cancelled" and outcome.code != 128 + signal.SIGINT
+    return outcome.reason if outcome is not None and by_other else ""
+
+
+def _end_part(handler: "MegascaleRendezvous", word: str, why: str, *, is_lost: bool) -> None:
     """Leave the job; a node that is lost only ends, for to leave would end the job on the others."""
     if is_lost:
         handler.set_closed()
     else:
-        handler.leave(word)
+        handler.leave(word, why)
 
 
-def _check_again(plan: Plan) -> NodeCheck:
+def _recheck(plan: Plan, checks: tuple[str, ...]) -> NodeCheck:
     """Measure this node between two rounds."""
-    return recheck_node(plan.node, Path(plan.run_dir), [plan.run_dir, plan.checkpoint_dir])
+    return recheck_node(plan.node, Path(plan.run_dir), [plan.run_dir, plan.checkpoint_dir], checks)
 
 
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:

@@ -19,7 +19,7 @@ from megascale_ops.link import BlockingLink
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.events import OVER
 from megascale_ops.schema.health import NodeCheck
-from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit, unknown_outcome
+from megascale_ops.schema.messages import Join, JoinReply, Leave, Notice, Order, RankExit, unknown_outcome
 from megascale_ops.schema.policy import JobPolicy
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,12 @@ class Membership:
         link: BlockingLink,
         local_workers: LocalWorkers,
         terms: Terms,
-        check: Callable[[], NodeCheck] | None = None,
+        check: Callable[[tuple[str, ...]], NodeCheck] | None = None,
+        notice: Callable[[Notice], None] = lambda _notice: None,
     ) -> None:
-        self._check = check  # measures this node
+        self._notice = notice  # tells the user; one node's runner does
+        self._noticed = 0  # the number of the newest
+        self._check = check  # measures this node, by the checks that are named, or by all
         self._link = link
         self._local_workers = local_workers
         self._terms = terms
@@ -142,7 +145,7 @@ class Membership:
             if reply.status == "check" and self._check is not None:
                 log.warning("this node is measured before it takes part again: %s", reply.reason)
                 began = time.monotonic()
-                join = msgspec.structs.replace(join, check=self._check())
+                join = msgspec.structs.replace(join, check=self._check(reply.checks))
                 deadline += time.monotonic() - began
                 continue
             if reply.status != "wait":
@@ -169,9 +172,17 @@ class Membership:
         failures = 0
         while not self.closed.is_set():
             place, asked = self._local_workers.place, self.round
+            noticed = self._noticed if self._joined[1].node_rank == 0 else -1  # one node of thousands tells the user
             try:
                 reply = self._link.orders(
-                    place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S, self._incidents
+                    place.job,
+                    place.node,
+                    self._runner_id,
+                    asked,
+                    self._last_order,
+                    _LONG_POLL_S,
+                    self._incidents,
+                    noticed,
                 )
                 self._incidents = max(self._incidents, reply.incidents)
                 failures = 0
@@ -181,6 +192,10 @@ class Membership:
                 self.closed.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
                 continue
+            if noticed >= 0:
+                self._noticed = reply.noticed
+            for notice in reply.notices if not reply.orders else ():  # what is acted upon the next round tells
+                self._notice(notice)
             for order in reply.orders:
                 self._last_order = order.id
                 if order.round == self.round:

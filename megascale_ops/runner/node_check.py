@@ -80,18 +80,21 @@ def check_node(depth: str, node: str, run_dir: Path, paths: Sequence[str], progr
     log.info("this node is good (%.0f s)", measured.seconds)
 
 
-def recheck_node(node: str, run_dir: Path, paths: Sequence[str], program: Sequence[str] = ()) -> NodeCheck:
+def recheck_node(
+    node: str, run_dir: Path, paths: Sequence[str], checks: Sequence[str] = (), program: Sequence[str] = ()
+) -> NodeCheck:
     """Measure this node between two rounds, as the controller has asked; quick, and never a reason to end the run.
 
     Args:
         node: Its name.
         run_dir: Where the report is kept.
         paths: Folders that the job writes into.
+        checks: Which checks, by name; empty: all that are quick.
         program: What makes the check; empty: ours.
     """
     out = run_dir / f"check-{node}.json"
     began_mono_s = time.monotonic()
-    measured = _measure("quick", node, out, paths, program)
+    measured = _measure("quick", node, out, paths, program, checks)
     seconds = time.monotonic() - began_mono_s
     if isinstance(measured, str):
         log.warning("this node could not be measured: %s", measured)
@@ -104,10 +107,12 @@ def recheck_node(node: str, run_dir: Path, paths: Sequence[str], program: Sequen
     return NodeCheck("bad" if refusal else "good", refusal[:_MOST_TEXT], seconds, str(out)[:_MOST_PATH])
 
 
-def _measure(depth: str, node: str, out: Path, paths: Sequence[str], program: Sequence[str]) -> _Report | str:
+def _measure(
+    depth: str, node: str, out: Path, paths: Sequence[str], program: Sequence[str], checks: Sequence[str] = ()
+) -> _Report | str:
     """Return the report of a self-check that also goes to ``out``, or why there is none."""
     command = [*(program or (sys.executable, "-P", "-m", "megascale_ops.cli", "diagnose"))]
-    command += [f"--{depth}", "--json", "--name", node, "--out", str(out)]
+    command += [f"--{depth}", "--json", "--name", node, "--out", str(out), *(f"--check={name}" for name in checks)]
     try:
         by_disk = {Path(path).stat().st_dev: path for path in reversed(paths)}
         command += [f"--path={path}" for path in reversed(by_disk.values())]

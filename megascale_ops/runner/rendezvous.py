@@ -30,7 +30,7 @@ from megascale_ops.link import BlockingLink
 from megascale_ops.runner.membership import Membership, Terms
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.health import NodeCheck
-from megascale_ops.schema.messages import JoinReply
+from megascale_ops.schema.messages import JoinReply, Notice
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class MegascaleRendezvous(RendezvousHandler):
         local_workers: LocalWorkers,
         terms: Terms,
         *,
-        observe: Callable[[str, JoinReply], None] = lambda _kind, _reply: None,
+        observe: Callable[[str, JoinReply | Notice], None] = lambda _kind, _reply: None,
         master: tuple[str, int] = ("", 0),
-        check: Callable[[], NodeCheck] | None = None,
+        check: Callable[[tuple[str, ...]], NodeCheck] | None = None,
     ) -> None:
         self._link = link
         self._local_workers = local_workers
         self._master = master
-        self._part = Membership(link, local_workers, terms, check)
+        self._part = Membership(link, local_workers, terms, check, lambda notice: observe("notice", notice))
         self._observe = observe
         self._stores: list[TCPStore] = []
         self._unmet: tuple[int, ...] = ()

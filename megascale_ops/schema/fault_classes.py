@@ -43,6 +43,8 @@ class Fault(NamedTuple):
     telling: tuple[str, ...] = ("stderr", "stacks")  # kinds of evidence, the most specific first
     # The machine is a likely culprit: twice on one node within an hour and never on another is no chance.
     is_machines: bool = False
+    # No proof against the GPU of the rank, and yet how some bad ones show: it is measured before its node goes on.
+    checks_gpu: bool = False
 
 
 # What a rank does is in its stacks, what ranks disagree about is in their collectives.
@@ -121,7 +123,7 @@ _ROWS = (
     Fault("gpu_stuck", Blames.RANK, "has a GPU that does not come to its collective",
           "the rank's GPU does not come to a collective: what was launched before does not end",
           "restart", "fresh processes launch anew; what is wrong with the GPU itself its own errors tell",
-          Hang.UNPROVEN, _GPU),
+          Hang.UNPROVEN, _GPU, checks_gpu=True),
     Fault("sleeping", Blames.RANK, "sleeps while the others wait",
           "the rank sleeps outside collectives",
           "restart", "the rank does not come out of it and holds all others up", Hang.UNPROVEN, _STACKS),

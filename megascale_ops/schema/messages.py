@@ -298,6 +298,22 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incidents: int = 0  # the highest number of an incident so far, to be sent again
     restore_before: int = -1  # of checkpoints: none of this step or a later one is restored; -1: any
     epoch: int = 0  # as in ``HeartbeatReply``
+    checks: tuple[str, ...] = ()  # with check: which ones, by name; none: all of a quick self-check
+
+
+class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An incident for which nothing is stopped yet, for the terminal of a run.
+
+    ``state``: open (who is suspected; ``done`` says when that is acted upon), watching (a warning holds), harmless (the
+    suspects move again), over (the warning does not hold any more).
+    """
+
+    incident: str
+    state: str
+    fault: str
+    culprits: tuple[int, ...] = ()
+    reason: str = ""
+    done: str = ""
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -307,6 +323,8 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
     known: bool = True
     incidents: int = 0  # the highest number of an incident so far, to be sent again
     epoch: int = 0  # as in ``HeartbeatReply``
+    notices: tuple[Notice, ...] = ()
+    noticed: int = 0  # the number of the newest, to be sent again
 
 
 # How a runner may leave. Controllers of before "evicted" know the first three and refuse any other, with the sentence

@@ -64,7 +64,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "fruitless_restarts": "Restarts in a row without a new step after which the job is stopped.",
         "straggler_share": "Share of every step that a slow rank must cost to be named.",
         "straggler_false_alarms_per_day": "False names a day that the thresholds are set for.",
-        "check_suspects": "Let a node measure itself before it comes back that hardware findings were told of.",
+        "check_suspects": "Let a node in doubt, or with a GPU that hung, measure itself before it comes back.",
         "check_all": "After a fault of hardware let all nodes measure themselves, side by side, before they go on.",
         "check_preempts": "Check a GPU that is named slow at once, beside the training, not in the next pause.",
         "loss_spike_steps": "Steps in a row that the loss must stay out of its range.",

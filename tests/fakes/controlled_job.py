@@ -223,9 +223,11 @@ class World:
         self.tasks.append(task)  # type: ignore[arg-type]  # only cancelled
         return task
 
-    def poll(self, node: str = "a", *, after: str = "", runner_id: str = "") -> "asyncio.Task[OrdersReply]":
+    def poll(
+        self, node: str = "a", *, after: str = "", runner_id: str = "", noticed: int = -1
+    ) -> "asyncio.Task[OrdersReply]":
         """Wait for orders to a runner."""
-        poll = Poll("job", node, runner_id or f"runner-{node}", self.round, after)
+        poll = Poll("job", node, runner_id or f"runner-{node}", self.round, after, noticed=noticed)
         task = asyncio.ensure_future(self.loop.orders(poll, 20.0))
         self.tasks.append(task)  # type: ignore[arg-type]  # only cancelled
         return task

@@ -226,12 +226,11 @@ def test_a_node_is_measured_between_two_rounds_and_no_run_ends_for_it(tmp_path: 
     finding = '{"severity": "bad", "text": "GPU 3: 20 % slow"}'
     folders = [str(tmp_path)]
 
-    bad = recheck_node(
-        "n1", tmp_path, folders, says(f'{{"seconds": 24.0, "results": [{{"findings": [{finding}]}}]}}', 1)
-    )
-    good = recheck_node("n1", tmp_path, folders, says('{"seconds": 24.0, "results": []}', 0))
-    broken = recheck_node("n1", tmp_path, folders, says("Traceback", 1))
-    missing = recheck_node("n1", tmp_path, ["/no/such/folder"], says("", 0))
+    report = f'{{"seconds": 24.0, "results": [{{"findings": [{finding}]}}]}}'
+    bad = recheck_node("n1", tmp_path, folders, program=says(report, 1))
+    good = recheck_node("n1", tmp_path, folders, program=says('{"seconds": 24.0, "results": []}', 0))
+    broken = recheck_node("n1", tmp_path, folders, program=says("Traceback", 1))
+    missing = recheck_node("n1", tmp_path, ["/no/such/folder"], program=says("", 0))
 
     assert (bad.outcome, bad.text, bad.path) == ("bad", "GPU 3: 20 % slow", str(tmp_path / "check-n1.json"))
     assert (good.outcome, good.text) == ("good", "")

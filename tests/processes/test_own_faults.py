@@ -235,5 +235,6 @@ def test_an_interrupt_stops_everything_in_order(launch: Launch, number: signal.S
     os.kill(run.pid, number)
 
     assert launch.finish(run) == 128 + number
-    assert ": stopped by hand on " in launch.output()
+    how = "stopped by SIGTERM" if number == signal.SIGTERM else "stopped by hand"
+    assert f": {how} on " in launch.output()
     launch.assert_nothing_left()

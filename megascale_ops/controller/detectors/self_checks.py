@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-checks of nodes through their agents: asked for by people, and of a GPU that a verdict has called slow.
+"""Self-checks of nodes through their agents: asked for by people, and of a GPU that a verdict speaks of.
 
 A person's check is refused where a job trains on the node, unless it may disturb it. A verdict "slow, by the GPU"
 (cause gpu or throttled) owes its GPU a check: it is made in the next pause, when the ranks of that node are gone and
 its runner waits for the next round, which is held up for it; or at once, beside the training, where the job's policy
 says so (``check_preempts``). What comes of it is written into the incident, whether or not that is over by then, and
-held against the node where it is bad. Other verdicts owe nothing.
+held against the node where it is bad. A GPU that did not come to its collective, which ended the round, owes one, too
+(``recovery/checks``). Other verdicts owe nothing.
 
 No node is measured twice in one pause, nor by two at once: where its runner measures it (``recovery/checks``), which is
 more than a GPU, that is the check that was owed; and while an agent measures, no runner is asked to.
@@ -18,8 +19,9 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 
 from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import gpu_of
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.owed_checks import OwedCheck
+from megascale_ops.controller.job.owed_checks import GPU_CHECKS, OwedCheck
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.nodes.life import NodeState
@@ -34,8 +36,6 @@ from megascale_ops.schema.wording import duration
 SLACK_S = 5.0
 # 60 s: those checks take 15 s with torch's import, and a round waits for them.
 GPU_CHECK_S = 60.0
-# What tells of one GPU beside its equals, and of its health; the same product bit by bit, too.
-GPU_CHECKS = ("gpu_health", "gemm", "hbm", "agreement")
 # An hour: what is owed for longer was about another state of the machine.
 OWED_S = 3600.0
 MOST_SAID = 3  # of a check's findings, in the history of a node
@@ -158,10 +158,11 @@ class SelfChecks:
             for owed in [one for one in job.owed_checks.values() if (one.node, one.rank) == (node, rank)]:
                 if not owed.begun:  # told, over and told again without a pause: one check for the newest
                     del job.owed_checks[owed.incident]
-            job.owed_checks[incident.id] = OwedCheck(incident.id, node, rank, self._gpu_of(job, node, rank), now_s)
+            gpu = gpu_of(self._transitions.registry, job, node, rank)
+            job.owed_checks[incident.id] = OwedCheck(incident.id, node, rank, gpu, now_s)
             at_once = job.record.policy.check_preempts
             when = "at once, beside the training" if at_once else "when the job pauses next"
-            self._tell(job, incident.id, f"{_who(job.owed_checks[incident.id])} is checked {when}")
+            self._tell(job, incident.id, f"{job.owed_checks[incident.id].who} is checked {when}")
 
     def _poll_owed(self, job: Job, owed: OwedCheck, now_s: float) -> None:
         if owed.begun:
@@ -188,7 +189,7 @@ class SelfChecks:
             self._give_up(job, owed, f"the agent of node {owed.node} is not heard")
         elif not (is_taken or others or is_late):
             owed.begun = True
-            reason = f"incident {owed.incident}: {_who(owed)} is slow"
+            reason = f"incident {owed.incident}: {owed.why}"
             ask = CheckAsk(checks=GPU_CHECKS, preempt=not in_pause)
             self._order(owed.node, ask, reason, GPU_CHECK_S, owed, job.name)
 
@@ -198,7 +199,7 @@ class SelfChecks:
         said = {"good": "finds nothing bad", "bad": f"finds: {check.text}"}
         what = said.get(check.outcome, f"could not be made: {check.text}")
         where = f"; the report is {check.path} on {owed.node}" if check.path else ""
-        text = f"the self-check of node {owed.node}, {duration(check.seconds)}, for {_who(owed)}, {what}{where}"
+        text = f"the self-check of node {owed.node}, {duration(check.seconds)}, for {owed.who}, {what}{where}"
         ok = check.outcome in said
         self._write(job, owed, EvidenceItem(SELF_CHECK, ok=ok, rank=owed.rank, text=text, took_s=check.seconds))
 
@@ -276,11 +277,6 @@ class SelfChecks:
         view = self._transitions.registry.node(node)
         return view is not None and self._transitions.clock() - view.heard_s <= view.fresh_s
 
-    def _gpu_of(self, job: Job, node: str, rank: int) -> str:
-        share = self._transitions.registry.share(node, job.name, job.record.round)
-        report = share.ranks.get(rank) if share is not None else None
-        return report.gpu if report is not None else ""
-
 
 def is_slow_gpu(verdict: Verdict) -> bool:
     """Return whether a verdict says that a rank is slow by its GPU."""
@@ -293,14 +289,14 @@ def is_slow_gpu(verdict: Verdict) -> bool:
 
 
 def told(owed: OwedCheck, found: SelfCheck, *, is_shared: bool) -> str:
-    """Return what a check says of the GPU that was called slow, one sentence with its numbers.
+    """Return what a check says of the GPU that a verdict speaks of, one sentence with its numbers.
 
     Args:
         owed: whose check it was.
         found: what came of it.
         is_shared: it was made beside the training, so that its figures are of a GPU that others used.
     """
-    who = _who(owed)
+    who = owed.who
     if found.trouble:
         return f"{who}: {found.trouble}"
     label = next((label for label, uuid in found.gpus.items() if _same(uuid, owed.gpu)), "")
@@ -324,10 +320,6 @@ def told(owed: OwedCheck, found: SelfCheck, *, is_shared: bool) -> str:
 def _same(one: str, other: str) -> bool:
     """Return whether two UUIDs of GPUs are the same; torch leaves NVML's prefix out."""
     return bool(other) and one.removeprefix("GPU-") == other.removeprefix("GPU-")
-
-
-def _who(owed: OwedCheck) -> str:
-    return f"the GPU of rank {owed.rank} on {owed.node}"
 
 
 def _begun_s(asked: _Asked) -> float:

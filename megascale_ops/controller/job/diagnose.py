@@ -321,3 +321,10 @@ def may_scan_nodes(job: Job, now_s: float) -> bool:
         return False
     job.round.scanned_s = now_s
     return True
+
+
+def gpu_of(registry: Registry, job: Job, node: str, rank: int) -> str:
+    """Return the UUID of a rank's GPU in the newest round, "" where no agent has told it."""
+    share = registry.share(node, job.name, job.record.round)
+    report = share.ranks.get(rank) if share is not None else None
+    return report.gpu if report is not None else ""

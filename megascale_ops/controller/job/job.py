@@ -14,6 +14,7 @@ import msgspec
 from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.job.homes import Homes
 from megascale_ops.controller.job.node_checks import NodeChecks
+from megascale_ops.controller.job.notices import Notices
 from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
@@ -112,13 +113,14 @@ class Job:
         self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}
-        self.checks = NodeChecks({})
+        self.checks = NodeChecks({}, set())
         self.superseded: set[str] = set()  # runner ids that another one has replaced
         self.harmless_s = 0.0  # the longest such silence that ended by itself
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before
         self.note_asked(*record.orders)
         self.incident: Incident | None = None
-        self.owed_checks: dict[str, OwedCheck] = {}  # by incident: of GPUs that were called slow
+        self.notices = Notices()
+        self.owed_checks: dict[str, OwedCheck] = {}  # by incident: of GPUs that a verdict speaks of
         self.checks_noted: set[str] = set()  # incidents whose verdict has been looked at for that
         # The latest round and the highest incident that is known anywhere: the journal may have lost its end.
         self.heard_round = self.heard_incidents = 0

@@ -7,11 +7,13 @@ class NodeChecks:
 
     Args:
         asked: nodes that measure themselves, and until when that is waited for, this controller's clock.
+        gpus_only: those of them that measure their GPUs alone.
         wants_all: all nodes do before the next round.
     """
 
-    def __init__(self, asked: dict[str, float], *, wants_all: bool = False) -> None:
+    def __init__(self, asked: dict[str, float], gpus_only: set[str], *, wants_all: bool = False) -> None:
         self.asked = asked
+        self.gpus_only = gpus_only
         self.done: set[str] = set()  # nodes that have, or whose time for it is over
         self.wants_all = wants_all
         self.told_out: set[str] = set()  # nodes that are there and out, and that was told

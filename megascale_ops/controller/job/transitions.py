@@ -203,6 +203,9 @@ class Transitions:
             job.incident = incident
         elif job.incident is not None and job.incident.id == incident.id:
             job.incident = None
+        first = job.record.members[0].node if job.record.members else ""
+        if job.notices.note(incident) and first in job.runners:
+            job.runners[first].wake()
 
     def warn(self, job: Job, key: str, verdict: Verdict) -> Incident:
         """Open a warning, or give the one that holds already its newest verdict; nothing is stopped for it.

@@ -12,7 +12,7 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Order
 from megascale_ops.schema.policy import JobPolicy
 
-# The exit code of a job whose engine has taken all of its nodes away: 128 + SIGTERM, as of its runners.
+# The exit code of a job whose engine has taken all of its nodes away, or ended a runner: 128 + SIGTERM, as of those.
 EVICTED_CODE = 143
 # 0.5 us less than State(...), which every heartbeat would pay for several times.
 STATES = {state.value: state for state in State}

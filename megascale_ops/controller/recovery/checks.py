@@ -5,23 +5,46 @@ A runner that waits for a round is told to check its node instead, and asks agai
 is the node's life (``controller.nodes``). A round is not held up by a check while it is full without that node; else it
 waits, at most as long as a check may take. A runner that can't check (an older one, plain torchrun's) is not asked.
 Nor is one whose node the agent measures at that moment: two checks would measure each other.
+
+A GPU that did not come to its collective is measured, too, where all such are on one node: the kernel without an end
+may be the script's own, so the node is no suspect, but to hang without an error is one way of a GPU to be bad.
 """
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from megascale_ops.controller.job import diagnose
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.node_checks import NodeChecks
+from megascale_ops.controller.job.owed_checks import OwedCheck
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import CHECK_S, NodeState
 from megascale_ops.controller.policy.eviction import is_evicted
 from megascale_ops.controller.record.state_machine import ACTIVE
+from megascale_ops.schema.fault_classes import class_of
 from megascale_ops.schema.health import OUT
-from megascale_ops.schema.messages import Join
+from megascale_ops.schema.messages import SELF_CHECK, Join
 
 # 200 nodes at once, ten times a second: each is a move that is journaled, 0.3 ms of the loop.
 _MOST_AT_ONCE = 200
 _IN = (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.BACK)
+
+
+def owe(transitions: Transitions, job: Job, now_s: float) -> None:
+    """Note a check of the GPU whose hang has ended the round, once; from what is journaled of it."""
+    record = job.record
+    verdict, incident = record.ended_verdict, record.ended_incident
+    if verdict is None or not incident or incident in job.checks_noted:
+        return
+    job.checks_noted.add(incident)
+    is_due = record.policy.check_suspects and class_of(verdict.fault).checks_gpu
+    if not is_due or not verdict.culprits or len(set(verdict.nodes)) != 1:
+        return
+    node, rank = verdict.nodes[0], min(verdict.culprits)
+    gpu = diagnose.gpu_of(transitions.registry, job, node, rank)
+    owed = job.owed_checks[incident] = OwedCheck(incident, node, rank, gpu, now_s, hung=True)
+    transitions.note(job, SELF_CHECK, f"{incident}: {owed.who} is checked before {node} goes on")
+    transitions.save(job)
 
 
 def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: float) -> None:
@@ -41,6 +64,7 @@ def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: floa
         and _is_wanted(transitions, job, node)
     )
     for node in list(islice(wanted, _MOST_AT_ONCE)):
+        (job.checks.gpus_only.discard if _is_wanted_whole(transitions, job, node) else job.checks.gpus_only.add)(node)
         transitions.nodes.begin_check(node, _why(transitions, job, node), job.name)
         job.checks.asked[node] = now_s + CHECK_S
         transitions.mark(job, "checking")
@@ -67,17 +91,36 @@ def measures_itself(transitions: Transitions, job: Job, node: str) -> bool:
 
 
 def _is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
+    return _is_wanted_whole(transitions, job, node) or (
+        _hang_of(job, node) is not None and _can_check_now(transitions, job, node)
+    )
+
+
+def _is_wanted_whole(transitions: Transitions, job: Job, node: str) -> bool:
+    """Return whether all of a node is to be measured, not its GPUs alone."""
     if is_wanted(transitions, job, node):
         return True
+    return job.checks.wants_all and _can_check_now(transitions, job, node)
+
+
+def _can_check_now(transitions: Transitions, job: Job, node: str) -> bool:
+    """Return whether a node against which nothing speaks can be measured, and has not been in this pause."""
     waiting = job.waiting.get(node)
-    if not job.checks.wants_all or node in job.checks.done or waiting is None or not waiting.join.can_check:
-        return False
-    if transitions.nodes.runs_on(node):
+    if node in job.checks.done or waiting is None or not waiting.join.can_check or transitions.nodes.runs_on(node):
         return False
     return transitions.nodes.book.life(node).state in _IN
 
 
+def _hang_of(job: Job, node: str) -> OwedCheck | None:
+    """Return the check that a GPU of a node is owed since it did not come to its collective."""
+    owed = (one for one in job.owed_checks.values() if one.hung and one.node == node)
+    return next((one for one in owed if not one.begun and one.instead is None), None)
+
+
 def _why(transitions: Transitions, job: Job, node: str) -> str:
+    hang = _hang_of(job, node)
+    if hang is not None and node in job.checks.gpus_only:
+        return f"incident {hang.incident}: {hang.why}"
     life = transitions.nodes.book.life(node)
     if life.state == NodeState.HEALTHY:
         return f"job {job.name} lets all of its nodes measure themselves after a fault of hardware (check_all)"
@@ -88,14 +131,15 @@ def take_result(transitions: Transitions, job: Job, join: Join) -> None:
     """Take in what a runner's check has shown; the same request may come twice."""
     if join.check is None:
         return
-    transitions.nodes.end_check(join.node, join.check, job.name)
-    if job.checks.asked.pop(join.node, None) is not None:
-        job.checks.done.add(join.node)
-        for owed in job.owed_checks.values():
-            if owed.node == join.node and not owed.begun:
-                owed.instead = join.check
-        if not job.checks.asked:
-            transitions.mark(job, "checked")
+    move = transitions.nodes.end_check(join.node, join.check, job.name)
+    if job.checks.asked.pop(join.node, None) is None and move is None:
+        return
+    job.checks.done.add(join.node)  # also where another controller had asked
+    for owed in job.owed_checks.values():
+        if owed.node == join.node and not owed.begun:
+            owed.instead = join.check
+    if not job.checks.asked:
+        transitions.mark(job, "checked")
 
 
 def are_awaited(job: Job, now_s: float, *, is_full: bool) -> str:
@@ -112,7 +156,7 @@ def end(transitions: Transitions, job: Job) -> None:
     """A round is formed: the next one asks anew. What is still under check goes on, and may be a spare."""
     if job.incident is not None and job.incident.marks.checking:
         transitions.mark(job, "checked")
-    job.checks = NodeChecks(job.checks.asked)
+    job.checks = NodeChecks(job.checks.asked, job.checks.gpus_only & set(job.checks.asked))
 
 
 def without_barred(transitions: Transitions, job: Job, joined: Mapping[str, float]) -> dict[str, float]:

@@ -32,6 +32,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         return False
     record = job.record
     joined = diagnose.joined(job, now_s)
+    checks.owe(transitions, job, now_s)
     checks.begin(transitions, job, joined, now_s)
     welcome = checks.without_barred(transitions, job, joined)
     before = [node for node in job.nodes if node not in job.round.left]

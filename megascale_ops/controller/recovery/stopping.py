@@ -106,7 +106,8 @@ def _accuse(transitions: Transitions, job: Job, verdict: Verdict, decision: Deci
         view = transitions.registry.node(one.node, job.name)
         if view is None or not view.only_job:  # on the word of a job's own agent no node is kept from all others
             transitions.nodes.accuse(one)
-    job.checks = NodeChecks(job.checks.asked, wants_all=bool(found) and job.record.policy.check_all)
+    wants_all = bool(found) and job.record.policy.check_all
+    job.checks = NodeChecks(job.checks.asked, job.checks.gpus_only, wants_all=wants_all)
 
 
 def end(transitions: Transitions, job: Job, event: EventKind, text: str, exit_code: int) -> None:

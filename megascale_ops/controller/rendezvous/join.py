@@ -11,6 +11,7 @@ import uuid
 
 from megascale_ops.controller.job import terms
 from megascale_ops.controller.job.job import Job, Runner, Waiting, wait_in
+from megascale_ops.controller.job.owed_checks import GPU_CHECKS
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import NodeState
@@ -219,7 +220,8 @@ class Joining:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")
         life = self._transitions.nodes.book.life(join.node)
         if life.state == NodeState.UNDER_CHECK and join.can_check and join.check is None:
-            return JoinReply(status="check", reason=life.reason)
+            which = GPU_CHECKS if join.node in job.checks.gpus_only else ()
+            return JoinReply(status="check", reason=life.reason, checks=which)
         return None
 
     def _why_out(self, job: Job, node: str) -> str:

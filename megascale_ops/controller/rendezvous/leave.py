@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Transitions
+from megascale_ops.controller.record.job_record import EVICTED_CODE
 from megascale_ops.controller.record.state_machine import FINAL, EventKind, State
 from megascale_ops.controller.recovery import failures, finishing, stopping
+from megascale_ops.controller.recovery.by_hand import STOPPED_CODE
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.health import Verdict
@@ -44,7 +46,9 @@ def leave(jobs: Mapping[str, Job], transitions: Transitions, faults: OwnFaults, 
 def _end_by(transitions: Transitions, job: Job, word: Leave, *, is_member: bool) -> None:
     job.round.left[word.node] = word
     if word.outcome == "cancelled":
-        stopping.end(transitions, job, EventKind.CANCELLED, f"stopped by hand on {word.node}", 130)
+        by_signal = word.reason.removeprefix(f"{word.node}: ")  # an older runner names none
+        how, code = (by_signal, EVICTED_CODE) if by_signal else ("stopped by hand", STOPPED_CODE)
+        stopping.end(transitions, job, EventKind.CANCELLED, f"{how} on {word.node}", code)
     elif word.outcome == "evicted" and is_member:
         _evicted(transitions, job, word)
     elif word.outcome == "failed" and is_member:

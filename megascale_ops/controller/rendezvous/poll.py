@@ -22,15 +22,18 @@ MOST_WAIT_S = 60.0
 class Poll:
     """One long poll for orders: which runner asks, for which round, and the last order it has executed."""
 
-    __slots__ = ("after", "incidents", "job", "node", "round", "runner_id")
+    __slots__ = ("after", "incidents", "job", "node", "noticed", "round", "runner_id")
 
-    def __init__(self, job: str, node: str, runner_id: str, round_: int, after: str = "", incidents: int = 0) -> None:
+    def __init__(
+        self, job: str, node: str, runner_id: str, round_: int, after: str = "", incidents: int = 0, noticed: int = -1
+    ) -> None:
         self.job = job
         self.node = node
         self.runner_id = runner_id
         self.round = round_
         self.after = after
         self.incidents = incidents  # the highest number of one that it has received
+        self.noticed = noticed  # the number of the newest notice that it has; -1: it wants none
 
 
 async def orders(jobs: Mapping[str, Job], transitions: Transitions, poll: Poll, wait_s: float) -> OrdersReply:
@@ -53,13 +56,15 @@ async def orders(jobs: Mapping[str, Job], transitions: Transitions, poll: Poll, 
         while True:
             queue = transitions.runner_orders.get((poll.job, poll.node), [])
             orders = tuple(order for order in queue if order.round >= poll.round) or _to_outdated(job, poll)
-            if orders:
-                return OrdersReply(orders=orders, incidents=job.record.incidents)
+            notices = job.notices.since(poll.noticed) if poll.noticed >= 0 else ()
+            if orders or notices:
+                noticed = job.notices.number
+                return OrdersReply(orders=orders, incidents=job.record.incidents, notices=notices, noticed=noticed)
             if not _is_expected(job, poll):
                 return OrdersReply(known=False, incidents=job.record.incidents)
             left_s = deadline_s - clock()
             if left_s <= 0 or runner.nudges != nudges:
-                return OrdersReply(incidents=job.record.incidents)
+                return OrdersReply(incidents=job.record.incidents, noticed=job.notices.number)
             await wait_in(runner.waiters, left_s)
 
 

@@ -298,7 +298,7 @@ class Api:
     async def _orders(self, request: web.Request) -> web.Response:
         asked = query_of(request, OrdersQuery)
         job = request.match_info["job"]
-        poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
+        poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents, asked.noticed)
         # A poll is a runner's sign of life, and removes the orders it has executed: not for read-only tokens.
         access.may_operate(GRANT.get(), job, poll.node)
         self._standing.heard(request, poll.node)

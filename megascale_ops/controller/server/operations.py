@@ -116,6 +116,7 @@ class OrdersQuery(msgspec.Struct, frozen=True):
     # 160: a job's name, its round and a number; a whole address has to fit into 8 KB.
     after: Annotated[str, Meta(max_length=160, description="the last order that was obeyed")] = ""
     incidents: Annotated[Count, Meta(description="the highest number of an incident that the runner was told")] = 0
+    noticed: Annotated[int, Meta(ge=-1, le=1 << 53, description="its newest notice; -1: it wants none")] = -1
     wait_s: Wait = DEFAULT_WAIT_S
 
 

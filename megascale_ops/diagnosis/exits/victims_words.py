@@ -105,12 +105,13 @@ def blame_uncounted(verdict: Verdict, told: Sequence[Told], lost: set[int], worl
     ranks = next((tuple(sorted(some)) for some in (refused, silent) if 0 < len(some) == size - joined), ())
     if not ranks:
         return verdict
-    how = "could not reach it, by its own words" if list(ranks) == sorted(refused) else "alone did not die of that"
+    said_so = list(ranks) == sorted(refused)
+    how = "could not reach it, by its own words" if said_so else "alone did not die of that"
     return msgspec.structs.replace(
         verdict,
         fault="not_joined",
         reason=f"{joined} of {size} ranks came to the store that the job begins with; {named(ranks)} {how}",
-        confidence=_SAID_SO if list(ranks) == sorted(refused) else _SAID_NOTHING,
+        confidence=_SAID_SO if said_so else _SAID_NOTHING,
         culprits=ranks,
         nodes=_nodes(told, ranks),
         otherwise="what that rank did while the others waited: its log, or its stack",

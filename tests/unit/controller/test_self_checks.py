@@ -6,10 +6,11 @@ import asyncio
 import msgspec
 import pytest
 
-from megascale_ops.controller.detectors.self_checks import GPU_CHECK_S, GPU_CHECKS, SLACK_S, is_slow_gpu
-from megascale_ops.controller.job.owed_checks import OwedCheck, are_awaited
+from megascale_ops.controller.detectors.self_checks import GPU_CHECK_S, SLACK_S, is_slow_gpu
+from megascale_ops.controller.job.owed_checks import GPU_CHECKS, OwedCheck, are_awaited
 from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.nodes.life import NodeState
+from megascale_ops.controller.record.state_machine import EventKind
 from megascale_ops.errors import NotFoundError, RefusedError
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import DEADLINES_S, CheckAsk, CheckedFinding, NodeCheck, SelfCheck, Verdict
@@ -348,3 +349,137 @@ async def test_no_round_waits_for_another_jobs_ranks_on_the_node() -> None:
     assert list(world.loop.jobs["job"].owed_checks) == [incident.id]
     for ask in asks:
         ask.cancel()
+
+
+def hung(fault: str = "gpu_stuck", nodes: tuple[str, ...] = ("b",), ranks: tuple[int, ...] = (3,)) -> Verdict:
+    """Return a verdict on a hang that is acted upon."""
+    return Verdict(fault, f"{fault} of {ranks}", 0.9, ranks, nodes)
+
+
+async def stopped(world: World, verdict: Verdict, *, can_check: bool = True) -> list[asyncio.Task[JoinReply]]:
+    """Let a verdict on a hang stop the round; return what the runners wait for then."""
+    job = world.loop.jobs["job"]
+    transitions = world.loop.transitions
+    transitions.open_incident(job, verdict, detected=world.loop.wall())
+    transitions.move(job, EventKind.RANK_FAILED, verdict.reason, verdict=verdict)
+    asks = []
+    for node, ranks in (("a", (0, 1)), ("b", (2, 3))):
+        ends = tuple(world.exit(rank, -15, by_us=True) for rank in ranks)
+        join = world.new_join(node, previous_round=world.round, cause="order", exits=ends)
+        asks.append(world.ask(msgspec.structs.replace(join, can_check=can_check), wait_s=200.0))
+    await world.wait(2.0)
+    return asks
+
+
+def measured(world: World, round_: int, check: NodeCheck) -> asyncio.Task[JoinReply]:
+    """Let the runner of node b ask again with what it has measured."""
+    join = world.new_join("b", previous_round=round_, cause="order")
+    return world.ask(msgspec.structs.replace(join, can_check=True, check=check), wait_s=200.0)
+
+
+async def test_a_gpu_that_hung_is_measured_by_its_runner_before_its_node_goes_on() -> None:
+    """Its GPUs alone, while the other node waits; what came of it is in the incident, and the node is healthy."""
+    world = await trains()
+    round_ = world.round
+
+    asks = await stopped(world, hung())
+    told, waits = asks[1].result(), not asks[0].done()
+    again = measured(world, round_, NodeCheck("good", "", 11.0, "/run/check-b.json"))
+    await world.wait(1.0)
+
+    assert waits
+    assert (told.status, told.checks) == ("check", GPU_CHECKS)
+    assert told.reason == "incident job-1: the GPU of rank 3 on b did not come to its collective"
+    assert orders(world, "b") == []
+    assert (world.round, again.result().status) == (round_ + 1, "go")
+    (item,) = [one for one in world.loop.incidents["job-1"].evidence if one.kind == SELF_CHECK]
+    assert "for the GPU of rank 3 on b, finds nothing bad" in item.text
+    assert world.loop.nodes.book.life("b").state == NodeState.HEALTHY
+    assert world.loop.jobs["job"].owed_checks == {}
+    assert world.loop.jobs["job"].checks.gpus_only == set()
+
+
+async def test_a_gpu_that_hung_and_is_bad_does_not_come_back() -> None:
+    """Its node is in quarantine, and the round is formed without it."""
+    world = World(nproc=2, min_nodes=1, max_nodes=2)
+    await world.up("a", "b")
+    world.beat_all()
+    round_ = world.round
+
+    await stopped(world, hung())
+    again = measured(world, round_, NodeCheck("bad", SLOW, 11.0))
+    await world.wait(200.0)
+
+    assert world.loop.nodes.book.life("b").state == NodeState.QUARANTINED
+    assert [member.node for member in world.loop.jobs["job"].record.members] == ["a"]
+    assert not again.done() or again.result().status == "wait"
+    (item,) = [one for one in world.loop.incidents["job-1"].evidence if one.kind == SELF_CHECK]
+    assert SLOW in item.text
+
+
+async def test_where_the_runner_cannot_measure_the_agent_of_a_gpu_that_hung_does() -> None:
+    """An older runner's, or plain torchrun's: the round waits for the agent."""
+    world = await trains()
+    round_ = world.round
+
+    asks = await stopped(world, hung(), can_check=False)
+    (order,) = orders(world, "b")
+    before = world.round
+    answer(world, order, GOOD)
+    await world.wait(1.0)
+
+    assert before == round_
+    assert order.ask is not None
+    assert order.ask.checks == GPU_CHECKS
+    assert "did not come to its collective" in order.reason
+    assert {ask.result().status for ask in asks} == {"go"}
+
+
+async def test_another_controller_goes_on_with_that_check() -> None:
+    """What is owed follows from what is journaled of the round; all is measured then, and once."""
+    world = await trains()
+    await stopped(world, hung())
+
+    world.restart_controller()
+    world.beat_all()
+    round_ = world.round
+    other, told = (
+        world.ask(msgspec.structs.replace(world.new_join(node, previous_round=round_), can_check=True), wait_s=60.0)
+        for node in ("a", "b")
+    )
+    await world.wait(12.0)
+    again = measured(world, round_, NodeCheck("good", "", 11.0))
+    await world.wait(12.0)
+
+    assert told.result().status == "check"
+    assert (again.result().status, other.result().status) == ("go", "go")
+    assert world.loop.jobs["job"].owed_checks == {}
+    assert [move.event for move in world.loop.nodes.book.moves_of("b")].count("check_began") == 1
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        *(hung(fault) for fault in ("sleeping", "stuck", "data_stall", "gil_held", "exception", "not_joined", "busy")),
+        hung(nodes=("a", "b"), ranks=(1, 3)),
+        hung(nodes=(), ranks=()),
+    ],
+    ids=lambda verdict: f"{verdict.fault}-{len(verdict.nodes)}",
+)
+async def test_other_hangs_owe_no_check(verdict: Verdict) -> None:
+    """What is not the GPU's, or on several nodes, costs the restart no second."""
+    world = await trains()
+
+    asks = await stopped(world, verdict)
+
+    assert {ask.result().status for ask in asks} == {"go"}
+    assert world.loop.jobs["job"].owed_checks == {}
+
+
+async def test_the_policy_can_leave_a_gpu_that_hung_unmeasured() -> None:
+    """``check_suspects=false`` is for this check, too."""
+    world = await trains(check_suspects=False)
+
+    asks = await stopped(world, hung())
+
+    assert {ask.result().status for ask in asks} == {"go"}

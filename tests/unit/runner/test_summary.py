@@ -20,8 +20,8 @@ def test_a_good_end_is_told_with_its_numbers() -> None:
     said = summary(known, "gpt", 3725.0, "/runs/gpt", "--job gpt")
 
     assert said == (
-        "job gpt: every rank ended normally; step 2,374, 1 h 2 min, 87.4 % of it training, 1 restart, 2 incidents; "
-        "run folder /runs/gpt; `megascale-ops why --job gpt` explains the last incident, "
+        "job gpt: every rank ended normally; step 2,374 by the last round's count, 1 h 2 min, 87.4 % of it training, "
+        "1 restart, 2 incidents; run folder /runs/gpt; `megascale-ops why --job gpt` explains the last incident, "
         "`megascale-ops report --job gpt` shows where the time went"
     )
 
