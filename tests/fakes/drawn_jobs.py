@@ -17,21 +17,22 @@ from tests.fakes.drawn_layouts import ALL, GLOO, Act, Away, Call, Layout, Progra
 from tests.fakes.drawn_runs import Entry, Run, Stood, stood
 
 FAULTS = (
-    "away", "away", "several away", "crash", "skip", "extra", "swap", "cross", "size", "dtype", "function", "no partner",
-    "uneven steps", "conditional", "stuck kernel", "cut", "running",
+    "away", "away", "several away", "crash", "skip", "extra", "swap", "cross", "size", "dtype", "function",
+    "no partner", "uneven steps", "conditional", "stuck kernel", "cut", "running",
 )  # fmt: skip
 _ORDER = frozenset({"collective_order", "collective_mismatch", "not_joined"})
 _STOOD = frozenset({"not_joined", "sleeping", "stuck", "data_stall", "storage_stall", "silent"})
 _CLASSES = {
-    "crash": frozenset({"not_joined"}), "size": frozenset({"collective_mismatch"}), "dtype": frozenset({"collective_mismatch"}),
+    "crash": frozenset({"not_joined"}), "size": frozenset({"collective_mismatch"}),
+    "dtype": frozenset({"collective_mismatch"}),
     "function": _ORDER, "skip": _ORDER | _STOOD, "extra": _ORDER | _STOOD, "swap": _ORDER, "cross": _ORDER | _STOOD,
     "no partner": _ORDER | _STOOD, "uneven steps": _ORDER | _STOOD, "conditional": _ORDER | _STOOD,
     "stuck kernel": frozenset({"gpu_stuck", "stuck", "not_joined", "silent"}),
     "cut": frozenset({"silent", "slow", "unknown"}), "running": frozenset({"silent", "slow", "unknown", "idle"}),
 }  # fmt: skip
 _PLACES = {
-    "loader": "data_stall", "saves": "storage_stall", "sleeps": "sleeping", "spins": "stuck", "waits_for_queue": "sleeping",
-    "waits_for_child": "sleeping", "waits_for_server": "sleeping", "compiles": "stuck",
+    "loader": "data_stall", "saves": "storage_stall", "sleeps": "sleeping", "spins": "stuck",
+    "waits_for_queue": "sleeping", "waits_for_child": "sleeping", "waits_for_server": "sleeping", "compiles": "stuck",
 }  # fmt: skip
 _MORE = 5  # steps that a job would go on for
 _GPU = "    synchronize (torch/cuda/__init__.py:1040)\n    train_step (train.py:88)\n"
@@ -253,14 +254,15 @@ class _Recorder:
             name = {"barrier": "dist_barrier", "send": "dist_recv", "recv": "dist_recv"}.get(at.call, "dist_all_reduce")
             return known[name]
         frames = (_ITEM if self.is_item else _GPU) if at.place in ("gpu", "ended") else _LAUNCH
-        head = 'Process 4242: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread 4242 (active): "MainThread"\n'
+        head = "Process 4242: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n"
+        head += 'Thread 4242 (active): "MainThread"\n'
         return f"{head}{frames}    <module> (train.py:140)\n"
 
     def _dump(self, rank: int) -> bytes:
         own = [name for name in self.layout.own[rank].values() if name not in self.run.gloo]
         names = own if self.own_only else [name for name in self.layout.groups if name not in self.run.gloo]
         skew = self.rng.randint(-(10**9), 10**9)
-        entries = [told for told in self._entries(rank)][-self.ring :]
+        entries = list(self._entries(rank))[-self.ring :]
         for number, entry in enumerate(entries):
             entry.update(record_id=number, time_created_ns=1_795_610_829_759_203_967 + skew + 1_000_000 * number)
         dump: dict[str, Any] = {

@@ -8,6 +8,7 @@ background in buckets, in coalesced batches, or as shards. A script may read its
 """
 
 import random
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -61,6 +62,12 @@ Act = Call | Wait | ReadLoss | Away | StuckKernel | Ended
 Program = list[Act]
 
 
+_KINDS = {
+    "tp": ("tensor",), "cp": ("context",), "dp": ("data",), "dp_cp": ("data", "context"), "pp": ("stage",),
+    "ep": ("data",),
+}  # fmt: skip
+
+
 class Layout(NamedTuple):
     """A job without a fault: ``groups`` by name, and of each rank the group of each kind, its place and its step."""
 
@@ -87,39 +94,33 @@ def draw(rng: random.Random) -> Layout:
     for place in places:
         place["expert"] = place["data"] // (sizes["data"] // split)
         place["contexts"] = sizes["context"]
-    wanted = {
-        "tp": ("tensor",), "cp": ("context",), "dp": ("data",), "dp_cp": ("data", "context"), "pp": ("stage",),
-        "ep": ("data",),
-    }  # fmt: skip
     groups: dict[str, tuple[int, ...]] = {"0": tuple(range(world))}
     own: list[dict[str, str]] = [{ALL: "0"} for _ in range(world)]
     is_hashed = rng.random() < 0.3
-
-    def add(kind: str, members: tuple[int, ...]) -> None:
+    for kind, members in [*_groups_of(places, sizes), (GLOO, tuple(range(world)))]:
         name = f"{rng.getrandbits(64):016x}" if is_hashed else str(len(groups))
         groups[name] = members
         for rank in members:
             own[rank][kind] = name
+    habits = _Habits(rng, sizes)
+    steps = [habits.step(place, own[rank]) for rank, place in enumerate(places)]
+    return Layout(world, groups, own, places, steps, sizes)
 
-    for kind, inside in wanted.items():
+
+def _groups_of(places: list[dict[str, int]], sizes: dict[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield kind and members of each group that has more than one: who differs in some places alone."""
+    for kind, inside in _KINDS.items():
         apart: dict[tuple[int, ...], list[int]] = {}
         for rank, place in enumerate(places):
             key = tuple(place[axis] for axis in _AXES if axis not in inside)
             apart.setdefault((*key, place["expert"]) if kind == "ep" else key, []).append(rank)
-        for members in apart.values():
-            if len(members) > 1:
-                add(kind, tuple(members))
+        yield from ((kind, tuple(members)) for members in apart.values() if len(members) > 1)
     if sizes["stage"] > 2:
         ends: dict[tuple[int, ...], list[int]] = {}
         for rank, place in enumerate(places):
             if place["stage"] in (0, sizes["stage"] - 1):
                 ends.setdefault(tuple(place[axis] for axis in _AXES[:3]), []).append(rank)
-        for members in ends.values():
-            add("embedding", tuple(members))
-    add(GLOO, tuple(range(world)))
-    habits = _Habits(rng, sizes)
-    steps = [habits.step(place, own[rank]) for rank, place in enumerate(places)]
-    return Layout(world, groups, own, places, steps, sizes)
+        yield from (("embedding", tuple(members)) for members in ends.values())
 
 
 class _Habits:
@@ -163,13 +164,13 @@ class _Habits:
         ahead = self.micro if self.schedule == "gpipe" else min(self.micro, self.stages - stage - 1)
         rest = self.micro - ahead
         acts: Program = []
-        for at in range(ahead):
+        for _ in range(ahead):
             acts += [*self._pair("recv", stage, -1), *self._work(), *self._pair("send", stage, 1)]
         acts += self._pair("recv", stage, -1) if rest else []
         for at in range(rest):
             acts += [*self._work(), *self._exchange(stage, 1), *self._work()]
             acts += self._exchange(stage, -1) if at < rest - 1 else self._pair("send", stage, -1)
-        for at in range(ahead):
+        for _ in range(ahead):
             acts += [*self._pair("recv", stage, 1), *self._work(), *self._pair("send", stage, -1)]
         return acts
 
