@@ -20,7 +20,7 @@ from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import MARKS, EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
+from megascale_ops.schema.progress import UNSEEN, ProcessReading, Progress, RankReport
 
 # It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
@@ -85,6 +85,5 @@ def _view(rank: int) -> RankView:
         state="running", step=1, steps_seen=100, phase="forward", moved_mono_s=1.0, beat_mono_s=_SILENT_S,
         step_p50_s=1.0, step_p99_s=1.0,
     )  # fmt: skip
-
-    report = RankReport(rank, rank, 1 + rank, 1, 0, progress=progress, process=ProcessReading(state="S"))
+    report = RankReport(rank, rank, 1 + rank, 1, 0, progress=progress, process=ProcessReading(state=UNSEEN))
     return RankView("", report, _SILENT_S, 0.0, _SILENT_S, 0.0)

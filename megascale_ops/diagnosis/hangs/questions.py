@@ -457,8 +457,10 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
         lead += f", while {named(victims)} {'waits' if len(victims) == 1 else 'wait'} in a send or a receive"
     if len(suspects) < 2 or len(suspects) < len(stands):
         answer = _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
-        # No call waits for them, and nothing tells what they do: that they are silent is all there is.
-        return answer._replace(confidence=0.5) if not victims and answer.fault == "not_joined" else answer
+        # No call waits for them, and nothing tells what they do: that they are silent is all there is. Nor are they
+        # named for sure by a send or a receive of a few: most of those wait for others of them.
+        in_doubt = answer.fault == "not_joined" if not victims else len(suspects) > max(1, len(victims))
+        return answer._replace(confidence=min(answer.confidence, 0.5)) if in_doubt else answer
     causes = {stand.rank: cause_of(stand).fault for stand in suspects}
     special = [stand for stand in suspects if causes[stand.rank] not in ("sleeping", "not_joined")]
     if not special:
