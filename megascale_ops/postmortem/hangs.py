@@ -20,10 +20,12 @@ from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import MARKS, EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
+from megascale_ops.schema.progress import UNSEEN, ProcessReading, Progress, RankReport
 
 # It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
+# Places in which a rank sleeps.
+_ASLEEP = frozenset({"in_lock", "in_child", "in_network", "in_sleep"})
 _GONE = re.compile(
     r"[Nn]o such process|[Ff]ailed to (?:find|open) process|\b(?:process|pid|PID) \d{1,9} (?:is )?not found"
 )
@@ -64,7 +66,8 @@ def judge_hang(
             EvidenceItem("flight_recorder", ok=True, rank=rank, collectives=dump.collectives, groups=dump.groups)
         )
     for rank, one in stands.items():
-        marks = (one.place,) if one.place in MARKS else ()
+        place = "in_syscall" if one.place in _ASLEEP else one.place
+        marks = (place,) if place in MARKS else ()
         items.append(EvidenceItem("stacks", ok=True, rank=rank, marks=marks, frames=one.frames))
     ranks = range(1 + max((*dumps, *stands)))
     views = [_view(rank) for rank in ranks if rank in dumps or rank in stands]
@@ -82,5 +85,5 @@ def _view(rank: int) -> RankView:
         state="running", step=1, steps_seen=100, phase="forward", moved_mono_s=1.0, beat_mono_s=_SILENT_S,
         step_p50_s=1.0, step_p99_s=1.0,
     )  # fmt: skip
-    report = RankReport(rank, rank, 1 + rank, 1, 0, progress=progress, process=ProcessReading(state="S"))
+    report = RankReport(rank, rank, 1 + rank, 1, 0, progress=progress, process=ProcessReading(state=UNSEEN))
     return RankView("", report, _SILENT_S, 0.0, _SILENT_S, 0.0)

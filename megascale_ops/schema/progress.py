@@ -109,6 +109,10 @@ class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     loss_is_finite: bool = True
 
 
+# The state of a process that nobody has looked at: of a rank of which only files are left.
+UNSEEN = "?"
+
+
 class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One look at /proc: ``state`` is the kernel's letter (R, S, D, T, Z, ...), "" when the process is gone."""
 

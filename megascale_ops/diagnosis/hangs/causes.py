@@ -20,6 +20,7 @@ from megascale_ops.diagnosis.hangs.patience import BUSY, wanders
 from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
 from megascale_ops.diagnosis.hangs.work import computes, waits_for_child, works
+from megascale_ops.schema.progress import UNSEEN
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.
 SAME_LOOKS = 3
@@ -168,7 +169,9 @@ def _runs(stand: RankWait, where: str) -> Cause:
     if "in_syscall" in marks:
         return Cause("sleeping", 0.95, f"it sleeps in a system call{of_pass}{where}", patience)
     if look.frames:
-        return Cause("sleeping", 0.85, f"it uses no CPU{of_pass}{where}", patience)
+        unseen = stand.view.report.process.state == UNSEEN
+        text = f"it is{where}, whether at work or asleep nobody saw" if unseen else f"it uses no CPU{of_pass}{where}"
+        return Cause("sleeping", 0.7 if unseen else 0.85, text, patience)
     return Cause("not_joined", 0.85, "nothing tells what it does instead", Patience.SILENT)
 
 

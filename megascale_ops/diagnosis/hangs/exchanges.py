@@ -191,6 +191,8 @@ def _of_batches(
         verb = "receive from" if kinds == {"recv"} else "send to"
         yield _Pair(rank, peer, f"ranks {rank} and {peer} both only {verb} each other", "collective_order")
         return
+    if first[0].batch < 0 or second[0].batch < 0:  # torch before 2.4 does not tell what is one batch
+        return
     for sender, receiver, sent, wanted in (
         (rank, peer, _of(first, "send", peer), _of(second, "recv", rank)),
         (peer, rank, _of(second, "send", rank), _of(first, "recv", peer)),

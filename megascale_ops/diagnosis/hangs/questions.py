@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.diagnosis.hangs import exchanges, wait_graph
+from megascale_ops.diagnosis.hangs import exchanges, moments, wait_graph
 from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, describe
 from megascale_ops.diagnosis.hangs.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.evidence import NOTHING
@@ -32,6 +32,11 @@ CLEAR = 0.9
 GPU_SURE = (0.7, 0.8, 0.9)
 # 16 culprits with two findings each fit on two screens; the folded line has all ranks.
 MOST_TOLD = 16
+# 0.6: a rank without a record of its calls may wait like the others, in what its stack does not show.
+UNSEEN = 0.6
+# Marks of a rank that waits in no collective; in ``cause_of`` these classes are seen as well.
+OUTSIDE = wait_graph.ELSEWHERE | {"in_syscall", "in_python", "uninterruptible", "worker_stopped", "gone"}
+_SEEN_OUTSIDE = frozenset({"data_stall", "storage_stall", "frozen", "gil_held"})
 # 2 collectives with absent ranks are named; a rank that is missing is missing in all of its groups.
 MOST_PLACES = 2
 
@@ -69,6 +74,18 @@ def gone_on(stands: Sequence[RankWait]) -> Answer | None:
     return Answer("slow", moved, CLEAR, why, None, "a hang, had no collective ended between two looks")
 
 
+def apart(stands: Sequence[RankWait]) -> Answer | None:
+    """Question 2, of records that somebody took: were they taken at one moment?"""
+    before, call = moments.taken_before(stands)
+    if call is None:
+        return None
+    why = (
+        f"the record of {named(before)} is older than those of others, or no hang: {describe(call)} has ended, which "
+        f"it had not come to"
+    )
+    return Answer("slow", [], 0.6, why, None, "a name, had all records been taken while nothing moved")
+
+
 def disagreement(stands: Sequence[RankWait]) -> Answer | None:
     """Question 4: ranks that wait in the collectives of one group and called different things."""
     odd = wait_graph.odd_ones(stands)
@@ -86,8 +103,8 @@ def disagreement(stands: Sequence[RankWait]) -> Answer | None:
     # A rank outside all collectives is to blame as well: the others wait for it, too.
     absent = wait_graph.roots(stands) if sure else []
     # Where neither a dump nor a heartbeat has its collectives, the rank is not known to be outside.
-    outside = [stand.rank for stand in absent if wait_graph.is_known(stand)]
-    unknown = [stand.rank for stand in absent if not wait_graph.is_known(stand)]
+    outside = [stand.rank for stand in absent if is_outside(stand)]
+    unknown = [stand.rank for stand in absent if not is_outside(stand)]
     if outside:
         why += f"; {named(outside)} waits in no collective"
     if unknown:  # that proves nothing, and the difference alone explains the hang
@@ -196,12 +213,18 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     roots = wait_graph.roots(stands)
     if not roots:
         return None
-    unknown = [stand for stand in roots if not wait_graph.is_known(stand) and cause_of(stand).fault == "not_joined"]
+    unknown = [stand for stand in roots if not is_outside(stand)]
     if unknown and len(unknown) < len(roots):
         # It proves nothing that nothing is known of a rank, and the others explain the hang.
         roots = [stand for stand in roots if stand not in unknown]
-    elif unknown and (circle := _any_circle([stand for stand in stands if stand.waits])) is not None:
-        return circle
+    elif unknown:
+        waiting = [stand for stand in stands if stand.waits]
+        if (circle := _any_circle(waiting)) is not None:
+            return circle
+        awaited = awaited_of([stand.rank for stand in unknown], waiting)
+        roots = [stand for stand in unknown if stand.rank in awaited]
+        if not roots:
+            return None
     victims = [stand for stand in stands if stand.waits]
     places = wait_graph.by_place(wait_graph.held_up(stands, roots)).most_common(MOST_PLACES)
     facts = {(fact.group, fact.seq): fact for stand in victims if (fact := stand.inside) is not None}
@@ -210,7 +233,12 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     there = sum(count for _, count in places) + sum(1 for stand in victims if stand.inside is None)
     lead = f"has not come to {at}, where {there} {'rank waits' if there == 1 else 'ranks wait'}"
     lead += f" ({len(victims)} wait in all)" if there < len(victims) else ""
-    return _by_cause(roots, lead, crowd=len(victims))
+    answer = _by_cause(roots, lead, crowd=len(victims))
+    return (
+        answer
+        if roots[0] not in unknown or not roots[0].look.frames
+        else answer._replace(confidence=min(answer.confidence, UNSEEN))
+    )
 
 
 def _by_cause(culprits: Sequence[RankWait], lead: str, *, crowd: int) -> Answer:
@@ -276,8 +304,45 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
     return CLEAR if cause.fault == "not_joined" and confidence > 0.8 else confidence
 
 
+def is_outside(stand: RankWait) -> bool:
+    """Return whether it is known that a rank that does not seem to wait is outside all collectives.
+
+    Its calls tell, or a look that shows it elsewhere. A line of Python, or a wait for its GPU, does not: a host runs
+    ahead of what its GPU waits in.
+    """
+    if stand.positions or not OUTSIDE.isdisjoint(stand.look.marks):
+        return True
+    cause = cause_of(stand)
+    return cause.fault in _SEEN_OUTSIDE or cause.patience is Patience.MOVING
+
+
+def awaited_of(ranks: Sequence[int], stands: Sequence[RankWait]) -> list[int]:
+    """Return which of these ranks, of which nothing is known, ranks at the end of the chain of waits may wait for.
+
+    Where all members of a group are known to have entered its call, who is no member of it can't end it.
+    """
+    begun = wait_graph.as_begun(stands)
+    for known in (stands, begun):
+        end = wait_graph.chain(known)
+        if end.place is None:
+            peers = {fact.peer for stand in end.ranks for fact in stand.look.recorded if fact.seq < 0 and not fact.done}
+            if any(stand.inside is not None for stand in end.ranks) or -1 in peers or not peers:
+                return list(ranks)
+            found = [rank for rank in ranks if rank in peers]
+        else:
+            told = [one for stand in stands for one in stand.look.members if one.group == end.place[0]]
+            if not told:
+                return list(ranks)
+            members = {rank for one in told for rank in one.ranks()}
+            found = [rank for rank in ranks if rank in members]
+        if found:
+            return found
+    return []
+
+
 def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
-    """Question 9: all ranks wait in a collective, and no call deviates."""
+    """Question 9: all ranks of which anything is known wait in a collective, and no call deviates."""
+    stands = [stand for stand in stands if stand.waits or is_outside(stand)]
     if not stands or not all(stand.waits for stand in stands):
         return None
     end = wait_graph.chain(stands)
@@ -306,9 +371,10 @@ def _unheard(unheard: Sequence[int], stands: Sequence[RankWait]) -> Answer:
     inside = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
     why += f", {inside[0][1]} of them in {describe(inside[0][0])}" if inside else ""
     otherwise = "another answer, had an agent told of them"
-    if len(unheard) > len(stands):  # that so many are missing is evidence about their agents, not about any one rank
-        return Answer("silent", [], 0.3, why, None, otherwise)
-    return Answer("not_joined", list(unheard), 0.7, why, None, otherwise)
+    # That so many are missing is evidence about their agents, and not about any one rank.
+    named_ones = awaited_of(unheard, stands) if len(unheard) <= len(stands) else []
+    fault, sure_of = ("not_joined", UNSEEN) if named_ones else ("silent", 0.3)
+    return Answer(fault, named_ones, sure_of, why, None, otherwise)
 
 
 def _unfinished_by_all(stands: Sequence[RankWait], end: wait_graph.Chain) -> Answer:
@@ -390,7 +456,11 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
     if victims:
         lead += f", while {named(victims)} {'waits' if len(victims) == 1 else 'wait'} in a send or a receive"
     if len(suspects) < 2 or len(suspects) < len(stands):
-        return _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
+        answer = _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
+        # No call waits for them, and nothing tells what they do: that they are silent is all there is. Nor are they
+        # named for sure by a send or a receive of a few: most of those wait for others of them.
+        in_doubt = answer.fault == "not_joined" if not victims else len(suspects) > max(1, len(victims))
+        return answer._replace(confidence=min(answer.confidence, 0.5)) if in_doubt else answer
     causes = {stand.rank: cause_of(stand).fault for stand in suspects}
     special = [stand for stand in suspects if causes[stand.rank] not in ("sleeping", "not_joined")]
     if not special:

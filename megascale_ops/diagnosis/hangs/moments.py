@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of ranks that were not taken at one moment of a hang: calls have ended that one of the ranks had not made.
+
+An all_reduce ends when all members have entered it. So where it has ended on one rank, and by another one's record that
+one had not come to it yet, the other one has gone on since its record was taken, or the job was not standing still.
+
+Only records without a time are compared: of those that agents take, it is known who moved since (``hangs/verdict``).
+
+Pure: where ranks wait in, those whose records are older out.
+"""
+
+from collections.abc import Sequence
+
+from megascale_ops.diagnosis.hangs.rank_wait import RankWait
+from megascale_ops.schema.messages import CollectiveFact
+
+# What ends on no rank before all have come; a broadcast's root needs nobody.
+_OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+
+
+def taken_before(stands: Sequence[RankWait]) -> tuple[list[int], CollectiveFact | None]:
+    """Return the ranks that had not come to a call when their records were taken, and the call, which has ended."""
+    ended: dict[str, CollectiveFact] = {}
+    for stand in stands:
+        for fact in stand.look.recorded:
+            if fact.done and fact.seq > 0 and fact.function in _OF_ALL:
+                known = ended.get(fact.group)
+                ended[fact.group] = fact if known is None or fact.seq > known.seq else known
+    found: dict[int, CollectiveFact] = {}
+    for stand in stands if not any(stand.look.seen_mono_s for stand in stands) else ():
+        for at in stand.positions:
+            if at.group in ended and 0 <= at.entered < ended[at.group].seq:
+                found.setdefault(stand.rank, ended[at.group])
+    return sorted(found), next(iter(found.values()), None)
