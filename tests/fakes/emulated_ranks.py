@@ -10,6 +10,7 @@ needs a device is replaced: a kernel's launch and a copy are noted, the number o
 and the driver's write into a flag is a kernel of one line with the same memory barrier.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
@@ -27,6 +28,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _Result = TypeVar("_Result")
+
+
+def emulated_threads() -> set[threading.Thread]:
+    """Return the threads of emulated programs that live; a process has others, which other tests may have begun."""
+    return {thread for thread in threading.enumerate() if thread.name.endswith("(_live)")}
+
 
 KERNELS = (
     ("ag_gemm.launch", "ag_gemm_kernel"),

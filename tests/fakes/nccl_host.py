@@ -4,13 +4,17 @@
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.nccl_profiler import build
+from tests.fixtures.made_once import shared_folder
 
 SOURCES = Path(__file__).parents[1] / "fixtures" / "nccl_host"
 _HOST = ("host.c", "calls.c", "drawn.c")
@@ -27,9 +31,24 @@ class Binaries(NamedTuple):
     chained: Path
 
 
-def compile_all(folder: Path, sanitizer: str) -> Binaries:
+def compiled(factory: pytest.TempPathFactory, sanitizer: str) -> Binaries:
+    """Return plugin and host, plain or under a sanitizer; built once in a session, 1 to 2 s of CPU each."""
+    folder = shared_folder(factory) / f"nccl-{sanitizer.replace(',', '-') or 'plain'}"
+    if not folder.exists():
+        beside = folder.with_name(f"{folder.name}.{os.getpid()}")
+        beside.mkdir()
+        _compile_all(_in(beside), sanitizer)
+        with suppress(OSError):  # another worker's are there: they are the same
+            beside.rename(folder)
+    return _in(folder)
+
+
+def _in(folder: Path) -> Binaries:
+    return Binaries(folder / "plugin.so", folder / "host", folder / "chained.so")
+
+
+def _compile_all(made: Binaries, sanitizer: str) -> None:
     """Build everything with the plugin's own flags and, where named, a sanitizer."""
-    made = Binaries(folder / "plugin.so", folder / "host", folder / "chained.so")
     extra = [*WARNINGS, *([f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-O1"] if sanitizer else [])]
     # A sanitizer's own functions come with the host.
     flags = [flag for flag in build.FLAGS if not (sanitizer and flag == "-Wl,-z,defs")]
@@ -40,7 +59,6 @@ def compile_all(folder: Path, sanitizer: str) -> Binaries:
         [*plain, *extra, "-fPIC", "-shared", "-o", str(made.chained), str(SOURCES / "chained.c")],
     ):
         subprocess.run(["cc", *command], check=True, timeout=120)
-    return made
 
 
 class Played:

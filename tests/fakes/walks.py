@@ -8,7 +8,9 @@ many: nothing fits together in that group any more, and the walk goes on until t
 
 import os
 import random
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,19 +191,26 @@ def walk(
     """
     chance = random.Random(seed)  # noqa: S311  a test's
     walkers = [Walker(folder, script, rank, world, bug, first) for rank in range(world)]
-    paces = [chance.choice((1.0, 1.0, 0.3, 0.05)) for _ in walkers]
+    # What is asked anew at each of some 5,000 moves: as `random.choices` does it, and of who has moved alone.
+    paces = list(accumulate(chance.choice((1.0, 1.0, 0.3, 0.05)) for _ in walkers))
     left = chance.randrange(300)  # moves after the first wrong one
     dying = chance.randrange(30)  # moves until a process dies of data that did not fit
     beats: list[CollectivePosition | None] = [None] * world
-    now = 0
-    while left and dying and min(walker.step for walker in walkers) < first + steps and now < 100_000:
+    now, slowest = 0, first
+    is_wrong = has_met = False
+    while left and dying and slowest < first + steps and now < 100_000:
         now += 1
-        (walker,) = chance.choices(walkers, paces)
-        group = walker.waits[0] if walker.waits is not None else ""
-        counts = [each.fitting.get(group, 0) for each in walkers if group in (WORLD, f"half{each.rank % 2}")]
+        walker = walkers[bisect(paces, chance.random() * paces[-1], 0, world - 1)]
+        step, counts = walker.step, []
+        if walker.waits is not None:
+            group = walker.waits[0]
+            counts = [each.fitting.get(group, 0) for each in walkers if group in (WORLD, f"half{each.rank % 2}")]
         walker.move(now, counts, thread_moves=chance.random() < 0.1)
-        left -= any(each.wrong for each in walkers)
-        dying -= any(each.has_met for each in walkers)
+        if walker.step != step:
+            slowest = min(each.step for each in walkers)
+        is_wrong, has_met = is_wrong or bool(walker.wrong), has_met or walker.has_met
+        left -= is_wrong
+        dying -= has_met
         if chance.random() < 0.05:
             count = walker.counts.get(WORLD, 0)
             beats[walker.rank] = (

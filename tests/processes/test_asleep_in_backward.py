@@ -4,14 +4,18 @@
 import pytest
 
 from tests.processes.launch import SCRIPTS, Launch, acted_upon
+from tests.processes.warmed import Ahead
 
 pytestmark = pytest.mark.processes
+
+SCRIPT = SCRIPTS / "asleep_in_backward.py"
 
 
 def test_asleep_in_a_backward_pass_is_a_hang_and_between_steps_is_not(launch: Launch) -> None:
     """Inside it is restarted; between steps 16 s are left alone, although 6 are granted to what no wait looks like."""
     patience = ("--policy=stuck_patience_s=6", "--policy=restart_price_s=1", "--policy=absent_patience_s=540")
-    run = launch.run(options=patience, script=SCRIPTS / "asleep_in_backward.py")
+    launch.ahead = Ahead(("torch._dynamo",), (str(SCRIPT),))  # which an optimizer's first step imports
+    run = launch.run(options=patience, script=SCRIPT)
 
     code = launch.finish(run)
 

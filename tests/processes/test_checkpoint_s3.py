@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -30,10 +28,11 @@ from megascale_ops.checkpoint.tiers.store_names import StoreNames
 from megascale_ops.cli.main import main
 from megascale_ops.errors import CheckpointError, UsageError
 from tests.processes.launch import Launch
-from tests.processes.warmed import Ahead
+from tests.processes.warmed import Ahead, start_module
 
 # By name: neither has types.
-moto_server, s3fs = import_module("moto.server"), import_module("s3fs")
+moto_backends, moto_server = import_module("moto.backends"), import_module("moto.server")
+s3fs = import_module("s3fs")
 pytestmark = pytest.mark.processes
 
 README_COMMANDS = (
@@ -53,11 +52,15 @@ USER = Path(__file__).parents[1] / "fixtures" / "checkpoint_user.py"
 def endpoint() -> Iterator[str]:
     """A server on a port of its own."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    known = list(moto_backends.list_of_moto_modules())  # each request would list its 150 folders
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    s3fs.S3FileSystem.clear_instance_cache()  # once: a client reads a megabyte of JSON before its first request
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(moto_backends, "list_of_moto_modules", lambda: known)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
 
 
 @pytest.fixture
@@ -66,7 +69,6 @@ def url(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3fs.S3FileSystem.clear_instance_cache()
     bucket = f"b{uuid.uuid4().hex}"
     s3fs.S3FileSystem().mkdir(bucket)
     return f"s3://{bucket}/run7"
@@ -163,7 +165,7 @@ def restored_while_written(url: str, step_in_flight: int, writer: int) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def behind(endpoint: str) -> Iterator[dict[str, Any]]:
+def behind(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What a training process reports of its saves in the background; it was killed with one in flight."""
     bucket, environment = f"b{uuid.uuid4().hex}", {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
     environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
@@ -174,18 +176,17 @@ def behind(endpoint: str) -> Iterator[dict[str, Any]]:
             patched.setenv(name, value)
         s3fs.S3FileSystem().mkdir(bucket)
     env = {**os.environ, **environment, "OMP_NUM_THREADS": "1", "MEGASCALE_RECORDER": "0"}
-    with subprocess.Popen(
-        [sys.executable, "-m", BEHIND, url],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT,
-    ) as training:  # fmt: skip
+    told, said = os.pipe()
+    errors = tmp_path_factory.mktemp("behind") / "stderr.log"
+    with os.fdopen(told, encoding="utf-8") as lines:
+        with os.fdopen(said, "wb") as out, errors.open("wb") as err:
+            training = start_module(BEHIND, [url], env, out, err)
         ending = threading.Timer(600.0, training.kill)  # beside ten busy processes it took 200 s
         ending.start()
-        assert training.stdout is not None
-        assert training.stderr is not None
         try:
-            line, last = training.stdout.readline(), training.stdout.readline()
+            line, last = lines.readline(), lines.readline()
             training.kill()
-            assert last, training.stderr.read()
+            assert last, errors.read_text()
             step, writer = map(int, re.findall(r"\d+", last))
             try:
                 # At once: a request that is stopped for a minute is given up by the client.
@@ -200,6 +201,7 @@ def behind(endpoint: str) -> Iterator[dict[str, Any]]:
         finally:
             ending.cancel()
             training.kill()
+            training.wait(60.0)
 
 
 def test_what_is_saved_behind_the_training_is_the_state_at_the_call(behind: dict[str, Any]) -> None:
@@ -309,6 +311,7 @@ def test_a_bucket_that_the_keys_may_not_see_is_one_sentence(
             CheckpointManager(url)
     finally:
         urllib3.request("POST", reset, body=b"1000000", timeout=30)
+        s3fs.S3FileSystem.clear_instance_cache()
 
     assert code != 0
     assert f"{url} can't be read: " in err

@@ -4,16 +4,16 @@
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from tests.processes.launch import TOY, Launch
+from tests.processes.warmed import stand_in
 
 pytestmark = pytest.mark.processes
 
 _MOUNT = """
-mount -t tmpfs -o size=3m,mode=0700 tmpfs "$1" && shift && exec "$@"
+mount -t tmpfs -o size=3m,mode=0700 tmpfs "$1" && shift && exec %s "$@"
 """
 
 
@@ -34,8 +34,8 @@ def test_a_rank_that_dies_while_shared_memory_is_full_comes_back_without_its_box
     with log.open("wb") as out:
         proc = subprocess.Popen(
             [
-                *("unshare", "-m", "sh", "-c", _MOUNT, "sh", str(launch.box_root)),
-                *(sys.executable, "-m", "megascale_ops.cli.main", "run", "--nproc-per-node=2", "--job=toy", "--"),
+                *("unshare", "-m", "sh", "-c", _MOUNT % stand_in(), "sh", str(launch.box_root)),
+                *("run", "--nproc-per-node=2", "--job=toy", "--"),
                 *(str(TOY), "--steps=60", "--fault=boxes_full", "--at=20"),
             ],
             env=launch.env,

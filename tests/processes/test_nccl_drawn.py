@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.nccl_host import Binaries, Played, compile_all
+from tests.fakes.nccl_host import Binaries, Played, compiled
 
 pytestmark = [
     pytest.mark.processes,
@@ -22,7 +22,7 @@ CORPUS = (1, 2, 3)
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """Everything under the sanitizers for addresses and undefined behaviour; the first finding ends the process."""
-    return compile_all(tmp_path_factory.mktemp("built"), "address,undefined")
+    return compiled(tmp_path_factory, "address,undefined")
 
 
 def play_drawn(checked: Binaries, folder: Path, abi: int, seed: int, *, scribbles: bool) -> Played:

@@ -10,7 +10,7 @@ import pytest
 
 from megascale_ops.blackbox import nccl_codes, nccl_queue, nccl_words
 from megascale_ops.schema.gpu_queue import GpuQueue
-from tests.fakes.nccl_host import STEP, Binaries, Played, compile_all, play
+from tests.fakes.nccl_host import STEP, Binaries, Played, compiled, play
 
 # One worker for all of them: what is built for one is used by all.
 pytestmark = pytest.mark.processes
@@ -23,13 +23,13 @@ TIMED_VERSIONS = range(4, 8)
 @pytest.fixture(scope="module", params=["", "address,undefined", "thread"], ids=["plain", "asan", "tsan"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """Plugin, host and second plugin: plain, and under the sanitizers."""
-    return compile_all(tmp_path_factory.mktemp("built"), request.param)
+    return compiled(tmp_path_factory, request.param)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """The same without sanitizers, for what is about time."""
-    return compile_all(tmp_path_factory.mktemp("plain"), "")
+    return compiled(tmp_path_factory, "")
 
 
 @pytest.mark.parametrize("abi", ALL_VERSIONS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox import nccl_codes, nccl_words
-from tests.fakes.nccl_host import Binaries, Played, compile_all, play
+from tests.fakes.nccl_host import Binaries, Played, compiled, play
 
 pytestmark = pytest.mark.processes
 
@@ -22,13 +22,13 @@ GOLDEN = 0x9E3779B97F4A7C15
 @pytest.fixture(scope="module", params=["", "address,undefined", "thread"], ids=["plain", "asan", "tsan"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """Plugin and host: plain, and under the sanitizers."""
-    return compile_all(tmp_path_factory.mktemp("built"), request.param)
+    return compiled(tmp_path_factory, request.param)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """The same without sanitizers, for what is about rates."""
-    return compile_all(tmp_path_factory.mktemp("plain"), "")
+    return compiled(tmp_path_factory, "")
 
 
 def told(binaries: Binaries, folder: Path, abi: int, scenario: str, *lines: str, **variables: str) -> Played:

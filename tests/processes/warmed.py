@@ -255,6 +255,13 @@ def start_script(path: Path, env: Mapping[str, str], out: Path, err: Path, *, cw
         return _parent().fork((), env, to_out, to_err, cwd, script=script)
 
 
+def start_module(
+    module: str, arguments: Sequence[str], env: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+) -> "subprocess.Popen[bytes]":
+    """Start a module of ``tests.fixtures``, as `play_module` does; what it prints goes to files or pipes."""
+    return _parent().fork(arguments, env, out, err, script=_module(module))
+
+
 def play_module(
     module: str, arguments: Sequence[str], env: Mapping[str, str], deadline_s: float
 ) -> "subprocess.CompletedProcess[str]":
@@ -263,8 +270,12 @@ def play_module(
     Raises:
         subprocess.TimeoutExpired: it took longer, and was killed with what it had started in its session.
     """
-    script = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    script = _module(module)
     return _to_its_end(lambda out, err: _parent().fork(arguments, env, out, err, script=script), deadline_s)
+
+
+def _module(name: str) -> str:
+    return f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
 
 
 def play_script(

@@ -3,7 +3,6 @@
 # (kernels: their types are Triton's to infer, compile-time arguments are capitals; helpers pass options on)
 """What happens when a rank is slow, late, wrong or absent: every wait ends, and the record says who waited for what."""
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +15,8 @@ import triton.language as tl  # noqa: E402
 from megascale_kernels.device.layout import ABORTED, COMMUNICATE, EXPIRED, MISMATCH, layout, signature  # noqa: E402
 from megascale_kernels.device.signals import Channel, flag_of, peer_words, publish, publish_launch, wait_for  # noqa: E402
 from megascale_kernels.emulate import Launch, StuckError, World, events, schedule  # noqa: E402
+
+from tests.fakes.emulated_ranks import emulated_threads  # noqa: E402
 
 RANKS = 4
 TILE = 7
@@ -196,9 +197,9 @@ def test_a_kernel_that_computes_for_ever_is_stopped(monkeypatch: pytest.MonkeyPa
     """Real time is looked at only here: a program that makes no step at all is ended, and its thread with it."""
     monkeypatch.setattr(schedule, "SILENCE_S", 0.05)
     world = make_world()
-    before = set(threading.enumerate())
+    before = emulated_threads()
 
     with pytest.raises(StuckError, match="a loop without an end"):
         world.launch([Launch(0, compute_for_ever, 1, (channel_of(world, 0),))])
 
-    assert set(threading.enumerate()) <= before
+    assert emulated_threads() <= before

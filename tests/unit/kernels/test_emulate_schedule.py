@@ -3,8 +3,6 @@
 # (kernels: their types are Triton's to infer, compile-time arguments are capitals)
 """The schedule is the seed's: repeatable, different for different seeds, and independent of real time."""
 
-import threading
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +12,8 @@ import triton.language as tl  # noqa: E402
 from megascale_kernels.device.layout import layout  # noqa: E402
 from megascale_kernels.device.signals import now_ns, sm_number  # noqa: E402
 from megascale_kernels.emulate import Call, EmulationError, Event, Host, Launch, World  # noqa: E402
+
+from tests.fakes.emulated_ranks import emulated_threads  # noqa: E402
 
 
 @triton.jit
@@ -110,16 +110,18 @@ def test_what_a_program_raises_comes_out_and_nothing_stays_behind() -> None:
     world = World(layout(1, 1, 0))
     out = torch.zeros(4, 3, dtype=torch.int64)
 
-    before = set(threading.enumerate())
+    before, during = emulated_threads(), set()
 
     def fail(_host: Host) -> None:
+        during.update(emulated_threads())
         raise LookupError("lost")
 
     with pytest.raises(LookupError, match="lost") as raised:
         world.launch([Launch(0, read_clock, 4, (out,)), Call(0, fail, "loser")])
 
     assert raised.value.__notes__ == ["in rank 0 loser[0]"]
-    assert set(threading.enumerate()) <= before
+    assert emulated_threads() <= before
+    assert during - before  # the control: those of a launch are seen
     world.launch([Launch(0, read_clock, 4, (out,))])
     assert (out[:, 0] > 0).all()
 

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs of small clusters: the real controller meets faults that are known, and health that is legitimate."""
 
+from unittest.mock import patch
+
 import msgspec
 import pytest
 
+from megascale_ops.controller import going_on
+from megascale_ops.diagnosis.stragglers.step_table import LARGE
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.sim import world
 from megascale_ops.sim.faults import read_faults
 from megascale_ops.sim.kinds import KINDS
 from megascale_ops.sim.laws import DAY_S
@@ -203,28 +208,36 @@ def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "ranks", "pp"),
+    ("named", "ranks", "pp", "hours"),
     [
-        (("slow@0.06:0.7", "segfault@0.11:0.3"), 1024, 1),
-        (("hang@0.03:0.3",), 1024, 1),
-        (("gpu_hang@0.03:0.3",), 256, 1),
-        (("network_hang@0.03:0.3",), 256, 2),
+        (("slow@0.06:0.7", "segfault@0.11:0.3"), LARGE, 1, 0.15),
+        (("hang@0.03:0.3",), 128, 1, 0.065),
+        (("gpu_hang@0.03:0.3",), 128, 1, 0.065),
+        (("network_hang@0.03:0.3",), 128, 2, 0.065),
     ],
     ids=["go on", "stand", "GPU", "network"],
 )
-def test_heartbeats_handed_in_together_are_those_that_were_sent(named: tuple[str, ...], ranks: int, pp: int) -> None:
+def test_heartbeats_handed_in_together_are_those_that_were_sent(
+    monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], ranks: int, pp: int, hours: float
+) -> None:
     """Hundreds of ranks, of which one is slow and one dies, or one hangs: the report is the same both ways."""
-    hours = 0.15 if len(named) > 1 else 0.08
+    # Of fewer than 1,024 ranks none would be: both runs would be one and the same.
+    monkeypatch.setattr(world, "LEAST_COLUMNS", ranks)
+    monkeypatch.setattr(going_on, "LARGE", ranks)
     large = msgspec.structs.replace(
         SMALL, ranks=ranks, ranks_per_node=ranks // 16, tp=8, pp=pp, hours=hours, start_s=5.0
     )
     faults = read_faults(named)
 
-    together, each = (simulate(msgspec.structs.replace(large, columns=columns), faults) for columns in (True, False))
+    with patch.object(world.World, "_say", autospec=True, side_effect=world.World._say) as said:
+        together = simulate(large, faults)
+        alone = said.call_count
+        each = simulate(msgspec.structs.replace(large, columns=False), faults)
 
     assert msgspec.json.encode(together) == msgspec.json.encode(each)
     assert {fault.is_right for fault in together.faults} == {True}
-    assert together.heartbeats > 1500
+    assert said.call_count - alone == each.heartbeats > 1500
+    assert alone < 0.25 * together.heartbeats  # the control: most of them were handed in together
 
 
 def test_a_run_that_has_no_time_left_tells_how_far_it_came() -> None:
