@@ -73,8 +73,9 @@ class LossWatch:
             if is_none.any():
                 for row, place in zip(turn[is_none], at[is_none].tolist(), strict=True):
                     self._judge_none(int(row[RANK]), place, int(row[STEP]))
-                at, turn = at[~is_none], turn[~is_none]
-            self._judge_rows(at, turn, policy)
+                self._judge_rows(at[~is_none], turn[~is_none], policy)
+            else:
+                self._judge_rows(at, turn, policy)
 
     def _places_of(self, ranks: Places, places: Mapping[int, Place]) -> Places:
         missing = int(ranks.max()) + 1 - len(self._by_rank)
