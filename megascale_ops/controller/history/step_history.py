@@ -250,6 +250,9 @@ class StepHistory:
                 bucket.grow(self._ranks)
             inside = (rows[:, END_S] >= bucket.start_s) & (rows[:, END_S] < bucket.start_s + bucket.length_s)
             inside[0] = True  # it was found for this one
+            if inside.all():  # nearly always
+                bucket.add_rows(rows)
+                break
             bucket.add_rows(rows[inside])
             rows = rows[~inside]
         if self._hand_on is not None:

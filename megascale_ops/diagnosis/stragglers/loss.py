@@ -65,15 +65,17 @@ class LossWatch:
 
     def take_rows(self, rows: Table, places: Mapping[int, Place], policy: JobPolicy) -> None:
         """Take finished steps of many ranks, as ``step_table`` has them; ``places`` has the place of every rank."""
-        is_none = np.isnan(rows[:, LOSS])
-        told = rows[~is_none | (rows[:, LOSS_IS_FINITE] == 0)]
+        is_left_out = np.isnan(rows[:, LOSS]) & (rows[:, LOSS_IS_FINITE] != 0)
+        told = rows[~is_left_out] if is_left_out.any() else rows
         for turn in in_turns(told) if len(told) else ():
             at = self._places_of(turn[:, RANK].astype(np.intp), places)
             is_none = np.isnan(turn[:, LOSS])
             if is_none.any():
                 for row, place in zip(turn[is_none], at[is_none].tolist(), strict=True):
                     self._judge_none(int(row[RANK]), place, int(row[STEP]))
-            self._judge_rows(at[~is_none], turn[~is_none], policy)
+                self._judge_rows(at[~is_none], turn[~is_none], policy)
+            else:
+                self._judge_rows(at, turn, policy)
 
     def _places_of(self, ranks: Places, places: Mapping[int, Place]) -> Places:
         missing = int(ranks.max()) + 1 - len(self._by_rank)
@@ -163,7 +165,9 @@ class LossWatch:
         is_high = self._are_high(at, loss, policy)
         for row, place in zip(rows[is_high], at[is_high].tolist(), strict=True):  # seldom, and of few
             self._judge_high(int(row[RANK]), place, int(row[STEP]), float(row[LOSS]), policy)
-        at, loss, ranks = at[~is_high], loss[~is_high], rows[~is_high, RANK]
+        ranks = rows[:, RANK]
+        if is_high.any():
+            at, loss, ranks = at[~is_high], loss[~is_high], ranks[~is_high]
         np.frombuffer(self._high, np.int64)[at] = 0
         well, taken = np.frombuffer(self._well, np.int64), np.frombuffer(self._taken, np.int64)
         well[at] += 1
@@ -189,6 +193,8 @@ class LossWatch:
         """Look at the range of ranks of which so many values are known."""
         np.frombuffer(self._good_for, np.int64)[at] = kept // _RENEWED
         recent = np.frombuffer(self._recent).reshape(-1, _RECENT)[at, :kept]
+        if (recent == recent[0]).all():  # all ranks tell the mean of all: what is found for one holds for each
+            recent = recent[:1]
         center = np.partition(recent, kept // 2)[:, kept // 2]
         spread = _SPREAD * np.partition(np.abs(recent - center[:, None]), kept // 2)[:, kept // 2]
         least = _LEAST_SPREAD * policy.loss_spike_spreads * np.abs(center)

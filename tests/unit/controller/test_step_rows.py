@@ -118,6 +118,26 @@ def test_losses_as_rows_give_the_verdicts_of_losses_one_by_one(at_once: int) -> 
     assert seen == {"loss_nan", "loss_spike"}
 
 
+@pytest.mark.parametrize("apart", [None, 2])
+def test_a_loss_that_all_ranks_share_is_judged_as_each_by_itself(apart: int | None) -> None:
+    """All tell the mean of all, which jumps for a while; or one tells its own, which jumps at another time."""
+    one_by_one, as_rows, where = LossWatch(), LossWatch(), places(8)
+    chance, seen = random.Random(3), []  # noqa: S311  no secret
+    for step in range(160):
+        shared = 2.0 + chance.gauss(0.0, 0.1) + (40.0 if 100 <= step < 105 else 0.0)
+        own = 3.0 + chance.gauss(0.0, 0.5) + (90.0 if 50 <= step < 55 else 0.0)
+        some = [(rank, StepWork(step, 0.1, loss=own if rank == apart else shared)) for rank in range(8)]
+        for rank, work in some:
+            one_by_one.ingest_losses(rank, where[rank].node, (work,), POLICY)
+        as_rows.take_rows(as_table(some), where, POLICY)
+
+        found = as_rows.verdicts(1)
+        assert found == one_by_one.verdicts(1)
+        seen += [verdict.culprits for verdict in found.values()]
+    everyone = tuple(rank for rank in range(8) if rank != apart)
+    assert set(seen) == ({everyone} if apart is None else {everyone, (apart,)})
+
+
 def steps_of(ranks: int, steps: int, slow: int) -> list[tuple[int, StepWork]]:
     """Return steps of ranks, one of which needs 30 % longer than its equals."""
     chance = random.Random(5)  # noqa: S311  no secret
