@@ -109,7 +109,7 @@ class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     loss_is_finite: bool = True
 
 
-# The state of a process that nobody has looked at: of a rank of which only files are left.
+# The state of a process that no agent has looked at: of a rank of which only files are left.
 UNSEEN = "?"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.schema.messages import CollectiveFact
 
-# What ends on no rank before all have come; a broadcast's root needs nobody.
+# What ends on no rank before all have come; a broadcast's root waits for no rank.
 _OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 

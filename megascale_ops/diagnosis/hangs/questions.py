@@ -75,7 +75,7 @@ def gone_on(stands: Sequence[RankWait]) -> Answer | None:
 
 
 def apart(stands: Sequence[RankWait]) -> Answer | None:
-    """Question 2, of records that somebody took: were they taken at one moment?"""
+    """Question 2, of records that are left as files: were they taken at one moment?"""
     before, call = moments.taken_before(stands)
     if call is None:
         return None

@@ -5,7 +5,7 @@ The watchdog knows which ranks are silent. Evidence shows what each rank does: i
 Here both become one verdict, by the first of these questions that has an answer:
 
 1. Do two nodes claim the same rank?  Is the suspect stopped, or has it ended?
-2. Have collectives gone on meanwhile, or between dumps that somebody took?    (slow: no hang)
+2. Have collectives gone on meanwhile, or between dumps left as files?         (slow: no hang)
 3. Does what ranks send each other get no acknowledgement?                    (the network is cut)
 4. Do ranks that wait in one group's collectives disagree about them?         (skipped, order, mismatch)
    Do pairs of them, in an all_to_all, in sends and receives?                 (mismatch, order)
