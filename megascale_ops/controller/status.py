@@ -50,6 +50,7 @@ def job_status(
         start_age_s=max(0.0, wall_s - job.round.formed_wall_s)
         if job.round.formed_wall_s and job.is_starting(now_s)
         else -1.0,
+        is_numbered=job.round.is_numbered,
     )
 
 

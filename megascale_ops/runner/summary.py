@@ -42,9 +42,8 @@ def summary(known: JobStatus | None, job: str, wall_s: float, run_dir: str, wher
         how = printable(known.reason) or state_words(known.state)
         if known.state == "failed":
             how = f"failed: {how}"
-        # Where the script does not number its steps they are counted anew in each round.
-        by_last = " by the last round's count" if known.restarts else ""
-        facts = [f"step {known.step:,}{by_last}" if known.step >= 0 else "no step", *facts]
+        anew = "" if known.is_numbered or not known.restarts else " (counted from 0 in each round)"
+        facts = [f"step {known.step:,}{anew}" if known.step >= 0 else "no step", *facts]
         facts += [f"{percent(known.goodput)} of it training"] if known.goodput >= 0 else []
         facts += [_counted(known.restarts, "restart"), _counted(known.incidents, "incident")]
         more = f"`megascale-ops why {where}` explains the last incident, " if known.incidents else ""

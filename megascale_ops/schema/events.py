@@ -102,6 +102,7 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     stepped: int = -1  # ranks that have made a step in this round, while it starts; -1: it does not start
     start_s: float = 0.0  # what the last start took, from its round to the first step of every rank; 0: not known
     start_age_s: float = -1.0  # since this round was formed
+    is_numbered: bool = True  # steps have the script's own numbers; else they are counted from 0 in each round
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -127,6 +127,7 @@ class Round:
         # Furthest that a heartbeat has reported; of a job that is over, how far it came in all.
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
         self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
+        self.is_numbered = True  # the steps have the script's own numbers; else they are counted from 0 in each round
         self.last_step_wall_s = 0.0
         self.saves = Saves()
         self.has_started = False  # every rank has made a step
@@ -155,6 +156,7 @@ class Round:
     def note_step(self, progress: "Progress", moved_wall_s: float) -> None:
         """Note the furthest step, and the time that the round's steps cover."""
         self.step = progress.step
+        self.is_numbered = progress.step_is_absolute
         self.last_step_wall_s = max(self.last_step_wall_s, moved_wall_s)
         if not self.steps_began_wall_s:
             began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s

@@ -20,10 +20,21 @@ def test_a_good_end_is_told_with_its_numbers() -> None:
     said = summary(known, "gpt", 3725.0, "/runs/gpt", "--job gpt")
 
     assert said == (
-        "job gpt: every rank ended normally; step 2,374 by the last round's count, 1 h 2 min, 87.4 % of it training, "
+        "job gpt: every rank ended normally; step 2,374, 1 h 2 min, 87.4 % of it training, "
         "1 restart, 2 incidents; run folder /runs/gpt; `megascale-ops why --job gpt` explains the last incident, "
         "`megascale-ops report --job gpt` shows where the time went"
     )
+
+
+@pytest.mark.parametrize(("numbered", "restarts", "told"), [(True, 1, False), (False, 0, False), (False, 1, True)])
+def test_steps_that_are_counted_anew_in_each_round_are_told_as_such(numbered: bool, restarts: int, told: bool) -> None:
+    """A script that numbers its steps, or that ran once, has one count."""
+    known = ended("finished", "every rank ended normally", step=34, restarts=restarts, is_numbered=numbered)
+
+    said = summary(known, "gpt", 8.0, "/runs/gpt", "--job gpt")
+
+    assert ("step 34 (counted from 0 in each round), " in said) == told
+    assert ("step 34, " in said) != told
 
 
 def test_an_end_by_hand_is_no_success() -> None:
