@@ -446,9 +446,9 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
     victims = [stand.rank for stand in stands if stand.waits and stand.look.peer_call is not None]
     if victims:
         lead += f", while {named(victims)} {'waits' if len(victims) == 1 else 'wait'} in a send or a receive"
-    if moments.are_left(stands):
+    if moments.are_left(stands) and any(_is_seen(stand) for stand in suspects):
         # It proves nothing that nothing is known of a rank, where others are seen elsewhere.
-        suspects = [stand for stand in suspects if is_outside(stand)] or suspects
+        suspects = [stand for stand in suspects if is_outside(stand)]
     if len(suspects) < 2 or len(suspects) < len(stands):
         answer = _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
         # No call waits for them, and nothing tells what they do: that they are silent is all there is. Nor are they

@@ -149,3 +149,20 @@ def test_many_of_whom_nothing_tells_what_they_do_are_not_named_by_the_wait_of_a_
     assert list(files.culprits) == []
     assert live is not None
     assert (list(live.culprits), live.confidence) == ([1, 2, 3], 0.5)
+
+
+def test_who_is_only_known_by_calls_is_not_singled_out_of_a_crowd_and_a_look_does_it() -> None:
+    """Of four that are silent one has a record: it is no surer by that. Where it is seen elsewhere, it is named."""
+    call = CollectiveFact(function="recv", group="0", seq=-1, peer=1)
+    waits = left(0, call)._replace(inside=None, waits=True)
+    at_work = [stands_in(UNSEEN)._replace(rank=rank) for rank in (2, 3, 4)]
+    recorded_one = left(1, ENDED)
+    loads = recorded_one._replace(look=recorded_one.look._replace(marks=frozenset({"in_data_loader"})))
+
+    by_calls = questions.nobody_waits([waits, recorded_one, *at_work], frozenset({1, 2, 3, 4}))
+    by_look = questions.nobody_waits([waits, loads, *at_work], frozenset({1, 2, 3, 4}))
+
+    assert by_calls is not None
+    assert list(by_calls.culprits) == []
+    assert by_look is not None
+    assert (by_look.fault, list(by_look.culprits)) == ("data_stall", [1])
