@@ -18,6 +18,7 @@ from megascale_ops.diagnosis.exits.error_records import age_s, ended_it, error_o
 from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal_of
 from megascale_ops.diagnosis.exits.last_calls import blame_caller
 from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.last_words import row_of_error
 from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import (
@@ -29,6 +30,7 @@ from megascale_ops.diagnosis.exits.victims_words import (
     blame_version,
 )
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
+from megascale_ops.diagnosis.exits.word_table import RENDEZVOUS_CLOSED
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import listed
 from megascale_ops.schema.health import Finding, HostReading, Verdict
@@ -61,6 +63,10 @@ _BEFORE_ASKED = 3
 _LINGER_S = 30.0
 # 1 s: which of two ends came first is certain beyond it; clocks, runners and heartbeats are that far apart at most.
 _APART_S = 1.0
+# 0.1 s: on one node one runner sees all ends, and looks for them every 0.02 s.
+_APART_ON_A_NODE_S = 0.1
+# 0.5: that the launcher stopped the rest for it is certain, but not who had closed the rendezvous before.
+_CLOSED = 0.5
 # 0.6: another rank's end could as well have been the first; 0.4: an NCCL error of several is often one more rank's.
 _RIVALLED, _SHARED_NCCL = 0.6, 0.4
 # 2 s: ends further apart than this do not belong together.
@@ -95,9 +101,12 @@ def judge_exits(
     judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended], missing)
     causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
-    if _were_stopped_for(victims, causes):
+    closed = _found_closed(victims, causes)
+    if closed or _were_stopped_for(victims, causes):
         causes = []
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
+    if verdict.fault == "unknown" and closed:
+        verdict = _blame_closed(closed, victims, len(judged))
     verdict = _named_by_words(verdict, ended, judged, reports, world_size)
     evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     return _with_times(verdict, ended, reports, round_, wall_s, evidence)
@@ -175,6 +184,8 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         one
         for one in causes
         if one.fault == first.fault
+        # Who was asked to go did not fall over what killed another one.
+        and (_rank_of(one) == _ASKED_TO_GO) is (_rank_of(first) == _ASKED_TO_GO)
         and signature(one.ended.exit) == signature(first.ended.exit)
         and abs(one.ended.age_s - first.ended.age_s) <= _TOGETHER_S
     ]
@@ -219,6 +230,50 @@ def _were_stopped_for(victims: Sequence[Judged], causes: Sequence[Judged]) -> bo
     if not victims or not causes or any(_rank_of(one) != _ASKED_TO_GO for one in causes):
         return False
     return max(one.ended.age_s for one in victims) - max(one.ended.age_s for one in causes) > _APART_S
+
+
+def _found_closed(victims: Sequence[Judged], causes: Sequence[Judged]) -> list[Judged]:
+    """Return those that found their rendezvous closed before all causes, which were asked to go: [] where any did not.
+
+    torch's agent closes it at every end but one by a signal, so none of those asked did. An agent whose worker was
+    asked to go does close it, but the others find that afterwards: on one node that order is certain, and across nodes
+    beyond ``_APART_S``.
+    """
+    found = [one for one in victims if _says_closed(one)]
+    if not found or not causes or any(_rank_of(one) != _ASKED_TO_GO for one in causes):
+        return []
+    first = max(found, key=lambda one: one.ended.age_s)
+    return found if all(_is_before(first, one) for one in causes) else []
+
+
+def _says_closed(one: Judged) -> bool:
+    """Return whether a rank's words, or the exception in its black box, are of a rendezvous that was closed."""
+    error = one.ended.exit.error
+    raised = row_of_error(error.type, error.message).name if error is not None else ""
+    return RENDEZVOUS_CLOSED in (*one.said, raised)
+
+
+def _is_before(one: Judged, other: Judged) -> bool:
+    """Return whether one rank is known to have ended before another one."""
+    is_one_node = bool(one.ended.node) and one.ended.node == other.ended.node
+    return one.ended.age_s - other.ended.age_s > (_APART_ON_A_NODE_S if is_one_node else _APART_S)
+
+
+def _blame_closed(closed: Sequence[Judged], victims: Sequence[Judged], ended: int) -> Verdict:
+    """Name those that found their rendezvous closed as why the rest was asked to go; nobody, where others fell too."""
+    ranks = tuple(sorted(one.ended.exit.rank for one in closed))
+    why = f"rank {listed(ranks)} found the rendezvous closed"
+    if len(closed) < len(victims) or 2 * len(closed) > ended:
+        why += "; who closed it, no end of a rank tells"
+        return Verdict(fault="unknown", reason=why, confidence=0.2, otherwise="the log of the agent that closed it")
+    return Verdict(
+        fault="exception",
+        reason=f"{why} and ended; its launcher then asked {ended - len(closed)} others to go",
+        confidence=_CLOSED,
+        culprits=ranks,
+        nodes=tuple(sorted({one.ended.node for one in closed} - {""})),
+        otherwise="the log of the agent that closed it",
+    )
 
 
 def _rank_of(one: Judged) -> int:

@@ -23,6 +23,8 @@ from megascale_ops.diagnosis.exits.word_rows import HARMLESS, NOBODY, Row, cause
 
 # The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
 GPU_WAIT = "gpu_wait"
+# The row of agents that found their rendezvous closed, which no rank does that is asked to go.
+RENDEZVOUS_CLOSED = "rendezvous_closed"
 _OUT_OF = "out_of_memory"
 # How programs that started another one tell of its end: 128 + N, as a shell translates signals, and the number itself.
 _ENDED_WITH = r"[Ee]xit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _-]?(?:code|status)(?: of)?[:=]? ?"
@@ -294,6 +296,13 @@ PATTERNS: tuple[Row, ...] = (
         "horovod_peer",
         r"Horovod has been shut down\. This was caused by an exception on one of the ranks|HorovodInternalError: ",
         "Horovod on all ranks but the one that failed",
+    ),
+    # Its own row: torch closes a rendezvous at every end of an agent but one by a signal (``launcher/api.py``).
+    victim(
+        RENDEZVOUS_CLOSED,
+        r"^(?:[\w.]{1,80}\.)?RendezvousClosedError\b",
+        "torch's agent, where another one had closed the rendezvous as it ended, in order or by a failure",
+        in_traceback=True,
     ),
     victim(
         "store_lost",

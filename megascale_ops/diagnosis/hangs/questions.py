@@ -221,7 +221,10 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
         waiting = [stand for stand in stands if stand.waits]
         if (circle := _any_circle(waiting)) is not None:
             return circle
-        awaited = awaited_of([stand.rank for stand in unknown], waiting)
+        if moments.are_left(stands):
+            # A line that launches work, or waits for a GPU, is where a rank that waits like the others is seen as well.
+            unknown = [stand for stand in unknown if not stand.look.frames]
+        awaited = wait_graph.awaited_of([stand.rank for stand in unknown], waiting)
         roots = [stand for stand in unknown if stand.rank in awaited]
         if not roots:
             return None
@@ -234,11 +237,18 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     lead = f"has not come to {at}, where {there} {'rank waits' if there == 1 else 'ranks wait'}"
     lead += f" ({len(victims)} wait in all)" if there < len(victims) else ""
     answer = _by_cause(roots, lead, crowd=len(victims))
-    return (
-        answer
-        if roots[0] not in unknown or not roots[0].look.frames
-        else answer._replace(confidence=min(answer.confidence, UNSEEN))
-    )
+    if roots[0] in unknown and roots[0].look.frames:
+        answer = answer._replace(confidence=min(answer.confidence, UNSEEN))
+    return _unless_unexplained(answer, stands)
+
+
+def _unless_unexplained(answer: Answer, stands: Sequence[RankWait]) -> Answer:
+    """Return the answer without names where files show a call that hangs without those who are named."""
+    call = moments.met_by_all(stands) if moments.are_left(stands) else None
+    if call is None:
+        return answer
+    why = f"{answer.why}; but {describe(call)} hangs though nobody is missing in it, so they are not all that is wrong"
+    return answer._replace(fault="silent", culprits=[], confidence=min(answer.confidence, UNSEEN), why=why)
 
 
 def _by_cause(culprits: Sequence[RankWait], lead: str, *, crowd: int) -> Answer:
@@ -316,32 +326,10 @@ def is_outside(stand: RankWait) -> bool:
     return cause.fault in _SEEN_OUTSIDE or cause.patience is Patience.MOVING
 
 
-def awaited_of(ranks: Sequence[int], stands: Sequence[RankWait]) -> list[int]:
-    """Return which of these ranks, of which nothing is known, ranks at the end of the chain of waits may wait for.
-
-    Where all members of a group are known to have entered its call, who is no member of it can't end it.
-    """
-    begun = wait_graph.as_begun(stands)
-    for known in (stands, begun):
-        end = wait_graph.chain(known)
-        if end.place is None:
-            peers = {fact.peer for stand in end.ranks for fact in stand.look.recorded if fact.seq < 0 and not fact.done}
-            if any(stand.inside is not None for stand in end.ranks) or -1 in peers or not peers:
-                return list(ranks)
-            found = [rank for rank in ranks if rank in peers]
-        else:
-            told = [one for stand in stands for one in stand.look.members if one.group == end.place[0]]
-            if not told:
-                return list(ranks)
-            members = {rank for one in told for rank in one.ranks()}
-            found = [rank for rank in ranks if rank in members]
-        if found:
-            return found
-    return []
-
-
 def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     """Question 9: all ranks of which anything is known wait in a collective, and no call deviates."""
+    # Of a rank with a stack in a file something is known, though not whether it waits.
+    known = {stand.rank for stand in stands if stand.waits or (stand.look.frames and moments.are_left(stands))}
     stands = [stand for stand in stands if stand.waits or is_outside(stand)]
     if not stands or not all(stand.waits for stand in stands):
         return None
@@ -352,16 +340,17 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
         return circle
     if late := wait_graph.behind(stands):
         return _still_inside(late)
-    if unheard := sorted(set(range(world_size)) - {stand.rank for stand in stands}):
-        return _unheard(unheard, stands)
+    if unheard := sorted(set(range(world_size)) - known):
+        return _unless_unexplained(_unheard(unheard, stands), stands)
     return _unfinished_by_all(stands, end)
 
 
 def _still_inside(late: Sequence[RankWait]) -> Answer:
     """Return those who are inside a collective that most others have finished."""
-    who = [stand.rank for stand in late]
+    # Records of one moment do not show that: what ends does so on all, so those of the others are younger.
+    who = [stand.rank for stand in late] if not moments.are_left(late) else []
     at = describe(late[0].inside) if late[0].inside is not None else "a collective"
-    why = f"{named(who)} is still inside {at}, which most others have finished"
+    why = f"{named([stand.rank for stand in late])} is still inside {at}, which most others have finished"
     return Answer("silent", who, 0.6, why, None, "nobody named, had the others not finished it")
 
 
@@ -372,7 +361,9 @@ def _unheard(unheard: Sequence[int], stands: Sequence[RankWait]) -> Answer:
     why += f", {inside[0][1]} of them in {describe(inside[0][0])}" if inside else ""
     otherwise = "another answer, had an agent told of them"
     # That so many are missing is evidence about their agents, and not about any one rank.
-    named_ones = awaited_of(unheard, stands) if len(unheard) <= len(stands) else []
+    named_ones = wait_graph.awaited_of(unheard, stands) if len(unheard) <= len(stands) else []
+    # A file that is lost is mostly lost by chance: of two such ranks one at least is there like the others.
+    named_ones = [] if len(named_ones) > 1 and moments.are_left(stands) else named_ones
     fault, sure_of = ("not_joined", UNSEEN) if named_ones else ("silent", 0.3)
     return Answer(fault, named_ones, sure_of, why, None, otherwise)
 
@@ -455,12 +446,19 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
     victims = [stand.rank for stand in stands if stand.waits and stand.look.peer_call is not None]
     if victims:
         lead += f", while {named(victims)} {'waits' if len(victims) == 1 else 'wait'} in a send or a receive"
+    if moments.are_left(stands) and any(_is_seen(stand) for stand in suspects):
+        # It proves nothing that nothing is known of a rank, where others are seen elsewhere.
+        suspects = [stand for stand in suspects if is_outside(stand)]
     if len(suspects) < 2 or len(suspects) < len(stands):
         answer = _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
         # No call waits for them, and nothing tells what they do: that they are silent is all there is. Nor are they
         # named for sure by a send or a receive of a few: most of those wait for others of them.
         in_doubt = answer.fault == "not_joined" if not victims else len(suspects) > max(1, len(victims))
-        return answer._replace(confidence=min(answer.confidence, 0.5)) if in_doubt else answer
+        answer = answer._replace(confidence=min(answer.confidence, 0.5)) if in_doubt else answer
+        if in_doubt and moments.are_left(stands) and not any(_is_seen(stand) for stand in suspects):
+            why = f"{answer.why}; which of them the others wait for, no record tells"
+            return answer._replace(fault="silent", culprits=[], confidence=0.3, why=why)
+        return _unless_unexplained(answer, stands)
     causes = {stand.rank: cause_of(stand).fault for stand in suspects}
     special = [stand for stand in suspects if causes[stand.rank] not in ("sleeping", "not_joined")]
     if not special:
@@ -469,6 +467,11 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
     if len(special) * 2 < len(suspects):
         return _by_watchdog(_by_cause(special, lead, crowd=len(stands)))._replace(confidence=0.7)
     return _by_watchdog(_by_cause(special, f"{lead}, like all others", crowd=0))
+
+
+def _is_seen(stand: RankWait) -> bool:
+    """Return whether a look, and not only its calls, shows a rank outside all collectives."""
+    return not OUTSIDE.isdisjoint(stand.look.marks) or cause_of(stand).fault in _SEEN_OUTSIDE
 
 
 def _by_watchdog(answer: Answer) -> Answer:

@@ -29,11 +29,12 @@ class Unmatched(NamedTuple):
     call: CollectiveFact
     inside: CollectiveFact
     order: tuple[int, ...] = ()  # the peer and others that have queued such a half behind the collective
+    against: int = 0  # ranks of that group that have not come to the collective
 
     @property
     def is_early(self) -> bool:
-        """Whether ranks besides the peer tell that the collective comes first."""
-        return len(self.order) > LEAST_ALIKE
+        """Whether ranks besides the peer tell that the collective comes first, and most have called it."""
+        return len(self.order) > LEAST_ALIKE and len(self.order) > self.against
 
 
 def unmatched(held: Sequence[RankWait], stands: Sequence[RankWait]) -> Unmatched | None:
@@ -52,7 +53,8 @@ def unmatched(held: Sequence[RankWait], stands: Sequence[RankWait]) -> Unmatched
                     one for one in stands if one.inside is not None and place == (one.inside.group, one.inside.seq)
                 ]
                 order = tuple(one.rank for one in there if _is_behind(one))
-                return Unmatched(stand.rank, peer.rank, call, peer.inside, order)
+                against = sum(at.group == place[0] and at.entered < place[1] for one in stands for at in one.positions)
+                return Unmatched(stand.rank, peer.rank, call, peer.inside, order, against)
     return None
 
 

@@ -332,6 +332,30 @@ def chain(stands: Sequence[RankWait]) -> Chain:
     return Chain(None, missing[-1] if missing else list(stands), followed=bool(missing))
 
 
+def awaited_of(ranks: Sequence[int], stands: Sequence[RankWait]) -> list[int]:
+    """Return which of these ranks, of which nothing is known, ranks at the end of the chain of waits may wait for.
+
+    Where all members of a group are known to have entered its call, who is no member of it can't end it.
+    """
+    begun = as_begun(stands)
+    for known in (stands, begun):
+        end = chain(known)
+        if end.place is None:
+            peers = {fact.peer for stand in end.ranks for fact in stand.look.recorded if fact.seq < 0 and not fact.done}
+            if any(stand.inside is not None for stand in end.ranks) or -1 in peers or not peers:
+                return list(ranks)
+            found = [rank for rank in ranks if rank in peers]
+        else:
+            told = [one for stand in stands for one in stand.look.members if one.group == end.place[0]]
+            if not told:
+                return list(ranks)
+            members = {rank for one in told for rank in one.ranks()}
+            found = [rank for rank in ranks if rank in members]
+        if found:
+            return found
+    return []
+
+
 def _largest(stands: Sequence[RankWait]) -> tuple[str, int] | None:
     """Return where most wait."""
     places = by_place(stands)

@@ -303,6 +303,43 @@ def test_those_asked_to_go_after_others_had_lost_a_peer_are_no_cause(
     assert (verdict.fault, verdict.culprits) == (fault, culprits), verdict.reason
 
 
+CLOSED = ("torch.distributed.elastic.rendezvous.api.RendezvousClosedError", "")
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "node", "fault", "culprits"),
+    [
+        (1.0, "n0", "exception", (1,)),
+        (1.0, "n1", "killed", (0, 2)),
+        (5.0, "n1", "exception", (1,)),
+        (0.2, "n0", "killed", (0, 2)),
+        (0.0, "n0", "killed", (0, 2)),
+    ],
+    ids=["before", "clocks-apart", "long-before-on-another-node", "at-once", "after"],
+)
+def test_those_asked_to_go_after_one_found_its_rendezvous_closed_did_not_close_it(
+    ago_s: float, node: str, fault: str, culprits: tuple[int, ...]
+) -> None:
+    """A signal closes none. A worker that was asked to go makes its agent close it, which others find afterwards."""
+    asked = [_ended(rank, -signal.SIGTERM, ago_s=0.2) for rank in (0, 2)]
+
+    verdict = _judge(_ended(1, 1, CLOSED, ago_s=ago_s, node=node), *asked)
+
+    assert (verdict.fault, verdict.culprits) == (fault, culprits), verdict.reason
+    assert verdict.confidence <= (0.5 if fault == "exception" else 1.0)
+
+
+def test_a_rendezvous_found_closed_excuses_no_cause_of_another_kind_and_names_nobody_beside_other_victims() -> None:
+    """A rank that was killed, or raised, is to blame as ever; where others lost a peer, who closed it is not known."""
+    closed, asked = _ended(1, 1, CLOSED, ago_s=1.0), _ended(0, -signal.SIGTERM, ago_s=0.2)
+
+    killed = _judge(closed, asked, _ended(2, -signal.SIGKILL, ago_s=0.2))
+    lost = _judge(closed, asked, _ended(2, 1, ("RuntimeError", GLOO), ago_s=0.9))
+
+    assert (killed.fault, killed.culprits) == ("killed", (2,)), killed.reason
+    assert (lost.fault, lost.culprits) == ("unknown", ()), lost.reason
+
+
 def test_an_exception_that_points_elsewhere_is_not_the_cause_that_stands_above_it() -> None:
     """An engine raises over a worker of its own and sends its reader to the words of that one, if there are any."""
     above = "(Worker pid=7) ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB.\n"

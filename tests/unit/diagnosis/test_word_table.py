@@ -128,6 +128,12 @@ SAMPLES = (
         ends_traceback=True,
     ),
     Sample(
+        "rendezvous_closed",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "INFO the rendezvous was closed in order, no RendezvousClosedError",
+        ends_traceback=True,
+    ),
+    Sample(
         "store_lost",
         "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
         "INFO TCPStore listens on port 29500",

@@ -10,8 +10,11 @@ from megascale_ops.postmortem.examine import examine
 from tests.fakes import drawn_jobs
 
 
-def test_drawn_jobs_are_judged_right_or_not_for_sure(tmp_path: Path) -> None:
-    """Of 60 jobs half at least have the faulty ranks named, and five at most an innocent one for sure."""
+def test_drawn_jobs_name_the_faulty_ranks_and_hardly_an_innocent_one(tmp_path: Path) -> None:
+    """Of 60 jobs 32 at least have the faulty ranks named, five at most an innocent one (two for sure), 11 nobody.
+
+    A rank that disagrees with a faulty one is none: which of the two is wrong can't always be told.
+    """
     score: Counter[str] = Counter()
     for number, job in enumerate(itertools.islice(filter(None, map(drawn_jobs.draw, range(910_000, 911_000))), 60)):
         folder = tmp_path / str(number)
@@ -24,10 +27,16 @@ def test_drawn_jobs_are_judged_right_or_not_for_sure(tmp_path: Path) -> None:
             found = examine([folder]).verdicts[0]
         except UsageError:
             continue
-        if found.culprits == job.culprits:
+        faulty = bool(job.culprits)
+        if set(found.culprits) - set(job.culprits) - set(job.also):
+            score["innocent"] += 1
+            score["innocent for sure"] += found.confidence >= 0.9
+        elif not found.culprits:
+            score["nobody"] += faulty
+        elif found.culprits == job.culprits:
             score["right"] += 1
-        elif set(found.culprits) - set(job.culprits) and found.confidence >= 0.9:
-            score["wrong"] += 1
 
-    assert score["right"] >= 30, score
-    assert score["wrong"] <= 5, score
+    assert score["right"] >= 32, score
+    assert score["innocent"] <= 5, score
+    assert score["innocent for sure"] <= 2, score
+    assert score["nobody"] <= 11, score
