@@ -212,13 +212,14 @@ def _ended_before_the_asked(causes: Sequence[Judged]) -> list[Judged]:
 
 
 def _were_stopped_for(victims: Sequence[Judged], causes: Sequence[Judged]) -> bool:
-    """Return whether all causes are ranks that were asked to go after others had lost a peer, by their launcher.
+    """Return whether all causes are ranks that were asked to go when others had lost a peer, by their launcher.
 
-    Those whom a batch system takes away end before their peers do.
+    Those whom a batch system takes away end before their peers do. Who ended less than a second before them may have
+    been either, and ranks that may be victims are not named.
     """
     if not victims or not causes or any(_rank_of(one) != _ASKED_TO_GO for one in causes):
         return False
-    return max(one.ended.age_s for one in victims) - max(one.ended.age_s for one in causes) > _APART_S
+    return max(one.ended.age_s for one in victims) > max(one.ended.age_s for one in causes)
 
 
 def _rank_of(one: Judged) -> int:
