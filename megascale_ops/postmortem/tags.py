@@ -74,14 +74,15 @@ def by_rank(text: str) -> Tagged:
     lines = text.splitlines()
     if tagged := _of_fields(text, lines) or _of_ray(text, lines):
         return Tagged(_gathered(tagged), is_global=True)
-    if tagged := _of_places(lines):
-        return Tagged(_gathered(_with_tracebacks(tagged)))
     for forms, marks in ((_GLOBAL, _GLOBAL_MARKS), (_LOCAL, _LOCAL_MARKS)):
         if not any(mark in text for mark in marks):  # a tenth of the time that asking each line takes
             continue
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
             return Tagged(_gathered(tagged), forms is _GLOBAL)
+    # An engine may serve a job whose own ranks have tags.
+    if tagged := _of_places(lines):
+        return Tagged(_gathered(_with_tracebacks(tagged)))
     if "Exception in device=" in text:
         return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
     numbered = [_numbered(line) for line in lines]

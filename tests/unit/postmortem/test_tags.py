@@ -88,6 +88,13 @@ def test_a_place_of_several_processes_is_no_rank(others: tuple[str, str]) -> Non
     assert by_rank(text).lines == {}
 
 
+def test_tags_of_ranks_count_before_places_in_an_engine() -> None:
+    """An engine that serves a training job numbers its own processes; the job's ranks are those with tags."""
+    text = "[2026-05-10 10:04:12 TP1] ready\n[rank3]: KeyError: 'x'\n[2026-05-10 10:04:13 TP3] ready"
+
+    assert [rank for rank in by_rank(text).lines if rank >= 0] == [3]
+
+
 def test_a_device_that_raised_owns_the_traceback_behind_it() -> None:
     """And what comes after the line that raises is of nobody; a sentence that mentions a device gives nothing away."""
     text = (
