@@ -116,6 +116,7 @@ def gather(files: Iterable[Path]) -> Gathered:
     most = max(_LEAST_EACH, min(reading.MOST_BYTES, _MOST_OF_ALL // max(1, len(files))))
     cut: list[Path] = []
     binary: list[Path] = []
+    read: dict[Path, bytes] = {}
     for path in files:
         try:
             data, is_cut, is_binary = reading.read(path, most)
@@ -125,11 +126,23 @@ def gather(files: Iterable[Path]) -> Gathered:
         cut += [path] if is_cut else []
         binary += [path] if is_binary else []
         if data.strip() and not is_binary:
+            read[path] = data
             pieces += _split(path, data, is_alone=len(files) <= _FEW)
+    if len(read) > 1 and _is_one_each(pieces):
+        pieces = [piece for path, data in read.items() for piece in _split(path, data, is_alone=False)]
     notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
     notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
     ranked, more = _with_nodes(_by_siblings(_with_events(_as_their_likes(_as_tasks(_of_pods(pieces))))))
     return Gathered(tuple(ranked), (*notes, *more))
+
+
+def _is_one_each(pieces: Sequence[Piece]) -> bool:
+    """Return whether each file has the lines of one rank, another in each: then what has no tag is that rank's, too."""
+    ranks: dict[Path, set[int]] = {piece.path: set() for piece in pieces}
+    for piece in pieces:
+        ranks[piece.path] |= {piece.rank} - {-1}
+    found = [next(iter(told)) for told in ranks.values() if len(told) == 1]
+    return len(found) == len(ranks) == len(set(found))
 
 
 def _first_of(paths: Sequence[Path]) -> str:

@@ -21,7 +21,8 @@ _GLOBAL = (
     re.compile(r"\(\w{1,60}(?:\[rank=| rank=)(\d{1,6})\b[^()]{0,80}\) ?"),
     re.compile(r"\brank(\d{1,6})\[\d{1,8}\]\[\w{1,60}\]: ?"),
     re.compile(r"\[\d{1,6},mpirank:(\d{1,6}),[^\]\n]{1,60}\]<std(?:err|out)>: ?"),
-    re.compile(r"^\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
+    # With --timestamp-output a date stands before it, without a space.
+    re.compile(r"^(?:\w{3} \w{3} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
 )
 # A field of a structured line: nothing of it is taken away, for its message is read where it stands.
 _FIELD = re.compile(

@@ -14,17 +14,29 @@ CLOSED = (
 )
 
 
-def judged(victim_s: float, asked_s: float, code: int = -15) -> Verdict:
+CANCELLED = "slurmstepd: error: *** STEP 21.1 ON c2 CANCELLED AT 2026-01-05T14:27:50 ***\n"
+
+
+def judged(victim_s: float, asked_s: float, code: int = -15, said: str = CANCELLED) -> Verdict:
     """Judge a rank that found its rendezvous closed so long ago, and two that ended by a signal so long ago."""
     ended = [Ended("n0", RankExit(1, 1, 2, 1, 0.0, stderr_tail=CLOSED), victim_s)]
-    ended += [Ended("n0", RankExit(rank, rank, rank + 1, code, 0.0), asked_s) for rank in (0, 2)]
+    ended += [Ended("n0", RankExit(rank, rank, rank + 1, code, 0.0, stderr_tail=said), asked_s) for rank in (0, 2)]
     return judge_exits(ended, world_size=3, missing=(), reports={}, hosts={}, round_=1, wall_s=1e6)
 
 
 @pytest.mark.parametrize("victim_s", [1.0, 0.3, 9.0])
-def test_who_was_asked_to_go_behind_a_victim_is_not_named(victim_s: float) -> None:
-    """A launcher or a batch system stops the rest of a job that has failed, be it 0.1 s or 9 s later."""
+def test_who_was_asked_to_go_with_its_step_behind_a_victim_is_not_named(victim_s: float) -> None:
+    """A batch system ends the rest of a step in which a rank has failed, be it 0.1 s or 9 s later."""
     assert judged(victim_s, 0.2).culprits == ()
+
+
+def test_a_signal_of_unknown_senders_is_doubted_where_a_victim_ended_just_before() -> None:
+    """It may have been the first or have followed; 9 s later it has followed."""
+    near = judged(1.0, 0.2, said="")
+
+    assert (near.fault, near.culprits) == ("killed", (0, 2))
+    assert near.confidence <= 0.6
+    assert judged(9.0, 0.2, said="").culprits == ()
 
 
 def test_who_was_asked_to_go_before_its_peers_is_named() -> None:

@@ -14,7 +14,9 @@ from megascale_ops.postmortem.tags import by_rank
         "2026-04-03T12:16:00.5Z 4-task-1-0/0 [default1]:[rank3]: ",
         "\x1b[36m(Worker pid=7, ip=10.0.0.1)\x1b[0m [rank3]: ",
         "(VllmWorker rank=3 pid=229) ", "(PolicyWorker[rank=3] pid=17) ", "[1,mpirank:3,algo-1]<stderr>:",
-        "[1,3]<stderr>:", "[3]<stderr>:", "[2026-05-09T22:47:56Z] 1d2e3f || [rank=3] ", "x: rank3[20][MainThread]: ",
+        "[1,3]<stderr>:", "[3]<stderr>:",
+        "Mon Jul 24 14:13:20 2017[1,3]<stderr>:", "[2026-05-09T22:47:56Z] 1d2e3f || [rank=3] ",
+        "x: rank3[20][MainThread]: ",
         "2026-05-01 10:11:12 10.164.0.7 [3] ", '2026-05-01T10:00:01Z {pod="llm-1"} [rank3]: ',
     ],
 )  # fmt: skip

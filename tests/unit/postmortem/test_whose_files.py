@@ -95,3 +95,22 @@ def test_a_batch_systems_reason_in_a_ranks_own_log_names_nobody(
     verdict = judge(tmp_path, {"1203_0_log.err": text})
 
     assert (verdict.fault, verdict.culprits) == (fault, culprits), verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fault", "culprits"),
+    [
+        (LOST.format(0), "[rank1]: step 200\nKilled\n", "killed", (1,)),
+        (LOST.format(0), "step 200\nKilled\n", "unknown", ()),  # of all ranks that have no tags
+        (LOST.format(0), LOST.format(0) + "Killed\n", "unknown", ()),  # the output and the errors of one rank
+        (LOST.format(0), LOST.format(1) + LOST.format(2) + "Killed\n", "unknown", ()),
+    ],
+    ids=["one-each", "no-tag", "same", "several"],
+)
+def test_a_shells_word_below_the_lines_of_one_rank_is_that_ranks(
+    tmp_path: Path, first: str, second: str, fault: str, culprits: tuple[int, ...]
+) -> None:
+    """Of two logs of one rank each; where a log may be of several, the word is of nobody."""
+    verdict = judge(tmp_path, {"a.log": first, "b.log": second})
+
+    assert (verdict.fault, verdict.culprits) == (fault, culprits), verdict.reason
