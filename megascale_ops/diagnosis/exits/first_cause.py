@@ -57,8 +57,8 @@ _ORDER = {
 _AS_EXCEPTIONS = 2
 # SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
 _ASKED_TO_GO = 4
-# Slurm's word that it has ended a job or a step as a whole.
-_CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED")
+# Slurm's word that it has ended a job or a step as a whole, and no reason of its own (a preemption, a time limit).
+_CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED(?![^\n]{0,80}DUE TO)")
 # The reason for stopping them: a rank that had ended before all of them, with only an exit code.
 _BEFORE_ASKED = 3
 # 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
@@ -222,13 +222,15 @@ def _were_stopped_for(victims: Sequence[Judged], causes: Sequence[Judged]) -> bo
     """Return whether all causes are ranks that were asked to go when others had lost a peer, by their launcher.
 
     Those whom a batch system takes away end before their peers do. Within a second the order is not sure; there a
-    batch system's word that it has ended the whole step tells that the signal was meant for no rank of its own.
+    batch system's word that it has ended the whole step tells that the signal was meant for no rank of its own, and so
+    it does where no times are known.
     """
     if not victims or not causes or any(_rank_of(one) != _ASKED_TO_GO for one in causes):
         return False
     earlier_s = _earlier_s(victims, causes)
     of_the_step = all(_CANCELLED.search(text_of(one.ended.exit)) for one in causes)
-    return earlier_s > (0.0 if of_the_step else _APART_S)
+    is_behind = earlier_s > 0 or (earlier_s == 0 and not any(one.ended.has_time for one in causes))
+    return (of_the_step and is_behind) or earlier_s > _APART_S
 
 
 def _earlier_s(victims: Sequence[Judged], causes: Sequence[Judged]) -> float:

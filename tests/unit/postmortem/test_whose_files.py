@@ -79,6 +79,14 @@ def test_an_event_of_a_pod_is_of_the_log_that_is_named_so(
 WHY = "slurmstepd: error: *** JOB 1203 ON c7 CANCELLED AT 2026-08-12T22:20:11{} ***\n"
 
 
+def test_a_rank_that_a_batch_system_took_from_others_is_named(tmp_path: Path) -> None:
+    """They lost it; where Slurm gives no reason of its own, it may have tidied up behind them, and nobody is named."""
+    files = {"rank0.log": WHY.format(" DUE TO PREEMPTION"), "rank1.log": LOST.format(1)}
+
+    assert judge(tmp_path, files).culprits == (0,)
+    assert judge(tmp_path, {**files, "rank0.log": WHY.format("")}).culprits == ()
+
+
 @pytest.mark.parametrize(
     ("text", "fault", "culprits"),
     [
