@@ -80,7 +80,10 @@ def judge_logs(
     if verdict is None or verdict.fault == "unknown":
         somebody = _of_somebody("" if owners else launchers, of_kernel.get(-1, []), has_ranks=bool(logs))
         verdict = _better(verdict, somebody, texts, launchers)
-    if (line := launched.why_ended(launchers)) and verdict.fault in ("killed", "unknown"):
+    # Where others lost them, the ranks that were taken away are the reason.
+    is_all = verdict.fault == "killed" and set(verdict.culprits) == set(texts)
+    own = "".join(texts[rank] for rank in verdict.culprits) if is_all else ""
+    if (line := launched.why_ended(launchers) or launched.why_ended(own)) and verdict.fault in ("killed", "unknown"):
         verdict = _by_a_batch_system(verdict, line)
     if told.is_local and owners and verdict.culprits == told.first:
         verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))

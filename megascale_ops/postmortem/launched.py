@@ -43,6 +43,8 @@ _HYDRA = re.compile(
 )
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d{1,6})\b")
 _SNIPPET = re.compile(r"^(?:\([^)\n]{1,80}\) ?)?\[Rank (\d{1,6}) Error Snippet\]", re.MULTILINE)
+# Ray carries an actor's error to its driver, and names the actor by what it prints of itself.
+_CARRIED = re.compile(r"ray::[^\n]{1,200}\(pid=\d{1,8}, ip=[^\n]{1,120}\brepr=\w{1,80}\[rank=(\d{1,6})\]\)")
 _REPORT = re.compile(
     r"rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d{1,6}\)\s+exitcode\s*: (?P<code>-?\d{1,4})"
     r"(?: \(pid: (?P<pid>\d{1,8})\))?"
@@ -131,7 +133,8 @@ def _by_sentences(text: str) -> tuple[dict[int, int], dict[int, str]]:
     found = [(one.start(), ranks_of(one["who"]), _code_of(one), one) for one in _SENTENCE.finditer(text, 0, until)]
     hydras = _HYDRA.finditer(text)
     found += [(one.start(), [int(one[1])], -int(one[2]) if one[2] else int(one[3]), one) for one in hydras]
-    found += [(one.start(), [int(one[1])], 1, one) for form in (_MPI_ABORT, _SNIPPET) for one in form.finditer(text)]
+    alone = (one for form in (_MPI_ABORT, _SNIPPET, _CARRIED) for one in form.finditer(text))
+    found += [(one.start(), [int(one[1])], 1, one) for one in alone]
     for at, ranks, code, one in sorted(found, key=lambda told: told[0]):
         line = text[text.rfind("\n", 0, at) + 1 : (text.find("\n", one.end()) + 1 or len(text) + 1) - 1]
         if code == 0 or _GOES_ON.search(line):

@@ -47,6 +47,16 @@ _WATCHDOG = re.compile(r"[Ww]atchdog|ProcessGroup|Timeout at NCCL")
 _OF_ASCEND = re.compile(r"\bRankID:(\d{1,6})\b")
 # A job's number, which Slurm writes into the name of a log that all ranks share.
 _OF_JOB = re.compile(r"^slurm-\d{1,12}$")
+# submitit writes the job's number before the task's; the outer script's log has no task.
+_OF_SUBMITIT = re.compile(r"^\d{1,12}_(?:(\d{1,6})_)?log$")
+# A number that stands where names of files differ.
+_A_NUMBER = re.compile(r"\d{1,6}")
+# 2 files of a shape whose lines tell that the rank is the number, or the number and as much each time.
+_FEWEST_ALIKE = 2
+# TensorFlow's and JAX's names of processes.
+_A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
+# A line of Kubernetes' events; its object is a pod, whose log is named by the whole of its name or the end of it.
+_EVENT = re.compile(r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s")
 # Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
 _POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
@@ -106,6 +116,7 @@ def gather(files: Iterable[Path]) -> Gathered:
     most = max(_LEAST_EACH, min(reading.MOST_BYTES, _MOST_OF_ALL // max(1, len(files))))
     cut: list[Path] = []
     binary: list[Path] = []
+    read: dict[Path, bytes] = {}
     for path in files:
         try:
             data, is_cut, is_binary = reading.read(path, most)
@@ -115,11 +126,23 @@ def gather(files: Iterable[Path]) -> Gathered:
         cut += [path] if is_cut else []
         binary += [path] if is_binary else []
         if data.strip() and not is_binary:
+            read[path] = data
             pieces += _split(path, data, is_alone=len(files) <= _FEW)
+    if len(read) > 1 and _is_one_each(pieces):
+        pieces = [piece for path, data in read.items() for piece in _split(path, data, is_alone=False)]
     notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
     notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
-    ranked, more = _with_nodes(_by_siblings(_of_pods(pieces)))
+    ranked, more = _with_nodes(_by_siblings(_with_events(_as_their_likes(_as_tasks(_of_pods(pieces))))))
     return Gathered(tuple(ranked), (*notes, *more))
+
+
+def _is_one_each(pieces: Sequence[Piece]) -> bool:
+    """Return whether each file has the lines of one rank, another in each: then what has no tag is that rank's, too."""
+    ranks: dict[Path, set[int]] = {piece.path: set() for piece in pieces}
+    for piece in pieces:
+        ranks[piece.path] |= {piece.rank} - {-1}
+    found = [next(iter(told)) for told in ranks.values() if len(told) == 1]
+    return len(found) == len(ranks) == len(set(found))
 
 
 def _first_of(paths: Sequence[Path]) -> str:
@@ -152,6 +175,8 @@ def rank_of(path: Path) -> int:
         name = shorter
     if _OF_JOB.match(name):
         return -1
+    if found := _OF_SUBMITIT.match(name):
+        return int(found[1] or -1)
     for form in _NAMED[:3]:
         if found := form.search(name):
             return int(found[1])
@@ -229,6 +254,74 @@ def _of_pods(pieces: Sequence[Piece]) -> list[Piece]:
         else piece
         for piece, one in zip(pieces, found, strict=True)
     ]
+
+
+def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
+    """Take the number behind the name of a job of TensorFlow's or JAX's for a rank, where the logs name its tasks."""
+    jobs = {job for piece in pieces if piece.rank < 0 for job in _A_TASK.findall(piece.text)}
+    if len(jobs) != 1:
+        return list(pieces)
+    form = re.compile(rf"^{jobs.pop()}[_\-.]?(\d{{1,6}})\.\w{{1,8}}$", re.IGNORECASE)
+    found = [form.match(piece.path.name) if piece.rank < 0 else None for piece in pieces]
+    return [
+        piece._replace(rank=int(one[1])) if one is not None else piece for piece, one in zip(pieces, found, strict=True)
+    ]
+
+
+def _as_their_likes(pieces: Sequence[Piece]) -> list[Piece]:
+    """Take the number in a file's name for its rank where lines of its likes tell that theirs is, each of one rank."""
+    ranks: dict[Path, set[int]] = {}
+    for piece in pieces:
+        ranks.setdefault(piece.path, set()).add(piece.rank)
+    apart: dict[str, list[tuple[int, set[int]]]] = {}
+    for path, told in ranks.items():
+        if len(numbers := _A_NUMBER.findall(path.name)) == 1:
+            apart.setdefault(_shape(path), []).append((int(numbers[0]), told))
+    told_by: dict[str, int] = {}
+    for shape, files in apart.items():
+        known = [(number, told - {-1}) for number, told in files if told != {-1}]
+        steps = {next(iter(own)) - number if len(own) == 1 else None for number, own in known}
+        if len(known) >= _FEWEST_ALIKE and len(steps) == 1 and (step := steps.pop()) is not None:
+            told_by[shape] = step
+    return [
+        piece._replace(rank=int(_A_NUMBER.findall(piece.path.name)[0]) + told_by[_shape(piece.path)])
+        if piece.rank < 0 and ranks[piece.path] == {-1} and _shape(piece.path) in told_by
+        else piece
+        for piece in pieces
+    ]
+
+
+def _with_events(pieces: Sequence[Piece]) -> list[Piece]:
+    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of nobody."""
+    stems: dict[str, set[int]] = {}
+    for piece in pieces:
+        stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
+    whole: list[Piece] = []
+    for piece in pieces:
+        lines = piece.text.splitlines() if piece.rank < 0 and b"pod/" in piece.data else []
+        pods = {found[1] for line in lines if (found := _EVENT.match(line)) is not None}
+        homes: dict[str, list[str]] = {}
+        for pod in pods:
+            for stem in stems:
+                if pod == stem or (pod.endswith(f"-{stem}") and not stem.isdigit()):
+                    homes.setdefault(stem, []).append(pod)
+        owners = {
+            named[0]: next(iter(stems[stem]))
+            for stem, named in homes.items()
+            if len(named) == 1 and len(stems[stem]) == 1 and min(stems[stem]) >= 0
+        }
+        ranks = [owners.get(found[1], -1) if (found := _EVENT.match(line)) is not None else -1 for line in lines]
+        for rank in sorted({*ranks} - {-1}):
+            own = [line for line, whose in zip(lines, ranks, strict=True) if whose == rank]
+            whole.append(Piece(piece.path, rank, "\n".join(own).encode()))
+        rest = "\n".join(line for line, whose in zip(lines, ranks, strict=True) if whose < 0)
+        whole += [piece] if not {*ranks} - {-1} else [piece._replace(data=rest.encode())] if rest.strip() else []
+    return whole
+
+
+def _shape(path: Path) -> str:
+    """Return the name of a file without its numbers, and where it lies."""
+    return f"{path.parent}/{_A_NUMBER.sub('#', path.name)}"
 
 
 def _by_siblings(pieces: Sequence[Piece]) -> list[Piece]:

@@ -11,17 +11,18 @@ Pure: a text in, lines by rank out.
 import re
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.prefixes import COLOURS
+from megascale_ops.diagnosis.exits.prefixes import COLOURS, TRACEBACK_BEGINS
 
 # 160 characters: a time, a pod's full name and a stream's stand before the rank in the longest seen.
 _ZONE = 160
 # torch, Lightning, Determined; Ray's and vLLM's actors; Composer's loggers; SageMaker's mpirun.
 _GLOBAL = (
-    re.compile(r"(?<!\w)\[rank(?:[=:] ?)?(\d{1,6})\]:? ?"),
+    re.compile(r"(?<!\w)\[(?:rank|RANK)(?:[=:] ?| )?(\d{1,6})\]:? ?"),
     re.compile(r"\(\w{1,60}(?:\[rank=| rank=)(\d{1,6})\b[^()]{0,80}\) ?"),
     re.compile(r"\brank(\d{1,6})\[\d{1,8}\]\[\w{1,60}\]: ?"),
     re.compile(r"\[\d{1,6},mpirank:(\d{1,6}),[^\]\n]{1,60}\]<std(?:err|out)>: ?"),
-    re.compile(r"^\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
+    # With --timestamp-output a date stands before it, without a space.
+    re.compile(r"^(?:\w{3} \w{3} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
 )
 # A field of a structured line: nothing of it is taken away, for its message is read where it stands.
 _FIELD = re.compile(
@@ -42,8 +43,16 @@ _LOCAL = (
     re.compile(r"\[default(\d{1,6})\]: ?"),
     re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d{1,3}(?:\.\d{1,3}){3} \[(\d{1,6})\] "),
 )
+# Places in parallel groups, by which engines mark processes: "[2026-05-10 10:00:00 TP3]", "(Worker_DP0_TP1 pid=7)".
+_PLACES = re.compile(
+    r"^(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?P<groups>(?: [A-Z]{2,4}\d{1,4}){1,6})\]"
+    r"|\(\w{1,40}?(?P<places>(?:[_ ][A-Z]{2,4}\d{1,4}){1,6}) pid=\d{1,8}\)) ?"
+)
+_PLACE = re.compile(r"([A-Z]{2,4})(\d{1,4})")
+# torch_xla's launcher, of the process whose traceback follows.
+_OF_A_DEVICE = re.compile(r"^Exception in device=(?:TPU|XLA|CUDA|GPU|NEURON):(\d{1,4}): ")
 # Pieces of which each form has one.
-_GLOBAL_MARKS = ("[rank", " rank=", "][", "mpirank:", "]<std")
+_GLOBAL_MARKS = ("[rank", "[RANK", " rank=", "][", "mpirank:", "]<std")
 _LOCAL_MARKS = ("[default", "] ")
 _NUMBERED = re.compile(r"^ {0,5}(?:(\d{1,6}):|\[(\d{1,6})\]) ")
 # 0.9 of all lines: a number and a colon before a few is no launcher's.
@@ -72,6 +81,11 @@ def by_rank(text: str) -> Tagged:
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
             return Tagged(_gathered(tagged), forms is _GLOBAL)
+    # An engine may serve a job whose own ranks have tags.
+    if tagged := _of_places(lines):
+        return Tagged(_gathered(_with_tracebacks(tagged)))
+    if "Exception in device=" in text:
+        return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
     numbered = [_numbered(line) for line in lines]
     if lines and sum(rank >= 0 for rank, _ in numbered) >= _MOST_LINES * len(lines):
         return Tagged(_gathered(numbered))
@@ -104,6 +118,49 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
         bare = line[found.end() :] if found is not None and found.re is _RAYS else line
         tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
     return tagged
+
+
+def _of_places(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines of an engine's processes by their places in its tensor parallel group, where one group is all.
+
+    Nothing where a place belongs to several processes: there are stages of a pipeline, or replicas of the engine.
+    """
+    found = [_PLACES.match(line) for line in lines]
+    places = [dict(_PLACE.findall(one["groups"] or one["places"])) if one is not None else {} for one in found]
+    homes: dict[str, set[str]] = {}
+    for place in places:
+        homes.setdefault(place.get("TP", ""), set()).add(place.get("DP", ""))
+    homes.pop("", None)
+    if not homes or any("PP" in place for place in places) or any(len(several) > 1 for several in homes.values()):
+        return []
+    return [
+        (int(place["TP"]), line[one.end() :]) if one is not None and "TP" in place else (-1, line)
+        for place, one, line in zip(places, found, lines, strict=True)
+    ]
+
+
+def _of_device(line: str) -> tuple[int, str]:
+    found = _OF_A_DEVICE.match(line)
+    return (int(found[1]), line[found.end() :]) if found is not None else (-1, line)
+
+
+def _with_tracebacks(tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Give a traceback to the rank before whose lines there is a mark, where only a record's first line has one.
+
+    It ends with the line that raises; what follows is of nobody again.
+    """
+    whole: list[tuple[int, str]] = []
+    owner, is_inside = -1, False
+    for rank, line in tagged:
+        if rank >= 0:
+            owner, is_inside = rank, line.rstrip().endswith(TRACEBACK_BEGINS)
+        elif owner >= 0 and not is_inside and line.startswith(TRACEBACK_BEGINS):
+            is_inside = True
+        elif not is_inside:
+            owner = -1
+        whole.append((owner if is_inside or rank >= 0 else -1, line))
+        is_inside = is_inside and (line.startswith("  ") or line.rstrip().endswith(TRACEBACK_BEGINS))
+    return whole
 
 
 def _tagged(line: str, forms: tuple[re.Pattern[str], ...]) -> tuple[int, str]:

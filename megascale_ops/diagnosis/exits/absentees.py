@@ -41,6 +41,8 @@ _TIME_OUT = re.compile(
 )
 _TIME_OUT_WORDS = frozenset({"gloo_timeout", "nccl_timeout", "monitored_barrier", "gpu_wait"})
 _TOLD_TO_END = "nccl_dump"
+# What a rank is told tells that another one's time-out was over, even where that one's own line is cut away.
+_OF_A_TIME_OUT = re.compile(r"dump signal due to a collective timeout from")
 _WHOLE_JOB = "0"  # the name of the group of all ranks
 # 2 ranks that died of the store's time-out each for itself: one may have been no other than the one that was stopped.
 _FEWEST = 2
@@ -65,7 +67,7 @@ class _End(NamedTuple):
 def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) -> Verdict:
     """Name the ranks that never came; the same verdict where no rank reports a time-out or an end is unknown."""
     ends = [_end_of(one) for one in judged]
-    if len(ends) < world_size or not any(end.timed_out for end in ends):
+    if len(ends) < world_size or not any(end.timed_out or _OF_A_TIME_OUT.search(text_of(end.exit)) for end in ends):
         return verdict
     return (
         _behind(verdict, ends)

@@ -9,6 +9,8 @@ is seen to end *after* its victims (64 ms for each touched GB).
 Pure: how everything ended in, a verdict and its evidence out.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 
 from megascale_ops.diagnosis.exits import tile_timeouts
@@ -57,6 +59,8 @@ _ORDER = {
 _AS_EXCEPTIONS = 2
 # SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
 _ASKED_TO_GO = 4
+# Slurm's word that it has ended a job or a step as a whole, and no reason of its own (a preemption, a time limit).
+_CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED(?![^\n]{0,80}DUE TO)")
 # The reason for stopping them: a rank that had ended before all of them, with only an exit code.
 _BEFORE_ASKED = 3
 # 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
@@ -195,17 +199,20 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         return _blame_nobody(first, culprits)
     if fault == "exception" and len(culprits) == world_size and world_size > 1:
         fault = "exception_everywhere"
+    rivals = [one for one in causes if one not in together]
+    sure = _confidence(first, culprits, rivals)
+    if all(_rank_of(one) == _ASKED_TO_GO for one in causes) and _earlier_s(victims, causes) > 0:
+        sure = min(sure, _RIVALLED)
     on = f" on {first.ended.node}" if first.ended.node else ""
     who = f"rank {culprits[0]}{on}" if len(culprits) == 1 else f"ranks {listed(culprits)}"
     exit_ = first.ended.exit
     where = f" in phase {exit_.phase}" if exit_.phase else ""
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
     follow = f"; {len(victims)} others only reported a lost peer" if victims else ""
-    rivals = [one for one in causes if one not in together]
     return Verdict(
         fault=fault,
         reason=f"{who}: {first.why}{after}{where}{follow}",
-        confidence=_confidence(first, culprits, rivals),
+        confidence=sure,
         culprits=culprits,
         nodes=tuple(sorted({one.ended.node for one in together} - {""})),
         otherwise=_rivals(rivals) or "an earlier end of another rank that speaks of no lost peer",
@@ -223,13 +230,23 @@ def _ended_before_the_asked(causes: Sequence[Judged]) -> list[Judged]:
 
 
 def _were_stopped_for(victims: Sequence[Judged], causes: Sequence[Judged]) -> bool:
-    """Return whether all causes are ranks that were asked to go after others had lost a peer, by their launcher.
+    """Return whether all causes are ranks that were asked to go when others had lost a peer, by their launcher.
 
-    Those whom a batch system takes away end before their peers do.
+    Those whom a batch system takes away end before their peers do. Within a second the order is not sure; there a
+    batch system's word that it has ended the whole step tells that the signal was meant for no rank of its own, and so
+    it does where no times are known.
     """
     if not victims or not causes or any(_rank_of(one) != _ASKED_TO_GO for one in causes):
         return False
-    return max(one.ended.age_s for one in victims) - max(one.ended.age_s for one in causes) > _APART_S
+    earlier_s = _earlier_s(victims, causes)
+    of_the_step = all(_CANCELLED.search(text_of(one.ended.exit)) for one in causes)
+    is_behind = earlier_s > 0 or (earlier_s == 0 and not any(one.ended.has_time for one in causes))
+    return (of_the_step and is_behind) or earlier_s > _APART_S
+
+
+def _earlier_s(victims: Sequence[Judged], causes: Sequence[Judged]) -> float:
+    """Return by how much the first of the victims ended before the first of the causes; no victims ended never."""
+    return max((one.ended.age_s for one in victims), default=-math.inf) - max(one.ended.age_s for one in causes)
 
 
 def _found_closed(victims: Sequence[Judged], causes: Sequence[Judged]) -> list[Judged]:

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE
+from megascale_ops.diagnosis.exits.last_words import CARRIED, RAISED_ALIKE
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
@@ -51,6 +51,8 @@ def read(tail: str) -> RankError | None:
         raised = _RAISED.fullmatch(lines[at])
         frames = _frames_above(lines, at) if raised is not None else []
         was_raised = bool(frames) or (lines[at - 1].startswith("    raise ") and bool(RAISED_ALIKE.match(lines[at])))
+        carried = CARRIED.match(lines[at - 1])
+        was_raised |= raised is not None and carried is not None and raised["type"].endswith(carried["type"])
         if raised is not None and was_raised and not _OF_ANOTHER.search(raised["type"]):
             message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
             own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]

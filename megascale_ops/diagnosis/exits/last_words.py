@@ -50,6 +50,8 @@ RAISED_ALIKE = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?=[A-Z])"
     r"\w{0,60}(?:Error|Exception|Failure|Fault|Interrupt|Exit|Timeout|Expired)\w{0,30}(?:: |:?$)"
 )
+# Ray's error of another process, whose own traceback, or only what it raised, follows.
+CARRIED = re.compile(r"(?:[\w.]{1,80}\.)?RayTaskError\((?P<type>\w{1,80})\): ray::")
 
 
 class Heard(NamedTuple):
@@ -96,6 +98,9 @@ class LineReader:
         if ends:
             ended, self._traceback = self._traceback, _Traceback()
             if ended.is_ignored:
+                return None
+            if CARRIED.match(bare):
+                self._traceback = ended
                 return None
             ends = not ended.is_headless or RAISED_ALIKE.match(bare) is not None
         row = match(bare, ends_traceback=ends)

@@ -9,6 +9,7 @@ Most words of victims name no rank. A few do, for their library has looked:
 - Horovod's look for stalls names the ranks that have not submitted a tensor;
 - JAX's coordination service names the processes whose heartbeats have stopped, or that did not come to a barrier;
 - a store that waits for NCCL's id names the rank that should have put it there;
+- torch's barrier in a store counts who has come, and a log of all ranks has the line of each that came;
 - distributed checkpoints gather the exceptions of all ranks and raise them in all of them.
 
 Pure: a text in, ranks and a class out.
@@ -43,6 +44,12 @@ _STALLED_BEFORE = re.compile(r"\[missing ranks: (\d{1,9}(?:, \d{1,9})*)\]")
 # Ascend's HCCL, on a rank whose wait for a notification ended.
 _NO_NOTIFY = re.compile(r"not received the Notify record from remote rank:? ?\[(\d{1,9})\]")
 _WAITER = re.compile(r"\bRankID:(\d{1,9})\b")
+# torch's distributed_c10d.py before 2.3: a line of each rank that comes, and the count of one that waits.
+_CAME = re.compile(r"Added key: (\S{1,120}) to store for rank: (\d{1,9})\b")
+_COUNTED = re.compile(
+    r"Timed out initializing process group in store based barrier on rank:? \d{1,9}, for key: (\S{1,120}) "
+    r"\(world_size=(\d{1,6}), (?:worker_count|num_workers_joined)=(\d{1,6}),"
+)
 # MindSpore's scheduler (meta_server_node.cc), of the heartbeats of processes.
 _SILENT_NODE = re.compile(r"The node: (\d{1,9}) is timed out")
 _OF_RANK = re.compile(r"Traceback \(most recent call last\): \(RANK (\d{1,9})\)")
@@ -114,6 +121,19 @@ def _of_nccl_id(text: str) -> Named | None:
     return Named(ranks, "not_joined", f"{named(ranks)} did not give NCCL's id, for which the others waited", 0.6)
 
 
+def _of_store_barrier(text: str) -> Named | None:
+    if not (found := _COUNTED.findall(text)):
+        return None
+    key, size, count = found[-1][0], int(found[-1][1]), int(found[-1][2])
+    ranks = tuple(sorted({*range(size)} - {int(rank) for name, rank in _CAME.findall(text) if name == key}))
+    # Of which only some lines are there, the missing ones are more than the barrier has missed.
+    if not ranks or len(ranks) != size - count:
+        return None
+    why = f"{count} of {size} ranks came to the barrier that makes the process group, and {named(ranks)} did not"
+    # 0.7: a line may be lost as well as its rank.
+    return Named(ranks, "not_joined", why, 0.7)
+
+
 def _of_stall(text: str) -> Named | None:
     if not (found := _STALLED.findall(text)):
         return None
@@ -174,6 +194,7 @@ _READERS = (
     _of_heartbeats,
     _of_late_tasks,
     _of_nccl_id,
+    _of_store_barrier,
     _of_stall,
     _of_stall_before,
     _of_notifications,

@@ -224,6 +224,11 @@ PATTERNS: tuple[Row, ...] = (
         "torch's ProcessGroupNCCL watchdog: this rank waited; the one it waited for is to blame",
     ),
     victim(
+        "nccl_watchdog",
+        r"\(either an error or timeout\) detected by watchdog at work",
+        "the same watchdog's second line, where a log begins behind the first: a time-out, or what NCCL was told",
+    ),
+    victim(
         "nccl_dump",
         r"dump signal due to a collective timeout from|dump signal from another rank|global timeout (?:signal )?from",
         "torch's ProcessGroupNCCL, on ranks that another rank's time-out has told to dump and to end",
@@ -253,6 +258,11 @@ PATTERNS: tuple[Row, ...] = (
         SERVICE_LOST,
         "XLA's clients when the process or the service at the other end has gone",
         in_traceback=True,
+    ),
+    victim(
+        "tf_collective",
+        r"BaseCollectiveExecutor::StartAbort (?:UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|ABORTED)\b",
+        "TensorFlow's collectives when a task does not answer; a wrong argument is told by another status",
     ),
     victim(
         "nccl_aborted",
@@ -393,7 +403,7 @@ PATTERNS: tuple[Row, ...] = (
     # How a process was ended by the kernel or by itself.
     cause(
         "child_segfault",
-        r"Signal (?:11|7|4) \(SIG(?:SEGV|BUS|ILL)\) received by PID|exitcode *: -(?:11|7|4)\b"
+        r"Signal (?:11|7|4) \(SIG(?:SEGV|BUS|ILL)\) received by PID|[Ee]xit ?code *: -(?:11|7|4)\b"
         r"|Signals\.SIG(?:SEGV|BUS|ILL)|return code = -(?:11|7|4)\b|signal: (?:segmentation fault|bus error)\b"
         rf"|{_ENDED_WITH}13[2569]\b|{_ENDED_BY}(?:11|7|4|8)\b",
         "segfault",
@@ -403,7 +413,7 @@ PATTERNS: tuple[Row, ...] = (
     ),
     cause(
         "child_killed",
-        r"Signal 9 \(SIGKILL\) received by PID|exitcode *: -9\b|Signals\.SIGKILL|return code = -9\b"
+        r"Signal 9 \(SIGKILL\) received by PID|[Ee]xit ?code *: -9\b|Signals\.SIGKILL|return code = -9\b"
         rf"|terminated with signal SIGKILL|signal: (?:killed\b|9 \(SIGKILL\))|{_ENDED_WITH}137\b|{_ENDED_BY}9\b"
         r"|SIGKILL\(-9\)|^srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Killed",
         "killed",
@@ -413,8 +423,8 @@ PATTERNS: tuple[Row, ...] = (
     ),
     cause(
         "child_aborted",
-        r"Signal 6 \(SIGABRT\) received by PID|exitcode *: -6\b|Signals\.SIGABRT|return code = -6\b|signal: aborted\b"
-        rf"|terminated with signal SIGABRT|{_ENDED_WITH}134\b|{_ENDED_BY}6\b",
+        r"Signal 6 \(SIGABRT\) received by PID|[Ee]xit ?code *: -6\b|Signals\.SIGABRT|return code = -6\b"
+        rf"|signal: aborted\b|terminated with signal SIGABRT|{_ENDED_WITH}134\b|{_ENDED_BY}6\b",
         "aborted",
         "torchrun, deepspeed, subprocess and Go programs below a rank, of the process that they started",
         hint="so says a launcher below the rank",

@@ -46,6 +46,17 @@ def test_what_python_prints_of_a_failed_script_is_read(script: str, expected: Ra
     assert read("epoch 1\n" + _printed(script)) == expected
 
 
+def test_what_ray_carries_without_frames_is_read() -> None:
+    """Ray names the class in brackets and the message on the line below; another class below is another line."""
+    carried = "ray.exceptions.RayTaskError({}): ray::Actor.connect() (pid=7, ip=10.0.0.1)\nAttributeError: no x\n"
+
+    error = read(TAIL.split("ValueError", maxsplit=1)[0] + carried.format("AttributeError"))
+
+    assert error is not None
+    assert (error.type, error.message) == ("AttributeError", "no x")
+    assert read("epoch 1\n" + carried.format("KeyError")) is None
+
+
 @pytest.mark.parametrize(
     "tail",
     [

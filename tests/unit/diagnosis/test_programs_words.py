@@ -71,6 +71,8 @@ from megascale_ops.diagnosis.exits.last_words import match
         ("Aug 18 03:19:11 n1 kernel: Killed process 7748 (python) total-vm:12907828kB", "out_of_memory"),
         ("Out of memory: Kill process 7748 (python) score 900 or sacrifice child", "out_of_memory"),
         ("distributed.nanny - WARNING - Worker exceeded 95% memory budget.", "out_of_memory"),
+        ("ERROR 03-31 15:47:20 Worker process pid 1867861 died, exit code: -9", "killed"),
+        ("ERROR 03-31 15:47:20 Worker process pid 1867861 died, exit code: -11", "segfault"),
         ("EI0002: The wait execution of the Notify register times out.", "peer_lost"),
         ("NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host) errno 115",
          "peer_lost"),

@@ -122,6 +122,18 @@ SAMPLES = (
         "Watchdog thread started, collective timeout is 600 s",
     ),
     Sample(
+        "nccl_watchdog",
+        "[PG ID 1 PG GUID 3 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 21937, last "
+        "enqueued NCCL work: 21937, last completed NCCL work: 21936.",
+        "watchdog at work: 8 collectives, none is late",
+    ),
+    Sample(
+        "tf_collective",
+        "E tensorflow/core/common_runtime/base_collective_executor.cc:249] BaseCollectiveExecutor::StartAbort "
+        "DEADLINE_EXCEEDED: Deadline Exceeded",
+        "BaseCollectiveExecutor::StartAbort OUT_OF_RANGE: End of sequence",
+    ),
+    Sample(
         "nccl_aborted",
         "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
         "NCCL communicator was created on rank 1",

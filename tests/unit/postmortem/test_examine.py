@@ -148,6 +148,7 @@ def test_a_process_that_is_gone_is_named(tmp_path: Path) -> None:
         ("rank3.txt", 3), ("stacks_rank_0012.log", 12), ("nccl_trace_rank_7", 7), ("attempt_0/5/stderr.log", 5),
         ("job-r4.out", 4), ("2.txt", 2), ("node1_rank9.log", 9), ("global_rank=6.local_rank=2.txt", 6),
         ("train.log", -1), ("gpu1.txt", 1), ("slurm-99123_4.out", 4), ("py-spy-dump-3.txt", 3),
+        ("1203_0_log.err", 0), ("1203_12_log.out", 12), ("1203_log.err", -1),
     ],
 )  # fmt: skip
 def test_names_tell_ranks(name: str, rank: int) -> None:

@@ -83,3 +83,13 @@ def test_torchruns_report_counts_before_its_local_ranks() -> None:
     assert told_in(local).codes == {1: -6}
     told = told_in(local + report)
     assert (told.codes, told.first, dict(told.pids), told.is_local) == ({9: -6}, (9,), {71: 9}, False)
+
+
+CARRIED = "ActorDiedError: in its task, ray::p-{0}:W.__init__() (pid=7, ip=10.6.6.13, actor_id=79f3, repr={1})\n"
+
+
+def test_an_error_that_ray_carries_is_of_the_rank_in_its_actors_name() -> None:
+    """An actor that prints no rank of itself names none, and a line that only mentions one neither."""
+    assert told_in(CARRIED.format(2, "Worker[rank=2]")).first == (2,)
+    assert told_in(CARRIED.format(2, "<w.Worker object at 0x7f>")).codes == {}
+    assert told_in("all of ray::W are ready, the first has repr=Worker[rank=2])").codes == {}

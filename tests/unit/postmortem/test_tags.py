@@ -9,11 +9,14 @@ from megascale_ops.postmortem.tags import by_rank
 @pytest.mark.parametrize(
     "before",
     [
-        "[rank3]: ", "[rank: 3] ", "[default1]:[rank3]: ", "worker-1: [rank3]: ", "i.pretrain/0 [rank3]: ",
+        "[rank3]: ", "[rank: 3] ", "[RANK 3] ", "[rank 3] ", "[default1]:[rank3]: ",
+        "worker-1: [rank3]: ", "i.pretrain/0 [rank3]: ",
         "2026-04-03T12:16:00.5Z 4-task-1-0/0 [default1]:[rank3]: ",
         "\x1b[36m(Worker pid=7, ip=10.0.0.1)\x1b[0m [rank3]: ",
         "(VllmWorker rank=3 pid=229) ", "(PolicyWorker[rank=3] pid=17) ", "[1,mpirank:3,algo-1]<stderr>:",
-        "[1,3]<stderr>:", "[3]<stderr>:", "[2026-05-09T22:47:56Z] 1d2e3f || [rank=3] ", "x: rank3[20][MainThread]: ",
+        "[1,3]<stderr>:", "[3]<stderr>:",
+        "Mon Jul 24 14:13:20 2017[1,3]<stderr>:", "[2026-05-09T22:47:56Z] 1d2e3f || [rank=3] ",
+        "x: rank3[20][MainThread]: ",
         "2026-05-01 10:11:12 10.164.0.7 [3] ", '2026-05-01T10:00:01Z {pod="llm-1"} [rank3]: ',
     ],
 )  # fmt: skip
@@ -63,3 +66,45 @@ def test_a_process_that_rays_monitor_ended_is_the_rank_that_ray_had_told() -> No
 
     assert by_rank(f"{start}{ended} running\n").lines[4] == [f"{ended} running"]
     assert 4 not in by_rank(f"{start}{ended.replace('0.4', '0.9')} running\n").lines
+
+
+def test_an_engines_tensor_parallel_place_is_a_rank() -> None:
+    """Only the first line of a record has the mark; the traceback behind it is of the same process."""
+    mark = "[2026-05-10 10:04:12{}] "
+    text = (
+        f"{mark.format(' DP1 TP2 EP2')}ready\n{mark.format(' DP1 TP3 EP3')}failed: Traceback (most recent call last):\n"
+        '  File "/s.py", line 1, in run\nRuntimeError: x\nReceived sigquit from a child process.'
+    )
+    found = by_rank(text).lines
+
+    assert found[3][-1] == "RuntimeError: x"
+    assert found[-1] == ["Received sigquit from a child process."]
+    assert sorted(by_rank("(Worker_DP0_TP1_EP1 pid=7) ValueError: x\n(Worker_DP0_TP0_EP0 pid=6) y").lines) == [0, 1]
+
+
+@pytest.mark.parametrize("others", [("DP0 TP1", "DP1 TP1"), ("PP0 TP1", "PP1 TP0"), ("EP1", "EP2")])
+def test_a_place_of_several_processes_is_no_rank(others: tuple[str, str]) -> None:
+    """Replicas of an engine count anew, stages of a pipeline too, and experts are no processes."""
+    text = "\n".join(f"[2026-05-10 10:04:12 {place}] RuntimeError: x" for place in others)
+
+    assert by_rank(text).lines == {}
+
+
+def test_tags_of_ranks_count_before_places_in_an_engine() -> None:
+    """An engine that serves a training job numbers its own processes; the job's ranks are those with tags."""
+    text = "[2026-05-10 10:04:12 TP1] ready\n[rank3]: KeyError: 'x'\n[2026-05-10 10:04:13 TP3] ready"
+
+    assert [rank for rank in by_rank(text).lines if rank >= 0] == [3]
+
+
+def test_a_device_that_raised_owns_the_traceback_behind_it() -> None:
+    """And what comes after the line that raises is of nobody; a sentence that mentions a device gives nothing away."""
+    text = (
+        "Exception in device=TPU:3: too many\nTraceback (most recent call last):\n"
+        '  File "/x.py", line 1, in f\nRuntimeError: too many\nSIGTERM received by PID 7'
+    )
+    found = by_rank(text).lines
+
+    assert found[3][-1] == "RuntimeError: too many"
+    assert found[-1] == ["SIGTERM received by PID 7"]
+    assert by_rank("see Exception in device=TPU:3: of the others").lines.get(3) is None

@@ -144,3 +144,45 @@ def test_a_bar_before_each_line_hides_no_report_of_a_launcher(tmp_path: Path) ->
     verdict = judge(tmp_path, {"job.log": "".join(f"    | {line}\n" for line in report.splitlines())})
 
     assert (verdict.fault, verdict.culprits) == ("segfault", (5,))
+
+
+AT_WORK = (
+    "[PG ID 1 PG GUID 3 Rank {rank}] Exception (either an error or timeout) detected by watchdog at work: 21937, "
+    "last enqueued NCCL work: 21937, last completed NCCL work: 21936.\n"
+)
+DUMPS = (
+    "[PG ID 1 PG GUID 3 Rank {rank}] Received a dump signal due to a collective timeout from rank 0 and we will try "
+    "our best. Last enqueued NCCL work: {seq}, last completed NCCL work: {seq}.\n"
+)
+
+
+@pytest.mark.parametrize(("seq", "named"), [(21936, (1,)), (21937, ())], ids=["behind", "level"])
+def test_logs_that_begin_behind_the_watchdogs_first_line_still_tell_who_is_behind(
+    tmp_path: Path, seq: int, named: tuple[int, ...]
+) -> None:
+    """What the rank behind was told says that it was a time-out; a rank level with the others is not behind."""
+    files = {f"rank{rank}.log": AT_WORK.format(rank=rank) for rank in (0, 2, 3)}
+
+    assert judge(tmp_path, {**files, "rank1.log": DUMPS.format(rank=1, seq=seq)}).culprits == named
+
+
+CAME = "INFO:distributed_c10d:Added key: store_based_barrier_key:{key} to store for rank: {rank}\n"
+LATE = (
+    "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+    "store_based_barrier_key:1 (world_size=4, worker_count={count}, timeout=0:30:00)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("came", "count", "named"),
+    [((0, 1, 3), 3, (2,)), ((0, 1), 2, (2, 3)), ((0, 1), 3, ()), ((0,), 3, ())],
+    ids=["one", "two", "a-line-less", "one-ranks-log"],
+)
+def test_a_barrier_that_counts_is_believed_where_its_log_has_all_who_came(
+    tmp_path: Path, came: tuple[int, ...], count: int, named: tuple[int, ...]
+) -> None:
+    """Where lines are missing, or all are of one rank, the rest need not be absent; another barrier's do not count."""
+    log = "".join(CAME.format(key=1, rank=rank) for rank in came) + CAME.format(key=2, rank=2)
+    log += "Traceback (most recent call last):\n" + LATE.format(count=count)
+
+    assert judge(tmp_path, {"job.log": log}).culprits == named
