@@ -365,11 +365,16 @@ def _launch(
         life.begin_to_end(word)
         _end_part(handler, word, _signal_of(outcome), is_lost=life.is_lost())
         link.close()
-        say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where)
-    if outcome.word in ("failed", "stopped") and outcome.code:
-        log.error("job %s ended: %s", plan.job, outcome.reason)
+        why = outcome.reason if outcome is not None and _is_failure(outcome) else ""
+        say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where, why)
+    if _is_failure(outcome):
         comment(life.step, outcome.reason)
     return outcome.code
+
+
+def _is_failure(outcome: "Outcome") -> bool:
+    """Return whether the job ended otherwise than its user wanted."""
+    return outcome.word in ("failed", "stopped") and outcome.code != 0
 
 
 def _policy(config: RunConfig) -> JobPolicy:

@@ -50,3 +50,21 @@ def test_a_controller_that_is_away_keeps_no_run_from_ending(caplog: pytest.LogCa
 
     assert "job gpt: ended; 8" in caplog.text
     assert "/runs/gpt" in caplog.text
+
+
+@pytest.mark.parametrize(("failure", "level"), [("rank 1 was killed", "ERROR"), ("", "INFO")])
+def test_a_failure_is_one_line_and_an_error(failure: str, level: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its reason is told there where the controller is away, too; any other end is no error."""
+    caplog.set_level("INFO")
+
+    say_summary("http://127.0.0.1:9", None, "gpt", 8.0, "/runs/gpt", "--job gpt", failure)
+
+    assert [one.levelname for one in caplog.records] == [level]
+    assert caplog.records[0].getMessage().startswith(f"job gpt: {f'failed: {failure}' if failure else 'ended'}; 8")
+
+
+def test_the_reason_of_a_failure_is_told_once() -> None:
+    """Where the controller tells it, what this runner heard of it is not told beside that."""
+    known = ended("failed", "rank 1 was killed")
+
+    assert summary(known, "gpt", 8.0, "/runs/gpt", "--job gpt", "rank 1 was killed").count("was killed") == 1
