@@ -408,13 +408,11 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
     where = whereabouts_of(config, plan, url, is_own=is_own)
     ranks = f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}"
     log.info(
-        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and `megascale-ops page %s` "
-        "tells where to see it in a browser",
+        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, as do `top` and `page`",
         plan.job,
         f"the ranks of {Path(plan.program).name}" if config.wrap else ranks,
         plan.node,
         plan.run_dir,
-        where,
         where,
     )
 

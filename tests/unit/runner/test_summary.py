@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says when it ends: how, how far it came, and where to read on."""
+"""What a run says when it begins and when it ends: how, how far it came, and where to read on."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from megascale_ops.runner.main import say_where
 from megascale_ops.runner.summary import say_summary, summary
 from megascale_ops.schema.events import JobStatus
 
@@ -68,3 +72,17 @@ def test_the_reason_of_a_failure_is_told_once() -> None:
     known = ended("failed", "rank 1 was killed")
 
     assert summary(known, "gpt", 8.0, "/runs/gpt", "--job gpt", "rank 1 was killed").count("was killed") == 1
+
+
+def test_the_first_line_tells_the_options_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that was made of script and time is long."""
+    caplog.set_level("INFO")
+    config: Any = SimpleNamespace(wrap=False, hosts="", run_dir="", token_file="")
+    plan: Any = SimpleNamespace(nproc=2, job="gpt", node="vm", run_dir="/runs/gpt", program="train.py")
+
+    say_where(config, plan, "http://vm:9", is_own=True)
+
+    assert caplog.messages == [
+        "job gpt: 2 ranks on node vm, run folder /runs/gpt; `megascale-ops status --job gpt` shows it, as do `top` and "
+        "`page`"
+    ]
