@@ -82,7 +82,5 @@ def test_the_first_line_tells_the_options_once(caplog: pytest.LogCaptureFixture)
 
     say_where(config, plan, "http://vm:9", is_own=True)
 
-    assert caplog.messages == [
-        "job gpt: 2 ranks on node vm, run folder /runs/gpt; `megascale-ops status --job gpt` shows it, as do `top` and "
-        "`page`"
-    ]
+    looks = "`megascale-ops status --job gpt` shows it, as do `top` and `page`"
+    assert caplog.messages == [f"job gpt: 2 ranks on node vm, run folder /runs/gpt; {looks}"]
