@@ -301,19 +301,26 @@ def _report_reply(kind: str, reply: Any, where: str) -> None:  # noqa: ANN401  J
         return
     verdict = reply.verdict
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"
-    text = "%s (%s): %s; %s. `megascale-ops why %s %s` tells more"
-    log.warning(text, verdict.fault, _ranks(verdict.culprits), verdict.reason, what, reply.incident, where)
+    named = _named(verdict.fault, verdict.culprits, verdict.reason)
+    log.warning("%s; %s. `megascale-ops why %s %s` tells more", named, what, reply.incident, where)
 
 
 def _report_notice(notice: Any, where: str) -> None:  # noqa: ANN401  Notice; as above
     """Print what is seen and not acted upon yet, or that it has passed."""
-    ranks = _ranks(notice.culprits)
     if notice.state in ("harmless", "over"):
-        log.info("%s (%s) has passed: %s", notice.fault, ranks, notice.done or "it does not hold any more")
+        ranks, why = _ranks(notice.culprits), notice.done or "it does not hold any more"
+        log.info("%s (%s) has passed: %s", notice.fault, ranks, why)
         return
+    named = _named(notice.fault, notice.culprits, notice.reason)
     done = notice.done or "it is told only"
-    text = "%s (%s): %s; %s. `megascale-ops why %s %s` tells more"
-    log.warning(text, notice.fault, ranks, notice.reason, done, notice.incident, where)
+    log.warning("%s; %s. `megascale-ops why %s %s` tells more", named, done, notice.incident, where)
+
+
+def _named(fault: str, culprits: tuple[int, ...], reason: str) -> str:
+    """Name the class, the ranks and the reason; the ranks once: many a reason begins with just these."""
+    ranks = _ranks(culprits)
+    begins = re.match(rf"{re.escape(ranks)}(?!\d|-\d|, \d| and \d)\b", reason)
+    return f"{fault}: {reason}" if begins else f"{fault} ({ranks}): {reason}"
 
 
 def _ranks(culprits: tuple[int, ...]) -> str:

@@ -365,11 +365,16 @@ def _launch(
         life.begin_to_end(word)
         _end_part(handler, word, _signal_of(outcome), is_lost=life.is_lost())
         link.close()
-        say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where)
-    if outcome.word in ("failed", "stopped") and outcome.code:
-        log.error("job %s ended: %s", plan.job, outcome.reason)
+        why = outcome.reason if outcome is not None and _is_failure(outcome) else ""
+        say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where, why)
+    if _is_failure(outcome):
         comment(life.step, outcome.reason)
     return outcome.code
+
+
+def _is_failure(outcome: "Outcome") -> bool:
+    """Return whether the job ended otherwise than its user wanted."""
+    return outcome.word in ("failed", "stopped") and outcome.code != 0
 
 
 def _policy(config: RunConfig) -> JobPolicy:
@@ -403,13 +408,11 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
     where = whereabouts_of(config, plan, url, is_own=is_own)
     ranks = f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}"
     log.info(
-        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and `megascale-ops page %s` "
-        "tells where to see it in a browser",
+        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, as do `top` and `page`",
         plan.job,
         f"the ranks of {Path(plan.program).name}" if config.wrap else ranks,
         plan.node,
         plan.run_dir,
-        where,
         where,
     )
 

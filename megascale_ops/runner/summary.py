@@ -14,8 +14,12 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 2.0
 
 
-def say_summary(url: str, token: str | None, job: str, wall_s: float, run_dir: str, where: str) -> None:
+def say_summary(
+    url: str, token: str | None, job: str, wall_s: float, run_dir: str, where: str, failure: str = ""
+) -> None:
     """Log one line about a run that has ended, with what its controller knows last; without it where it is away.
+
+    Of a failure it is an error, and tells it once: in the controller's words, which the runner has from there.
 
     Args:
         url: the controller.
@@ -24,6 +28,7 @@ def say_summary(url: str, token: str | None, job: str, wall_s: float, run_dir: s
         wall_s: how long the run took, seconds.
         run_dir: its run folder.
         where: the options by which verbs find it.
+        failure: why the job has failed, as this node's runner was told; "" where it has not.
     """
     known: JobStatus | None = None
     try:
@@ -31,13 +36,13 @@ def say_summary(url: str, token: str | None, job: str, wall_s: float, run_dir: s
             known = next((one for one in link.status(job, brief=True).jobs if one.job == job), None)
     except MegascaleError as error:
         log.debug("the controller tells nothing of the end: %s", error)
-    log.info("%s", summary(known, job, wall_s, run_dir, where))
+    log.log(logging.ERROR if failure else logging.INFO, "%s", summary(known, job, wall_s, run_dir, where, failure))
 
 
-def summary(known: JobStatus | None, job: str, wall_s: float, run_dir: str, where: str) -> str:
+def summary(known: JobStatus | None, job: str, wall_s: float, run_dir: str, where: str, failure: str = "") -> str:
     """Return the sentence."""
     facts = [duration(wall_s)]
-    how, more = "ended", ""
+    how, more = f"failed: {printable(failure)}" if failure else "ended", ""
     if known is not None:
         how = printable(known.reason) or state_words(known.state)
         if known.state == "failed":

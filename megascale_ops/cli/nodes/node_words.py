@@ -67,7 +67,8 @@ def life_lines(life: NodeLife) -> Iterator[str]:
     until = "until it is released" if life.is_held else f"until {clock(life.until_wall_s)}" if life.until_wall_s else ""
     yield f"{printable(life.node)}  {life.state} {until}".rstrip() + f"  ({NODE_STATES.get(life.state, '')})"
     if life.since_wall_s:
-        yield f"    since {clock(life.since_wall_s)} by {printable(life.by)}: {printable(life.reason)}"
+        why = f": {printable(life.reason)}" if life.reason else ""
+        yield f"    since {clock(life.since_wall_s)} by {printable(life.by)}{why}"
     if life.engine is not None:
         means = ENGINE_STATES.get(life.engine.state, life.engine.state)
         yield f"    since {clock(life.engine.wall_s)} {printable(life.engine.text)} ({means})"

@@ -64,7 +64,7 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
         _replace(incidents.judge(job.incident, verdict), step_before=job.round.reached_step) if job.incident else None
     )
     if incident is not None:
-        closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
+        closed = incidents.close(incident, "ended" if stop else "open", _done(decision, verdict.reason))
         transitions.put_incident(job, closed)
     if decided is None:
         decide.report_decision(job, question, decision, job.record.incident)
@@ -75,7 +75,7 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
     ended["state_failure"] = state_failure
     if stop:
-        why = _done(decision) if decision.dry_run else decision.reason
+        why = _done(decision, verdict.reason) if decision.dry_run else decision.reason
         reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
         transitions.move(
             job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
@@ -133,11 +133,11 @@ def _close_round(job: Job) -> None:
     job.round.is_counted = True
 
 
-def _done(decision: Decision) -> str:
-    """Return what follows the end of a round, for the incident."""
+def _done(decision: Decision, told: str) -> str:
+    """Return what follows the end of a round, for the incident; it tells the verdict's reason ``told`` itself."""
     if decision.dry_run:
         return f"{would(decision)}; without a restart the job ends, as it would have without supervision"
     if decision.action == "stop":
-        return f"not started again: {decision.reason}"
+        return f"not started again: {decision.reason.removesuffix(f': {told}')}"
     without = f" without {', '.join(decision.nodes)}" if decision.nodes else ""
     return f"restarted{without}: {decision.reason}"

@@ -172,10 +172,10 @@ def compare(right: Look, odd: Look, group: str, *, ahead: bool) -> Deviation | N
     early = following is not None and not difference(following, called)
     after = bad.get(seq + 1)
     if early and (ahead or (after is not None and difference(after, meant))):
-        text = f"skipped {describe(meant)}: it called {describe(called)} as number {seq}, one too early"
+        text = f"skipped {describe(meant)}: it called {called.function or 'another'} as number {seq}, one too early"
         return Deviation("skipped", group, seq, text)
     if found == "function" or early:
-        text = f"called {describe(called)} as number {seq}{of_group(group)}, where the others called {describe(meant)}"
+        text = f"called {describe(called)}, where the others called {meant.function or 'another'}"
         if after is not None and not difference(after, meant):
             text += f", and {describe(after)} after it: the two have changed places"
         elif early:

@@ -16,6 +16,7 @@ import enum
 import re
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.hangs.habits import standing_in
 from megascale_ops.diagnosis.hangs.patience import BUSY, wanders
 from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
@@ -64,7 +65,7 @@ class Cause(NamedTuple):
 def cause_of(stand: RankWait) -> Cause:
     """Return what a rank does outside collectives."""
     marks, look = stand.look.marks, stand.look
-    where = f" in {look.frames[0]}" if look.frames else ""
+    where = f" in {standing_in(look.frames)}" if look.frames else ""
     if "stopped" in marks or stand.view.report.process.state == "T":
         return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
     return (

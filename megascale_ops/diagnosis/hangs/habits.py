@@ -28,9 +28,21 @@ def place_of(frames: Sequence[str], group: str) -> str:
         group: the process group in which the others wait; "" where none is known. Not which collective: that is known
             by evidence alone, and a place without it must read the same.
     """
-    own = next((frame for frame in frames if _OF_THE_SCRIPT in frame), "")
-    line = own or (frames[-1] if frames else "")
+    line = line_of_script(frames) or (frames[-1] if frames else "")
     return f"{line}, others in group {group}" if line and group else line
+
+
+def line_of_script(frames: Sequence[str]) -> str:
+    """Return the innermost frame of the script's own, "" where none is known."""
+    return next((frame for frame in frames if _OF_THE_SCRIPT in frame), "")
+
+
+def standing_in(frames: Sequence[str]) -> str:
+    """Return the innermost frame, and where that is a library's, the script's line that led there; "" for none."""
+    if not frames:
+        return ""
+    own = line_of_script(frames[1:])
+    return f"{frames[0]} from {own}" if own and _OF_THE_SCRIPT not in frames[0] else frames[0]
 
 
 def learned(habits: Mapping[str, float], place: str, lasted_s: float) -> dict[str, float]:

@@ -16,6 +16,7 @@ from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, describe
 from megascale_ops.diagnosis.hangs.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.evidence import NOTHING
 from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
+from megascale_ops.diagnosis.hangs.habits import line_of_script, standing_in
 from megascale_ops.diagnosis.hangs.rank_wait import RankWait
 from megascale_ops.diagnosis.hangs.unmatched import unmatched
 from megascale_ops.diagnosis.hangs.work import sends
@@ -97,6 +98,9 @@ def disagreement(stands: Sequence[RankWait]) -> Answer | None:
     fault = FAULT_OF[kind]
     same = [one.stand.rank for one in odd if one.sure is sure and one.deviation.text == first.deviation.text]
     why = f"{named(same)} {first.deviation.text}"
+    inside, line = first.stand.inside, line_of_script(first.stand.look.frames)
+    if line and inside is not None and (inside.group, inside.seq) == (first.deviation.group, first.deviation.seq):
+        why += f"; that call is in {line}"
     rest = sorted(set(culprits) - set(same))
     if rest:
         why += f"; so did {named(rest)} in another way"
@@ -286,8 +290,8 @@ def gpu(stands: Sequence[RankWait]) -> Answer | None:
     if any(stand.look.gpu_looks > 1 and stand.look.gpu_alike == 1 for stand in blamed):
         why = f"{lead}, and goes on between two looks: it is late, not stuck"
         return Answer("slow", found.ranks, 0.6, why, Patience.MOVING, "a GPU that is stuck, had it ended nothing")
-    frames = next((stand.look.frames[0] for stand in blamed if stand.look.frames), "")
-    why += f"; the script is in {frames}" if frames else ""
+    frames = next((stand.look.frames for stand in blamed if stand.look.frames), ())
+    why += f"; the script is in {standing_in(frames)}" if frames else ""
     findings = tuple(
         finding_of("gpu_not_begun", _not_begun_text(stand), "NCCL profiler", stand, stand.look.gpu_alike)
         for stand in blamed[:MOST_TOLD]

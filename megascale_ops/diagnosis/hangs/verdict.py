@@ -34,7 +34,7 @@ import msgspec
 from megascale_ops.diagnosis.hangs import partition, questions, tile_hangs, wait_graph
 from megascale_ops.diagnosis.hangs.causes import Patience
 from megascale_ops.diagnosis.hangs.evidence import Look
-from megascale_ops.diagnosis.hangs.habits import place_of
+from megascale_ops.diagnosis.hangs.habits import place_of, standing_in
 from megascale_ops.diagnosis.hangs.membership import with_members
 from megascale_ops.diagnosis.hangs.patience import CONTRADICTED, busy_patience_s, is_leaving
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
@@ -233,8 +233,10 @@ def _told(stands: Sequence[RankWait], culprits: Sequence[int], looks: Mapping[in
             text = f"rank {stand.rank} gave no evidence of its own: what is known of it comes from the others"
             found.append(finding_of("no_answer", text, "stacks", stand))
         if stand.look.frames:
-            text = f"rank {stand.rank} is in {stand.look.frames[0]}, the same place in {stand.look.alike} looks"
-            found.append(finding_of("stack", text, "stacks", stand, stand.look.alike))
+            alike = stand.look.alike
+            often = "at one look" if alike == 1 else f"the same place in {alike} looks"
+            text = f"rank {stand.rank} is in {standing_in(stand.look.frames)}, {often}"
+            found.append(finding_of("stack", text, "stacks", stand, alike))
     return found
 
 

@@ -27,6 +27,8 @@ _LOW_SHARE, _LOW_BYTES = 0.05, 10 * _GIB
 # 1 % and 1 GiB: the next write may be the last one.
 _FULL_SHARE, _FULL_BYTES = 0.01, _GIB
 _LOW_INODES = 0.02
+# What every program writes into. Elsewhere a full disk is somebody's data: it keeps no job from running here.
+_NEEDED = frozenset({"/", "/tmp", "/var", "/var/tmp", "/dev/shm"})  # noqa: S108  looked at, not written to
 
 
 def measure(task: Task) -> Reading:
@@ -74,12 +76,14 @@ def _writable(place: str, flags: int) -> str:
 def judge(reading: Reading) -> list[CheckFinding]:
     """Find those that are full, nearly full, or read-only where a run writes."""
     free, shares = reading.values("space_free"), reading.values("space_free_share")
+    needed = _NEEDED | reading.texts("writable").keys()
     found = []
     for place, share in shares.items():
         left = f"{free[place] / _GIB:.1f} GiB ({share:.1%})"
         following = f"remove what is not needed (`megascale-ops clean`; du -xh {place} | sort -h)"
         if share < _FULL_SHARE and free[place] < _FULL_BYTES:
-            found.append(CheckFinding("bad", place, f"{place} is full: {left} left", following))
+            level = "bad" if place in needed else "warn"
+            found.append(CheckFinding(level, place, f"{place} is full: {left} left", following))
         elif share < _LOW_SHARE and free[place] < _LOW_BYTES:
             found.append(CheckFinding("warn", place, f"{place} is nearly full: {left} left", following))
     for place, share in reading.values("inodes_free_share").items():

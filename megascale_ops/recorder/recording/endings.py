@@ -28,6 +28,7 @@ _LIBRARIES = tuple(
         if (path := sysconfig.get_paths().get(key))
     }
 )
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 _OURS = __file__.rpartition("/recording/")[0] + "/"  # the recorder
 # The box holds 711 bytes: most of them for what was raised last, the rest for what it came from.
 _OWN_CHARACTERS, _CAUSE_CHARACTERS = 440, 260
@@ -125,5 +126,5 @@ def _name(error: BaseException) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    """Whether a frame's file is Python's, an installed package's, or ours."""
-    return filename.startswith((*_LIBRARIES, _OURS, "<frozen"))
+    """Whether a frame's file is Python's, a package's (another environment's, too, that is on the path), or ours."""
+    return filename.startswith((*_LIBRARIES, _OURS, "<frozen")) or any(part in filename for part in _PACKAGES)

@@ -343,6 +343,8 @@ async def test_the_same_exception_at_the_same_step_twice_stops_the_job() -> None
     assert (second.status, second.exit_code) == ("stop", 1)
     assert "same exception at step 30" in second.reason
     assert second.verdict is not None
+    assert second.verdict.reason in second.reason
+    assert world.incident(2).done.endswith("twice in a row is a bug in the script")  # its reason is told above it
     assert second.verdict.fault == "script_bug"
     assert world.state == "failed"
 

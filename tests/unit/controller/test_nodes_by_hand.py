@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
-from megascale_ops.cli.nodes.node_words import spares_lines
+from megascale_ops.cli.nodes.node_words import life_lines, spares_lines
 from megascale_ops.cli.nodes.verb import nodes
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
@@ -17,6 +17,7 @@ from megascale_ops.controller.nodes.book import NodeBook
 from megascale_ops.controller.nodes.evidence import Accusation
 from megascale_ops.controller.nodes.life import Happening, NodeEvent
 from megascale_ops.diagnosis.statistics.spares import rate_of, spares_for
+from megascale_ops.schema.health import NodeLife
 from megascale_ops.schema.messages import Heartbeat
 from tests.fakes.served_controller import serve_controller
 
@@ -148,3 +149,11 @@ def test_the_answer_comes_with_its_inputs() -> None:
     assert "0.004 a node and day (given by --rate)" in lines[1]
     assert "12 h 0 min each time (given by --repair)" in lines[2]
     assert "binomial (n = 256)" in lines[3]
+
+
+@pytest.mark.parametrize(("reason", "end"), [("fan is loud", "by ada: fan is loud"), ("", "by ada")])
+def test_a_reason_is_told_where_one_was_given(reason: str, end: str) -> None:
+    """--reason may be left out; then nothing stands in its place."""
+    lines = list(life_lines(NodeLife("a", "draining", since_wall_s=1e9, by="ada", reason=reason)))
+
+    assert lines[1].endswith(end)

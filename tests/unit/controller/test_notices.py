@@ -6,7 +6,7 @@ import logging
 import msgspec
 import pytest
 
-from megascale_ops.cli.run import _report_reply
+from megascale_ops.cli.run import _named, _report_reply
 from megascale_ops.controller.job.notices import Notices
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
@@ -110,7 +110,7 @@ def test_lines_of_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
     _report_reply("notice", Notice("toy-2", "over", "straggler", (), "they are slow"), "--job toy")
 
     assert [one.getMessage() for one in caplog.records] == [
-        f"stuck (rank 1): rank 1 works in work (train.py:9); {PLANNED}. `megascale-ops why toy-1 --job toy` tells more",
+        f"stuck: rank 1 works in work (train.py:9); {PLANNED}. `megascale-ops why toy-1 --job toy` tells more",
         "stuck (rank 1) has passed: it moved again",
         (
             "straggler (ranks 0, 1, 2, 3, 4, 5, 6, 7 and 3 more): they are slow; it is told only. "
@@ -118,3 +118,21 @@ def test_lines_of_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
         ),
         "straggler (no rank named) has passed: it does not hold any more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("culprits", "reason", "line"),
+    [
+        ((1,), "rank 1 on vm: SIGKILL", "killed: rank 1 on vm: SIGKILL"),
+        ((1, 2), "ranks 1, 2 have not come", "killed: ranks 1, 2 have not come"),
+        ((1,), "rank 12 on vm: SIGKILL", "killed (rank 1): rank 12 on vm: SIGKILL"),
+        ((1, 2), "ranks 1, 2, 3 wait", "killed (ranks 1, 2): ranks 1, 2, 3 wait"),
+        ((1, 2), "ranks 1, 2 and 7 more wait", "killed (ranks 1, 2): ranks 1, 2 and 7 more wait"),
+        ((1, 2), "ranks 1, 2-7 wait", "killed (ranks 1, 2): ranks 1, 2-7 wait"),
+        ((1,), "vm lost rank 1", "killed (rank 1): vm lost rank 1"),
+        ((), "nobody moves", "killed (no rank named): nobody moves"),
+    ],
+)
+def test_ranks_are_named_once(culprits: tuple[int, ...], reason: str, line: str) -> None:
+    """A reason that begins with just the ranks tells them; one that speaks of others there is told beside them."""
+    assert _named("killed", culprits, reason) == line

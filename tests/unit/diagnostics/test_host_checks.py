@@ -179,10 +179,22 @@ def test_a_log_that_may_not_be_read_is_no_verdict(tmp_path: Path, monkeypatch: p
     ("free", "share", "said"), [(500e9, 0.5, []), (500e9, 0.04, []), (5e9, 0.04, ["warn"]), (0.5e9, 0.001, ["bad"])]
 )
 def test_file_systems_that_fill(free: float, share: float, said: list[str]) -> None:
-    """4 % of a large one are plenty."""
-    found = file_systems.judge(reading(Figure("space_free", "/d", free), Figure("space_free_share", "/d", share)))
+    """4 % of a large one are plenty; a full one that nothing here writes into makes no node bad."""
+    space = (Figure("space_free", "/d", free), Figure("space_free_share", "/d", share))
 
-    assert severities(found) == said
+    of_the_run = file_systems.judge(reading(*space, facts=(Fact("writable", "/d", "yes"),)))
+    of_others = file_systems.judge(reading(*space, facts=(Fact("writable", "/runs", "yes"),)))
+
+    assert severities(of_the_run) == said
+    assert severities(of_others) == ["warn"] * len(said)
+
+
+@pytest.mark.parametrize("place", ["/", "/tmp", "/dev/shm"])
+def test_what_every_program_writes_into_is_bad_when_full(place: str) -> None:
+    """Wherever the run's own folders are."""
+    full = reading(Figure("space_free", place, 0.0), Figure("space_free_share", place, 0.0))
+
+    assert severities(file_systems.judge(full)) == ["bad"]
 
 
 def test_file_systems_without_inodes_or_right() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -313,6 +314,19 @@ def test_the_last_exception_names_the_scripts_innermost_frame() -> None:
 
     assert (found.type, found.message, found.step) == ("KeyError", "'lr'", 12)
     assert found.where.startswith(f"{__file__}:")
+
+
+@pytest.mark.parametrize("folder", ["other/lib/python3.11/site-packages/torch", "usr/lib/python3/dist-packages/torch"])
+def test_packages_of_another_environment_are_passed_over(tmp_path: Path, folder: str) -> None:
+    """An environment that stands on another one, as in many images, has its libraries there."""
+    package = compile("def load(path):\n    raise OSError(path)\n", str(tmp_path / folder / "serialization.py"), "exec")
+    names: dict[str, Any] = {}
+    exec(package, names)  # noqa: S102  a frame of a file that is not installed here
+
+    with pytest.raises(OSError, match="last") as caught:
+        names["load"]("last.pt")
+
+    assert describe(caught.value, 3).where.startswith(f"{__file__}:")
 
 
 def test_an_exception_without_words_is_still_described() -> None:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says when it ends: how, how far it came, and where to read on."""
+"""What a run says when it begins and when it ends: how, how far it came, and where to read on."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from megascale_ops.runner.main import say_where
 from megascale_ops.runner.summary import say_summary, summary
 from megascale_ops.schema.events import JobStatus
 
@@ -61,3 +65,33 @@ def test_a_controller_that_is_away_keeps_no_run_from_ending(caplog: pytest.LogCa
 
     assert "job gpt: ended; 8" in caplog.text
     assert "/runs/gpt" in caplog.text
+
+
+@pytest.mark.parametrize(("failure", "level"), [("rank 1 was killed", "ERROR"), ("", "INFO")])
+def test_a_failure_is_one_line_and_an_error(failure: str, level: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its reason is told there where the controller is away, too; any other end is no error."""
+    caplog.set_level("INFO")
+
+    say_summary("http://127.0.0.1:9", None, "gpt", 8.0, "/runs/gpt", "--job gpt", failure)
+
+    assert [one.levelname for one in caplog.records] == [level]
+    assert caplog.records[0].getMessage().startswith(f"job gpt: {f'failed: {failure}' if failure else 'ended'}; 8")
+
+
+def test_the_reason_of_a_failure_is_told_once() -> None:
+    """Where the controller tells it, what this runner heard of it is not told beside that."""
+    known = ended("failed", "rank 1 was killed")
+
+    assert summary(known, "gpt", 8.0, "/runs/gpt", "--job gpt", "rank 1 was killed").count("was killed") == 1
+
+
+def test_the_first_line_tells_the_options_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that was made of script and time is long."""
+    caplog.set_level("INFO")
+    config: Any = SimpleNamespace(wrap=False, hosts="", run_dir="", token_file="")
+    plan: Any = SimpleNamespace(nproc=2, job="gpt", node="vm", run_dir="/runs/gpt", program="train.py")
+
+    say_where(config, plan, "http://vm:9", is_own=True)
+
+    looks = "`megascale-ops status --job gpt` shows it, as do `top` and `page`"
+    assert caplog.messages == [f"job gpt: 2 ranks on node vm, run folder /runs/gpt; {looks}"]
