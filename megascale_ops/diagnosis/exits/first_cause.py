@@ -139,7 +139,8 @@ def _with_times(
     evidence: tuple[Finding, ...],
 ) -> Verdict:
     """Return the verdict with its round, its evidence, and since when and on which nodes the culprits ended."""
-    guilty = [one for one in ended if one.exit.rank in verdict.culprits]
+    blamed = frozenset(verdict.culprits)  # all of 100,000, where one error is everywhere
+    guilty = [one for one in ended if one.exit.rank in blamed]
     return Verdict(
         fault=verdict.fault,
         reason=verdict.reason,
@@ -171,13 +172,16 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     near = [one for one in causes if earliest_s - one.ended.age_s <= _LINGER_S]
     early = _ended_before_the_asked(near)
     first = min(near, key=lambda one: (_BEFORE_ASKED if one in early else _rank_of(one), -one.ended.age_s))
-    together = [
-        one
-        for one in causes
-        if one.fault == first.fault
-        and signature(one.ended.exit) == signature(first.ended.exit)
-        and abs(one.ended.age_s - first.ended.age_s) <= _TOGETHER_S
-    ]
+    alike = signature(first.ended.exit)
+    together: list[Judged] = []
+    rivals: list[Judged] = []
+    for one in causes:
+        is_same = (
+            one.fault == first.fault
+            and signature(one.ended.exit) == alike
+            and abs(one.ended.age_s - first.ended.age_s) <= _TOGETHER_S
+        )
+        (together if is_same else rivals).append(one)
     culprits = tuple(sorted(one.ended.exit.rank for one in together))
     fault = first.fault
     if fault in _NOBODYS:
@@ -190,7 +194,6 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     where = f" in phase {exit_.phase}" if exit_.phase else ""
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
     follow = f"; {len(victims)} others only reported a lost peer" if victims else ""
-    rivals = [one for one in causes if one not in together]
     return Verdict(
         fault=fault,
         reason=f"{who}: {first.why}{after}{where}{follow}",
