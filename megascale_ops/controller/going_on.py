@@ -14,6 +14,7 @@ from megascale_ops.controller.cluster.node_view import Share
 from megascale_ops.controller.cluster.steady import Fields, Ranks, Sign, Steady, Taken
 from megascale_ops.controller.job import round_progress
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.stood import Stood
 from megascale_ops.controller.job.suspected import SUSPECTING
 from megascale_ops.controller.job.transitions import again_in_s
 from megascale_ops.controller.loop import Loop
@@ -21,7 +22,7 @@ from megascale_ops.controller.record.state_machine import ENDING, State
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.diagnosis.stragglers.step_table import LARGE
-from megascale_ops.schema.progress import MOST_WORK, RankReport
+from megascale_ops.schema.progress import MOST_WORK, Progress, RankReport
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job.round_progress import Pace
@@ -46,6 +47,8 @@ def take(loop: Loop, steady: Steady) -> Taken:
     heard = _hear(loop, steady)
     nodes = steady.signs.nodes
     refused = [nodes[number] for number in np.flatnonzero(~heard.taken).tolist()]
+    if steady.stands and job.state in _TAKEN_IN:  # later only the judge of the whole round looks at them
+        _look_at_standing(loop, job, steady, heard)
     if steady.stands or job.state in ENDING:
         return Taken(refused, again_in_s(job.state, loop.clock() - job.entered_s, len(loop.registry)))
     if steady.told is not None and heard.taken.any():
@@ -58,7 +61,7 @@ def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
     is_calm = (
         job.record.world_size >= LARGE
         and job.record.round == steady.round
-        and (is_ending or job.state in (SUSPECTING if steady.stands else _TAKEN_IN))
+        and (is_ending or job.state in _TAKEN_IN or (steady.stands and job.state in SUSPECTING))
         and not (is_ending and steady.steps)
         and len(steady.steps) < MOST_WORK
         and not loop.faults.is_paused(job.name)
@@ -86,7 +89,7 @@ def _hear(loop: Loop, steady: Steady) -> _Heard:
         nodes = signs.nodes if len(which) == len(places) else [signs.nodes[number] for number in which.tolist()]
         loop.node_clocks.note_all(nodes, signs.wall_s[which] - wall_s, now_s)
         if steady.tells:
-            senders = registry.senders(places[which])
+            senders = [view.sender for view in registry.views(places[which])]
             sent_wall_s[which] = loop.histories.senders.sent_wall_s_all(
                 senders, signs.agent_ids[which], signs.mono_s[which], wall_s
             )
@@ -139,6 +142,40 @@ def _is_known(loop: Loop, node: str, share: Share, steady: Steady) -> bool:
     return share.is_placed
 
 
+def _look_at_standing(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
+    """Do what ``Loop.look`` does at each heartbeat of nodes that stand, once for all that tell nothing new."""
+    registry, now_s = loop.registry, loop.clock()
+    stood = job.round.stood
+    if stood is None or stood.policy is not job.record.policy:
+        stood = job.round.stood = Stood(job.record.policy)
+    which = np.flatnonzero(heard.taken)
+    places, sent_mono_s = heard.places[which], steady.signs.mono_s[which]
+    stirred = registry.stirred_at(places)
+    is_known = stood.knows(places, stirred)
+    for view, number in zip(registry.views(places[~is_known]), stirred[~is_known].tolist(), strict=True):
+        share = view.shares[job.name]
+        loop.look(job, share, view, now_s)
+        stood.note(view.place, number, share.ranks.values(), view.floor_mono_s)
+    places, sent_mono_s = places[is_known], sent_mono_s[is_known]
+    for view in registry.views(places[stood.may_look_odd(places, sent_mono_s)]):
+        if job.round.silence.odd:
+            break  # one is enough
+        loop.look(job, view.shares[job.name], view, now_s)
+    is_furthest, moved_mono_s = stood.last_moved(places, job.round.step)
+    if is_furthest.any():
+        moved_s = np.maximum(0.0, sent_mono_s - moved_mono_s)[is_furthest].min()
+        job.round.note_moved(loop.wall() - float(moved_s))
+    if job.state not in (State.RESTARTING, State.CATCHING_UP):
+        return
+    silent_s = registry.silent_for_s(places, moved_mono_s)
+    for view, standing_s in zip(registry.views(places), silent_s.tolist(), strict=True):
+        share, progress = view.shares[job.name], stood.progress(view.place)
+        if progress is None:
+            loop.look(job, share, view, now_s)
+        else:
+            job.round.paces[view.node] = _pace(job, loop.wall(), len(share), progress, standing_s)
+
+
 def _judge(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
     """Hand on what these nodes' ranks tell, as ``Loop`` does with each report."""
     told = steady.told
@@ -159,19 +196,22 @@ def _look_at_pace(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
     assert steady.told is not None
     progress, signs = steady.told.progress, steady.signs
     which = np.flatnonzero(heard.taken)
-    silent_s = loop.registry.silent_for_s(heard.places[which], progress.moved_mono_s).tolist()
-    wall_s, best_step = loop.wall(), job.record.best_step
+    moved_mono_s = signs.mono_s[which] + progress.moved_mono_s
+    silent_s = loop.registry.silent_for_s(heard.places[which], moved_mono_s).tolist()
+    wall_s = loop.wall()
     known: dict[tuple[int, float], Pace] = {}
     for number, ranks, standing_s in zip(which.tolist(), signs.size[which].tolist(), silent_s, strict=True):
         pace = known.get((ranks, standing_s))
         if pace is None:
-            has_stepped = progress.steps_seen > 0  # else how many they are is all there is to know
-            pace = known[ranks, standing_s] = (
-                round_progress.alike(ranks, progress, standing_s, best_step, wall_s)
-                if has_stepped
-                else round_progress.none_stepped(ranks)
-            )
+            pace = known[ranks, standing_s] = _pace(job, wall_s, ranks, progress, standing_s)
         job.round.paces[signs.nodes[number]] = pace
+
+
+def _pace(job: Job, wall_s: float, ranks: int, progress: Progress, silent_s: float) -> "Pace":
+    """Return how far a node is whose ranks are equally far, the last of which moved so long ago."""
+    if not progress.steps_seen:  # how many they are is all there is to know
+        return round_progress.none_stepped(ranks)
+    return round_progress.alike(ranks, progress, silent_s, job.record.best_step, wall_s)
 
 
 def _only(steady: Steady, heard: _Heard) -> tuple[Ranks, list[Fields], Numbers]:

@@ -27,6 +27,7 @@ from megascale_ops.diagnosis.hangs.suspicion import (
 from megascale_ops.diagnosis.rank_view import GONE, RankView
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.progress import RankReport
 
 # A rank in such a phase may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
 DEBUG_PHASES = ("debug", "debugger")
@@ -133,8 +134,12 @@ def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
     if rank.report.error is not None and fatal(rank) is not None:
         return True
     # Below half the floor no rank is suspected, whatever it has learned.
-    if rank.silent_s <= policy.silence_floor_s / 2:
-        return False
-    if rank.silent_s > STARTUP_LOOK_S / 2 and not has_learned(rank.report) and is_waiting(rank.report):
-        return True
-    return rank.silent_s > patience_s(rank.report, policy) / 2
+    return rank.silent_s > policy.silence_floor_s / 2 and rank.silent_s > odd_after_s(rank.report, policy)
+
+
+def odd_after_s(report: RankReport, policy: JobPolicy) -> float:
+    """Return after how long a silence a rank looks odd of which nothing else does."""
+    least_s = patience_s(report, policy) / 2
+    if not has_learned(report) and is_waiting(report):
+        least_s = min(least_s, STARTUP_LOOK_S / 2)
+    return max(policy.silence_floor_s / 2, least_s)

@@ -4,6 +4,7 @@
 What changes with every heartbeat lies in columns (``columns``), and reads as fields here.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -70,6 +71,13 @@ class Share:
     def __len__(self) -> int:
         """How many ranks there are."""
         return len(self._ranks)
+
+    def named(self, places: Mapping[int, int]) -> list[int]:
+        """Return which of some ranks are here, in their order; ``places``: of each in that.
+
+        A verdict may name all 100,000 ranks of a job: each node looks for its own few among them, not for each of them.
+        """
+        return sorted((rank for rank in self._ranks if rank in places), key=places.__getitem__)
 
     def lend(self, columns: Columns, place: int) -> None:
         """Let what all ranks tell be noted in columns from now on."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from megascale_ops.controller.cluster.columns import NOWHERE, Columns, Flags, Holder, Numbers, Places
+from megascale_ops.controller.cluster.columns import NOWHERE, Columns, Counts, Flags, Holder, Numbers, Places
 from megascale_ops.controller.cluster.node_view import Key, NodeView, Share
 from megascale_ops.controller.cluster.steady import Sign, Steady
 from megascale_ops.diagnosis.hangs.standing import is_as_before
@@ -235,16 +235,19 @@ class Registry:
         elif steady.stands:
             columns.stood_mono_s[here] = mono_s - steady.beat_ago_s
 
-    def silent_for_s(self, places: Places, moved_s: float) -> Numbers:
-        """Return for how long ranks have not moved that moved ``moved_s`` (negative) from their last heartbeats on."""
-        sent_mono_s = self._columns.sent_mono_s[places]
+    def silent_for_s(self, places: Places, moved_mono_s: Numbers) -> Numbers:
+        """Return for how long ranks that moved then, by their nodes' clocks, have not, as of their last heartbeats."""
         floor_mono_s = self._columns.floor_mono_s[places]
-        silent_s: Numbers = np.maximum(0.0, sent_mono_s - np.maximum(sent_mono_s + moved_s, floor_mono_s))
+        silent_s: Numbers = np.maximum(0.0, self._columns.sent_mono_s[places] - np.maximum(moved_mono_s, floor_mono_s))
         return silent_s
 
-    def senders(self, places: Places) -> list[tuple[str, str]]:
-        """Return the nodes that have these places, and what their agents serve."""
-        return [self._by_place[place].sender for place in places.tolist()]
+    def stirred_at(self, places: Places) -> Counts:
+        """Return the numbers of the last heartbeats in which these told of more than time passing."""
+        return self._columns.stirred[places]
+
+    def views(self, places: Places) -> list[NodeView]:
+        """Return the agents that have these places."""
+        return [*map(self._by_place.__getitem__, places.tolist())]
 
     def _add(self, key: Key) -> NodeView:
         """Make room for an agent that was not heard before."""

@@ -225,15 +225,18 @@ def unit(registry: Registry, job: Job) -> str:
 
 def place(registry: Registry, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
     """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
-    nodes: dict[str, None] = {}
+    nodes: list[str] = []
     step_s = 0.0
-    for node in job.nodes:
+    places = {rank: place for place, rank in enumerate(verdict.culprits)}
+    for node in job.nodes if places else ():
         share = registry.share(node, job.name, job.record.round)
-        for rank in verdict.culprits if share is not None else ():
-            report = share.ranks.get(rank) if share is not None else None
-            if report is not None:
-                nodes[node] = None
-                step_s = step_s or (report.progress.step_p50_s if report.progress is not None else 0.0)
+        here = share.named(places) if share is not None else []
+        if share is None or not here:
+            continue
+        nodes.append(node)
+        for rank in here if not step_s else ():
+            progress = share.ranks[rank].progress
+            step_s = step_s or (progress.step_p50_s if progress is not None else 0.0)
     return (verdict if verdict.nodes else msgspec.structs.replace(verdict, nodes=tuple(nodes))), step_s
 
 

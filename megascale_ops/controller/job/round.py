@@ -17,6 +17,7 @@ from megascale_ops.schema.policy import JobPolicy
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job.round_progress import Pace
+    from megascale_ops.controller.job.stood import Stood
     from megascale_ops.diagnosis.hangs.lost_nodes import Together
     from megascale_ops.diagnosis.hangs.suspicion import Suspicion
     from megascale_ops.schema.events import Incident
@@ -139,6 +140,7 @@ class Round:
         self.finished_s: float | None = None  # since when all have left well, and their last steps are waited for
         self.gone: dict[int, float] = {}  # by rank: when its process was first seen gone
         self.silence = SilenceCheck()
+        self.stood: Stood | None = None  # what a look at nodes that stand came to, of many that tell so together
         self.compared_s = NEVER_S  # when it was last looked whether all ranks go on, since nodes are silent
         self.scanned_s = NEVER_S  # when all nodes, or all ranks, were last looked at
         self.life_signs = LifeSigns(0, 0)
@@ -157,10 +159,14 @@ class Round:
         """Note the furthest step, and the time that the round's steps cover."""
         self.step = progress.step
         self.is_numbered = progress.step_is_absolute
-        self.last_step_wall_s = max(self.last_step_wall_s, moved_wall_s)
+        self.note_moved(moved_wall_s)
         if not self.steps_began_wall_s:
             began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s
             self.steps_began_wall_s = max(began_wall_s, self.formed_wall_s)
+
+    def note_moved(self, moved_wall_s: float) -> None:
+        """Note when a rank moved that had made the furthest step."""
+        self.last_step_wall_s = max(self.last_step_wall_s, moved_wall_s)
 
     @property
     def reached_step(self) -> int:

@@ -355,9 +355,10 @@ class Transitions:
         if verdict is None:
             return []
         receivers = []
+        places = {rank: place for place, rank in enumerate(verdict.culprits)}
         for node in with_agent:
             share = self.registry.share(node, job.name, job.record.round)
-            ranks = tuple(rank for rank in verdict.culprits if share is not None and rank in share.ranks)
+            ranks = tuple(share.named(places)) if share is not None else ()
             if ranks:
                 receivers.append((node, ranks))
         return receivers

@@ -7,7 +7,7 @@ and stands where it stood, and a move that is taken back restores exactly what w
 Pure: moves in, moves out; the caller journals them before anything follows from them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 from statistics import median
 
@@ -62,6 +62,11 @@ class NodeBook:
     def life(self, node: str) -> NodeLife:
         """Return where a node stands; one without a move is healthy."""
         return self._lives.get(node) or NodeLife(node)
+
+    @property
+    def noted(self) -> Collection[str]:
+        """The nodes of which anything is to be remembered; all others never were anything but healthy."""
+        return self._lives.keys()
 
     def lives(self) -> tuple[NodeLife, ...]:
         """Return all nodes that are not simply healthy, by name."""

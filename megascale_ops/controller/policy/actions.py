@@ -62,9 +62,8 @@ def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
     An exit code by itself means little for a rank that had made steps; one that comes before any is how a script
     refuses its options or its environment, and then its last line is the same each time.
     """
-    for exit_ in map(with_error, exits):
-        if exit_.rank not in verdict.culprits:
-            continue
+    blamed = frozenset(verdict.culprits)  # all of 100,000 where each has lost its loss
+    for exit_ in map(with_error, (one for one in exits if one.rank in blamed)):
         if verdict.fault in _IN_SCRIPT and exit_.error is not None:
             step = exit_.error.step if exit_.error.step >= 0 else exit_.step
             return Failure(signature(exit_), step)
@@ -179,7 +178,8 @@ def state_failure_of(verdict: Verdict, failure: Failure | None, exits: tuple[Ran
     if verdict.fault == "loss_nan":
         cause, at = "loss_nan", max(0, verdict.since_step)
     elif not cause and verdict.fault == "exit_code":
-        cause = next((signature_of_exit(one) for one in map(with_error, ends) if one.rank in verdict.culprits), "")
+        blamed = frozenset(verdict.culprits)
+        cause = next((signature_of_exit(with_error(one)) for one in ends if one.rank in blamed), "")
     return StateFailure(cause, at, min(one.step - one.steps_seen for one in ends)) if cause else None
 
 

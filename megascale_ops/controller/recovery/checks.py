@@ -11,7 +11,6 @@ may be the script's own, so the node is no suspect, but to hang without an error
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 
 from megascale_ops.controller.job import diagnose
 from megascale_ops.controller.job.job import Job
@@ -19,7 +18,6 @@ from megascale_ops.controller.job.node_checks import NodeChecks
 from megascale_ops.controller.job.owed_checks import OwedCheck
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.nodes.life import CHECK_S, NodeState
-from megascale_ops.controller.policy.eviction import is_evicted
 from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.schema.fault_classes import class_of
 from megascale_ops.schema.health import OUT
@@ -54,16 +52,15 @@ def begin(transitions: Transitions, job: Job, joined: Iterable[str], now_s: floa
     would measure itself for a round that does not take it, and hear of the job's end when its controller may be gone.
     """
     joined, wall_s = list(joined), transitions.wall()
-    others = [node for node in joined if is_evicted(job.record.evictions, node, wall_s) is None]
+    out = {one.node for one in job.record.evictions if one.until_wall_s > wall_s}
+    others = [node for node in joined if node not in out] if out else joined
     asked = others if job.state in ACTIVE or len(others) >= job.record.min_nodes else joined
-    wanted = (
+    wanted = [
         node
-        for node in asked
-        if node not in job.checks.asked
-        and node not in transitions.nodes.by_agent
-        and _is_wanted(transitions, job, node)
-    )
-    for node in list(islice(wanted, _MOST_AT_ONCE)):
+        for node in _wanted(transitions, job, asked)
+        if node not in job.checks.asked and node not in transitions.nodes.by_agent
+    ]
+    for node in wanted[:_MOST_AT_ONCE]:
         (job.checks.gpus_only.discard if _is_wanted_whole(transitions, job, node) else job.checks.gpus_only.add)(node)
         transitions.nodes.begin_check(node, _why(transitions, job, node), job.name)
         job.checks.asked[node] = now_s + CHECK_S
@@ -88,6 +85,18 @@ def measures_itself(transitions: Transitions, job: Job, node: str) -> bool:
     if transitions.nodes.book.life(node).state == NodeState.UNDER_CHECK or node in job.checks.asked:
         return True
     return _is_wanted(transitions, job, node)
+
+
+def _wanted(transitions: Transitions, job: Job, nodes: Iterable[str]) -> list[str]:
+    """Return which of these nodes are to be measured before they take part in a round.
+
+    Asked of all nodes that have joined, ten times a second while one measures itself: of thousands nearly none is in
+    doubt, and what the book has nothing of is not looked at.
+    """
+    if not job.checks.wants_all:
+        noted = {one.node for one in job.owed_checks.values()}.union(transitions.nodes.book.noted)
+        nodes = [node for node in nodes if node in noted] if noted else ()
+    return [node for node in nodes if _is_wanted(transitions, job, node)]
 
 
 def _is_wanted(transitions: Transitions, job: Job, node: str) -> bool:
@@ -161,11 +170,9 @@ def end(transitions: Transitions, job: Job) -> None:
 
 def without_barred(transitions: Transitions, job: Job, joined: Mapping[str, float]) -> dict[str, float]:
     """Return those nodes that may be in a round: neither out, nor still to be measured."""
-    return {
-        node: since_s
-        for node, since_s in joined.items()
-        if not transitions.nodes.book.is_barred(node) and not _is_wanted(transitions, job, node)
-    }
+    book = transitions.nodes.book
+    out = {*_wanted(transitions, job, joined), *filter(book.is_barred, book.noted)}
+    return {node: since_s for node, since_s in joined.items() if node not in out}
 
 
 def tell_out(transitions: Transitions, job: Job, joined: Iterable[str], reason: str) -> None:

@@ -41,7 +41,9 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         min_nodes=record.min_nodes,
         max_nodes=record.max_nodes,
         before=before,
-        alive=[node for node in before if diagnose.is_alive(transitions.registry, job, node, now_s)],
+        alive=[
+            node for node in before if node not in welcome and diagnose.is_alive(transitions.registry, job, node, now_s)
+        ],
         now_s=now_s,
         waiting_since_s=job.entered_s,
         last_call_s=record.policy.last_call_s,

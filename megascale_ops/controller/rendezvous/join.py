@@ -9,7 +9,7 @@ dead one gives way.
 
 import uuid
 
-from megascale_ops.controller.job import terms
+from megascale_ops.controller.job import diagnose, terms
 from megascale_ops.controller.job.job import Job, Runner, Waiting, wait_in
 from megascale_ops.controller.job.owed_checks import GPU_CHECKS
 from megascale_ops.controller.job.own_faults import OwnFaults
@@ -60,13 +60,15 @@ class Joining:
             job = self._jobs[join.job] = Job(JobRecord(job=join.job), self._clock())
             self._transitions.witness(job, incidents=self.highest.get(join.job, 0))
         await self._give_way(job, join)
+        is_repeated = self._is_repeated(job, join)
         job = self._register(job, join)
         runner = job.runners[join.node]
         deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
         async with open_request(job, runner, self._clock):
             nudges = runner.nudges
             job.joining.add(runner)
-            advance(self._transitions, self._faults, job)
+            if not is_repeated:
+                advance(self._transitions, self._faults, job)
             while True:
                 if job.saves == 0 and (reply := self._answer(job, join)) is not None:
                     return reply
@@ -74,6 +76,23 @@ class Joining:
                 if left_s <= 0 or runner.nudges != nudges or self._must_be_told(job, join):
                     return JoinReply(status="wait", reason=self._why_out(job, join.node))
                 await wait_in(runner.waiters, left_s)
+
+    def _is_repeated(self, job: Job, join: Join) -> bool:
+        """Return whether nothing is new in a join: its runner waits already, lives as it did, and has no result.
+
+        While a round of thousands of nodes waits for one of them, all others ask again every 20 s, and a look at all
+        nodes for each would cost their number squared. Of few each is looked at.
+        """
+        waiting, runner = job.waiting.get(join.node), job.runners.get(join.node)
+        return (
+            len(job.waiting) > diagnose.SMALL
+            and waiting is not None
+            and waiting.join.join_id == join.join_id
+            and join.check is None
+            and runner is not None
+            and runner.runner_id == join.runner_id
+            and runner.is_alive(self._clock())
+        )
 
     async def _give_way(self, job: Job, join: Join) -> None:
         """Make sure that no other living runner serves the node."""

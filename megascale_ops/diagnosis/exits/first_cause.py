@@ -152,7 +152,8 @@ def _with_times(
     evidence: tuple[Finding, ...],
 ) -> Verdict:
     """Return the verdict with its round, its evidence, and since when and on which nodes the culprits ended."""
-    guilty = [one for one in ended if one.exit.rank in verdict.culprits]
+    blamed = frozenset(verdict.culprits)  # all of 100,000, where one error is everywhere
+    guilty = [one for one in ended if one.exit.rank in blamed]
     return Verdict(
         fault=verdict.fault,
         reason=verdict.reason,
@@ -184,15 +185,18 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     near = [one for one in causes if earliest_s - one.ended.age_s <= _LINGER_S]
     early = _ended_before_the_asked(near)
     first = min(near, key=lambda one: (_BEFORE_ASKED if one in early else _rank_of(one), -one.ended.age_s))
-    together = [
-        one
-        for one in causes
-        if one.fault == first.fault
-        # Who was asked to go did not fall over what killed another one.
-        and (_rank_of(one) == _ASKED_TO_GO) is (_rank_of(first) == _ASKED_TO_GO)
-        and signature(one.ended.exit) == signature(first.ended.exit)
-        and abs(one.ended.age_s - first.ended.age_s) <= _TOGETHER_S
-    ]
+    alike, was_asked = signature(first.ended.exit), _rank_of(first) == _ASKED_TO_GO
+    together: list[Judged] = []
+    rivals: list[Judged] = []
+    for one in causes:
+        is_same = (
+            one.fault == first.fault
+            # Who was asked to go did not fall over what killed another one.
+            and (_rank_of(one) == _ASKED_TO_GO) is was_asked
+            and signature(one.ended.exit) == alike
+            and abs(one.ended.age_s - first.ended.age_s) <= _TOGETHER_S
+        )
+        (together if is_same else rivals).append(one)
     culprits = tuple(sorted(one.ended.exit.rank for one in together))
     fault = first.fault
     if fault in _NOBODYS:

@@ -10,6 +10,7 @@ Pure: lines, exits and reports in, rows of the table out.
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
@@ -124,6 +125,7 @@ def match(line: str, *, ends_traceback: bool = False) -> Row | None:
     return None
 
 
+@lru_cache(maxsize=256)  # where a script fails on all of 100,000 ranks, they say the same
 def row_of_error(type_: str, message: str) -> Row:
     """Return the row that an exception matches: of all its lines the one that stands first in the table."""
     lines = f"{type_}: {message}".splitlines()
