@@ -27,7 +27,7 @@ _LOW_SHARE, _LOW_BYTES = 0.05, 10 * _GIB
 # 1 % and 1 GiB: the next write may be the last one.
 _FULL_SHARE, _FULL_BYTES = 0.01, _GIB
 _LOW_INODES = 0.02
-# What every program writes into. Elsewhere a full disk is somebody's data: it keeps no job from running here.
+# What every program writes into. Elsewhere a full disk holds another user's data: it keeps no job from running here.
 _NEEDED = frozenset({"/", "/tmp", "/var", "/var/tmp", "/dev/shm"})  # noqa: S108  looked at, not written to
 
 
