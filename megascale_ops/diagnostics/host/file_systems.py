@@ -27,7 +27,7 @@ _LOW_SHARE, _LOW_BYTES = 0.05, 10 * _GIB
 # 1 % and 1 GiB: the next write may be the last one.
 _FULL_SHARE, _FULL_BYTES = 0.01, _GIB
 _LOW_INODES = 0.02
-# What every program writes into. Elsewhere a full disk is somebody's data: it keeps no job from running here.
+# What every program writes into. Elsewhere a full disk holds another user's data: it keeps no job from running here.
 _NEEDED = frozenset({"/", "/tmp", "/var", "/var/tmp", "/dev/shm"})  # noqa: S108  looked at, not written to
 
 
@@ -82,8 +82,8 @@ def judge(reading: Reading) -> list[CheckFinding]:
         left = f"{free[place] / _GIB:.1f} GiB ({share:.1%})"
         following = f"remove what is not needed (`megascale-ops clean`; du -xh {place} | sort -h)"
         if share < _FULL_SHARE and free[place] < _FULL_BYTES:
-            level = "bad" if place in needed else "warn"
-            found.append(CheckFinding(level, place, f"{place} is full: {left} left", following))
+            text = f"{place} is full: {left} left"
+            found.append(CheckFinding("bad" if place in needed else "warn", place, text, following))
         elif share < _LOW_SHARE and free[place] < _LOW_BYTES:
             found.append(CheckFinding("warn", place, f"{place} is nearly full: {left} left", following))
     for place, share in reading.values("inodes_free_share").items():
