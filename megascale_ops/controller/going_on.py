@@ -143,7 +143,7 @@ def _is_known(loop: Loop, node: str, share: Share, steady: Steady) -> bool:
 
 
 def _look_at_standing(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> None:
-    """Do what ``Loop.look`` does at each heartbeat of nodes that stand, once for all that tell nothing new."""
+    """Do what ``Loop.look_at_ranks`` does at each heartbeat of nodes that stand, once for all that tell nothing new."""
     registry, now_s = loop.registry, loop.clock()
     stood = job.round.stood
     if stood is None or stood.policy is not job.record.policy:
@@ -154,13 +154,13 @@ def _look_at_standing(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> No
     is_known = stood.knows(places, stirred)
     for view, number in zip(registry.views(places[~is_known]), stirred[~is_known].tolist(), strict=True):
         share = view.shares[job.name]
-        loop.look(job, share, view, now_s)
+        loop.look_at_ranks(job, share, view, now_s)
         stood.note(view.place, number, share.ranks.values(), view.floor_mono_s)
     places, sent_mono_s = places[is_known], sent_mono_s[is_known]
     for view in registry.views(places[stood.may_look_odd(places, sent_mono_s)]):
         if job.round.silence.odd:
             break  # one is enough
-        loop.look(job, view.shares[job.name], view, now_s)
+        loop.look_at_ranks(job, view.shares[job.name], view, now_s)
     is_furthest, moved_mono_s = stood.last_moved(places, job.round.step)
     if is_furthest.any():
         moved_s = np.maximum(0.0, sent_mono_s - moved_mono_s)[is_furthest].min()
@@ -171,7 +171,7 @@ def _look_at_standing(loop: Loop, job: Job, steady: Steady, heard: _Heard) -> No
     for view, standing_s in zip(registry.views(places), silent_s.tolist(), strict=True):
         share, progress = view.shares[job.name], stood.progress(view.place)
         if progress is None:
-            loop.look(job, share, view, now_s)
+            loop.look_at_ranks(job, share, view, now_s)
         else:
             job.round.paces[view.node] = _pace(job, loop.wall(), len(share), progress, standing_s)
 

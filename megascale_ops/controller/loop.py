@@ -229,7 +229,7 @@ class Loop:
         if job.state in ENDING:
             self.histories.ingest_report(job, view.node, report, sent_wall_s, is_over=True)
             return
-        self.look(job, view.shares[report.job], view, self.clock())
+        self.look_at_ranks(job, view.shares[report.job], view, self.clock())
         are_put_by = self.histories.ingest_report(job, view.node, report, sent_wall_s)
         self.slowness.ingest_report(job, view.node, report, steps=not are_put_by)
         if report.collectives:
@@ -243,7 +243,7 @@ class Loop:
             self.transitions.note(job, "own_fault", text)
             self.transitions.save(job)
 
-    def look(self, job: Job, share: Share, view: NodeView, now_s: float) -> None:
+    def look_at_ranks(self, job: Job, share: Share, view: NodeView, now_s: float) -> None:
         """Take a cheap look at the ranks of one node."""
         if job.state in (State.RESTARTING, State.CATCHING_UP):
             ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
