@@ -281,7 +281,7 @@ def _is_before(one: Judged, other: Judged) -> bool:
 
 
 def _blame_closed(closed: Sequence[Judged], victims: Sequence[Judged], ended: int) -> Verdict:
-    """Name those that found their rendezvous closed as why the rest was asked to go; nobody, where others fell too."""
+    """Name those that found their rendezvous closed as why the rest was asked to go; no rank, where others fell too."""
     ranks = tuple(sorted(one.ended.exit.rank for one in closed))
     why = f"rank {listed(ranks)} found the rendezvous closed"
     if len(closed) < len(victims) or 2 * len(closed) > ended:

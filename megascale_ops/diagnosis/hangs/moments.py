@@ -5,11 +5,11 @@ An all_reduce ends when all members have entered it. So where it has ended on on
 one had not come to it yet, the other one has gone on since its record was taken, or the job was not standing still.
 
 A collective that is the oldest unfinished call of all its members does not wait for a rank that is missing elsewhere:
-whoever is named for that does not explain the hang, or the records are of several moments.
+a rank that is named for that does not explain the hang, or the records are of several moments.
 
 Only records without a time are compared: of those that agents take, it is known who moved since (``hangs/verdict``).
 
-Pure: where ranks wait in, those whose records are older out, and calls that nobody is missing in.
+Pure: where ranks wait in, those whose records are older out, and calls that no rank is missing in.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def taken_before(stands: Sequence[RankWait]) -> tuple[list[int], CollectiveFact 
 
 
 def are_left(stands: Sequence[RankWait]) -> bool:
-    """Return whether files are all that is left of the ranks: nobody has looked at their processes."""
+    """Return whether files are all that is left of the ranks: no agent has looked at their processes."""
     return any(stand.view.report.process.state == UNSEEN for stand in stands)
 
 
