@@ -292,7 +292,7 @@ def _as_their_likes(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_events(pieces: Sequence[Piece]) -> list[Piece]:
-    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of nobody."""
+    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of no rank."""
     stems: dict[str, set[int]] = {}
     for piece in pieces:
         stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)

@@ -147,7 +147,7 @@ def _of_device(line: str) -> tuple[int, str]:
 def _with_tracebacks(tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Give a traceback to the rank before whose lines there is a mark, where only a record's first line has one.
 
-    It ends with the line that raises; what follows is of nobody again.
+    It ends with the line that raises; what follows is of no rank again.
     """
     whole: list[tuple[int, str]] = []
     owner, is_inside = -1, False
