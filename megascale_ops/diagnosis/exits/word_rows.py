@@ -9,6 +9,11 @@ CAUSE, VICTIM, NOBODY, HARMLESS = "cause", "victim", "nobody", "harmless"
 PEER_LOST = "peer_lost"
 
 
+# How programs that started another one tell of its end: 128 + N, as a shell translates signals, and the number itself.
+ENDED_WITH = r"[Ee]xit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _-]?(?:code|status)(?: of)?[:=]? ?"
+ENDED_BY = r"(?:(?:terminated|killed|interrupted|ended|died|exited) (?:by|with|from|on) |\()signal:? "
+
+
 class Row(NamedTuple):
     """One kind of last words."""
 

@@ -19,16 +19,13 @@ import re
 
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
-from megascale_ops.diagnosis.exits.word_rows import HARMLESS, NOBODY, Row, cause, victim
+from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
 # The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
 GPU_WAIT = "gpu_wait"
 # The row of agents that found their rendezvous closed, which no rank does that is asked to go.
 RENDEZVOUS_CLOSED = "rendezvous_closed"
 _OUT_OF = "out_of_memory"
-# How programs that started another one tell of its end: 128 + N, as a shell translates signals, and the number itself.
-_ENDED_WITH = r"[Ee]xit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _-]?(?:code|status)(?: of)?[:=]? ?"
-_ENDED_BY = r"(?:(?:terminated|killed|interrupted|ended|died|exited) (?:by|with|from|on) |\()signal:? "
 PATTERNS: tuple[Row, ...] = (
     # None at all.
     Row(
@@ -220,13 +217,8 @@ PATTERNS: tuple[Row, ...] = (
     victim(
         "nccl_timeout",
         r"[Cc]aught collective operation timeout|collective operation timeout: WorkNCCL|timed out in blocking wait"
-        r"|Timeout at NCCL work",
+        r"|Timeout at NCCL work|\(either an error or timeout\) detected by watchdog at work",
         "torch's ProcessGroupNCCL watchdog: this rank waited; the one it waited for is to blame",
-    ),
-    victim(
-        "nccl_watchdog",
-        r"\(either an error or timeout\) detected by watchdog at work",
-        "the same watchdog's second line, where a log begins behind the first: a time-out, or what NCCL was told",
     ),
     victim(
         "nccl_dump",
@@ -405,7 +397,7 @@ PATTERNS: tuple[Row, ...] = (
         "child_segfault",
         r"Signal (?:11|7|4) \(SIG(?:SEGV|BUS|ILL)\) received by PID|[Ee]xit ?code *: -(?:11|7|4)\b"
         r"|Signals\.SIG(?:SEGV|BUS|ILL)|return code = -(?:11|7|4)\b|signal: (?:segmentation fault|bus error)\b"
-        rf"|{_ENDED_WITH}13[2569]\b|{_ENDED_BY}(?:11|7|4|8)\b",
+        rf"|{ENDED_WITH}13[2569]\b|{ENDED_BY}(?:11|7|4|8)\b",
         "segfault",
         "torchrun, deepspeed, subprocess, Go programs, time(1) and kubectl below a rank, of the process that they "
         "started",
@@ -414,7 +406,7 @@ PATTERNS: tuple[Row, ...] = (
     cause(
         "child_killed",
         r"Signal 9 \(SIGKILL\) received by PID|[Ee]xit ?code *: -9\b|Signals\.SIGKILL|return code = -9\b"
-        rf"|terminated with signal SIGKILL|signal: (?:killed\b|9 \(SIGKILL\))|{_ENDED_WITH}137\b|{_ENDED_BY}9\b"
+        rf"|terminated with signal SIGKILL|signal: (?:killed\b|9 \(SIGKILL\))|{ENDED_WITH}137\b|{ENDED_BY}9\b"
         r"|SIGKILL\(-9\)|^srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Killed",
         "killed",
         "torchrun, deepspeed, spawn, subprocess, Go and Rust programs below a rank, of the process that they started",
@@ -424,7 +416,7 @@ PATTERNS: tuple[Row, ...] = (
     cause(
         "child_aborted",
         r"Signal 6 \(SIGABRT\) received by PID|[Ee]xit ?code *: -6\b|Signals\.SIGABRT|return code = -6\b"
-        rf"|signal: aborted\b|terminated with signal SIGABRT|{_ENDED_WITH}134\b|{_ENDED_BY}6\b",
+        rf"|signal: aborted\b|terminated with signal SIGABRT|{ENDED_WITH}134\b|{ENDED_BY}6\b",
         "aborted",
         "torchrun, deepspeed, subprocess and Go programs below a rank, of the process that they started",
         hint="so says a launcher below the rank",
