@@ -23,8 +23,7 @@ from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLE
 
 # The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
 GPU_WAIT = "gpu_wait"
-# The row of agents that found their rendezvous closed, which no rank does that is asked to go.
-RENDEZVOUS_CLOSED = "rendezvous_closed"
+RENDEZVOUS_CLOSED = "rendezvous_closed"  # found so by agents; torch closes it at every end of one but by a signal
 _OUT_OF = "out_of_memory"
 PATTERNS: tuple[Row, ...] = (
     # None at all.
@@ -217,9 +216,10 @@ PATTERNS: tuple[Row, ...] = (
     victim(
         "nccl_timeout",
         r"[Cc]aught collective operation timeout|collective operation timeout: WorkNCCL|timed out in blocking wait"
-        r"|Timeout at NCCL work|\(either an error or timeout\) detected by watchdog at work",
+        r"|Timeout at NCCL work",
         "torch's ProcessGroupNCCL watchdog: this rank waited; the one it waited for is to blame",
     ),
+    victim("nccl_watchdog", r"\(either an error or timeout\) detected by watchdog at work", "its second line, alone"),
     victim(
         "nccl_dump",
         r"dump signal due to a collective timeout from|dump signal from another rank|global timeout (?:signal )?from",
@@ -299,7 +299,6 @@ PATTERNS: tuple[Row, ...] = (
         r"Horovod has been shut down\. This was caused by an exception on one of the ranks|HorovodInternalError: ",
         "Horovod on all ranks but the one that failed",
     ),
-    # Its own row: torch closes a rendezvous at every end of an agent but one by a signal (``launcher/api.py``).
     victim(
         RENDEZVOUS_CLOSED,
         r"^(?:[\w.]{1,80}\.)?RendezvousClosedError\b",
