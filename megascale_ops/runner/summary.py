@@ -44,9 +44,10 @@ def summary(known: JobStatus | None, job: str, wall_s: float, run_dir: str, wher
     facts = [duration(wall_s)]
     how, more = f"failed: {printable(failure)}" if failure else "ended", ""
     if known is not None:
-        how = printable(known.reason) or state_words(known.state)
         if known.state == "failed":
-            how = f"failed: {how}"
+            how = f"failed: {printable(known.reason) or state_words(known.state)}"
+        elif not failure:  # else the job goes on without this node, whose runner knows why
+            how = printable(known.reason) or state_words(known.state)
         anew = "" if known.is_numbered or not known.restarts else " (counted from 0 in each round)"
         facts = [f"step {known.step:,}{anew}" if known.step >= 0 else "no step", *facts]
         facts += [f"{percent(known.goodput)} of it training"] if known.goodput >= 0 else []

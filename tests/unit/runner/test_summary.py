@@ -57,6 +57,13 @@ def test_a_failure_says_so_and_foreign_words_stay_harmless() -> None:
     assert "\x1b" not in said
 
 
+def test_a_runner_whose_job_goes_on_without_it_tells_its_own_reason() -> None:
+    """The job's is about the others."""
+    said = summary(ended("running", ""), "gpt", 8.0, "/runs/gpt", "--job gpt", "node a is served by another runner now")
+
+    assert said.startswith("job gpt: failed: node a is served by another runner now; ")
+
+
 def test_a_controller_that_is_away_keeps_no_run_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     """What the runner knows by itself is said all the same."""
     caplog.set_level("INFO")
