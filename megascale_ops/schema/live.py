@@ -166,6 +166,7 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
     undo: str = ""  # how to take back what was done, or have it done otherwise
     undo_command: str = ""
     course: str = ""  # of a warning: how long, how bad, at what cost
+    is_ordered: bool = False  # something was done about it: a restart, or the job's end
 
 
 class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):

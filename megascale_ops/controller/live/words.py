@@ -84,6 +84,7 @@ def incident_line(incident: Incident) -> IncidentLine:
         undo=undo,
         undo_command=command,
         course=course_words(incident.course, incident.marks.began) if incident.course is not None else "",
+        is_ordered=marks.ordered > 0,
     )
 
 

@@ -82,6 +82,14 @@ def test_an_incident_is_a_line() -> None:
     assert (line.began_wall_s, line.state, line.done) == (100.0, "recovered", "restarted")
 
 
+def test_one_that_is_suspected_alone_is_told_from_one_that_is_acted_upon() -> None:
+    """A page says that it is being mended only where something was ordered."""
+    suspected = Incident("job-1", "job", 1, "open", Marks(began=100.0, detected=101.0, named=102.0))
+    acted_upon = Incident("job-1", "job", 1, "open", Marks(began=100.0, detected=101.0, named=102.0, ordered=103.0))
+
+    assert [incident_line(one).is_ordered for one in (suspected, acted_upon)] == [False, True]
+
+
 @pytest.mark.parametrize("action", ["restart", "evict", "stop", "none", "warn", "wait", "ignore"])
 def test_the_command_that_undoes_is_one_that_is_taken(action: str) -> None:
     """Whatever was done about whatever, the command that the page shows is a setting that `policy set` takes."""

@@ -4,8 +4,9 @@
 import { ask } from "./stream.js";
 import { age, command, copyable, count, duration, fill, make, moment, ranks, some } from "./words.js";
 
+// One that is open is suspected alone until something is ordered about it.
 const STATES = {
-  open: "being mended", recovered: "recovered", ended: "not recovered", harmless: "harmless", watching: "still so", over: "over",
+  suspected: "suspected", open: "being mended", recovered: "recovered", ended: "not recovered", harmless: "harmless", watching: "still so", over: "over",
 };
 // What the culprits left is shown, at least 6 pieces; of the others there may be hundreds, one press away.
 const LEAST_SHOWN = 6;
@@ -16,7 +17,10 @@ const STAGES = [
   ["formed", "stepped", "first new step"], ["stepped", "caught_up", "caught up"],
 ];
 
-const badge = (state) => make("span", { class: `badge ${state}` }, STATES[state] ?? state);
+const badge = (state, isOrdered) => {
+  const shown = state === "open" && !isOrdered ? "suspected" : state;
+  return make("span", { class: `badge ${shown}` }, STATES[shown] ?? shown);
+};
 
 export class IncidentList {
   constructor() {
@@ -77,7 +81,7 @@ export class IncidentList {
         incident.began_wall_s ? moment(incident.began_wall_s) : make("time", {}),
         make("span", { class: "what" }, incident.what || incident.id),
         make("span", { class: "more" }, facts.join(" · ")),
-        badge(incident.state),
+        badge(incident.state, incident.is_ordered),
       ),
     );
   }
@@ -97,6 +101,7 @@ function lineOf(incident) {
     nodes: verdict?.nodes ?? [],
     began_wall_s: began,
     recovered_s: marks.stepped && began ? marks.stepped - began : -1,
+    is_ordered: (marks.ordered ?? 0) > 0,
     steps_lost: both ? Math.max(0, incident.step_before - incident.step_after) : -1,
   };
 }
@@ -161,7 +166,7 @@ export class IncidentPage {
     fill(
       this.place,
       back(),
-      make("p", { class: "over" }, incident.id, " ", badge(incident.state ?? "open")),
+      make("p", { class: "over" }, incident.id, " ", badge(incident.state ?? "open", (incident.marks?.ordered ?? 0) > 0)),
       make("h1", { tabindex: "-1" }, line.what || verdict?.fault?.replaceAll("_", " ") || "Not judged yet"),
       verdict?.reason ? make("p", { class: "reason" }, verdict.reason) : null,
       make("dl", { class: "facts-list" }, facts.filter(([, value]) => value).map(([name, value]) => make("div", { class: ["Files", "Course"].includes(name) ? "whole" : undefined }, make("dt", {}, name), make("dd", {}, value)))),
