@@ -51,7 +51,7 @@ class StepRows:
         self._bytes += _pack(rank, number, end_s, weight, *fields)
 
     def put_rows(self, rows: Table) -> None:
-        """Put many steps by; the rows are kept as they are, so nobody may change them any more."""
+        """Put many steps by; the rows are kept as they are, so the caller must not change them any more."""
         self._close()
         self._parts.append(rows)
 
