@@ -41,12 +41,13 @@ class _Heard(NamedTuple):
 
 def take(loop: Loop, steady: Steady) -> Taken:
     """Take heartbeats in; those that are not taken must come as they are."""
+    if steady.of_no_job:
+        return Taken(_refused(steady, _hear(loop, steady)))
     job = loop.jobs.get(steady.job)
     if job is None or not _may_take(loop, job, steady):
         return Taken(list(steady.signs.nodes))
     heard = _hear(loop, steady)
-    nodes = steady.signs.nodes
-    refused = [nodes[number] for number in np.flatnonzero(~heard.taken).tolist()]
+    refused = _refused(steady, heard)
     if steady.stands and job.state in _TAKEN_IN:  # later only the judge of the whole round looks at them
         _look_at_standing(loop, job, steady, heard)
     if steady.stands or job.state in ENDING:
@@ -54,6 +55,11 @@ def take(loop: Loop, steady: Steady) -> Taken:
     if steady.told is not None and heard.taken.any():
         _judge(loop, job, steady, heard)
     return Taken(refused)
+
+
+def _refused(steady: Steady, heard: _Heard) -> list[str]:
+    nodes = steady.signs.nodes
+    return [nodes[number] for number in np.flatnonzero(~heard.taken).tolist()]
 
 
 def _may_take(loop: Loop, job: Job, steady: Steady) -> bool:
@@ -110,6 +116,11 @@ def _hear_alone(loop: Loop, steady: Steady, sign: Sign) -> float | None:
     view = None if has_orders else registry.awaits(sign, steady.job, steady.round, tells=steady.tells)
     if view is None:
         return None
+    if steady.of_no_job:
+        registry.go_on(view, sign, now_s, moves=False)
+        loop.node_clocks.note(node, sign_wall_s - wall_s, now_s)
+        registry.lend(view, steady.job, steady.round)
+        return wall_s
     share = view.shares[steady.job]
     is_known = share.is_plain and (share.is_placed or not steady.steps)
     if steady.tells and not is_known and not _is_known(loop, node, share, steady):

@@ -27,8 +27,39 @@ class Chorus(NamedTuple):
     wire: Wire
 
 
-def speak(chorus: Chorus, due: Numbers, training: Training, *, is_quiet: bool) -> Numbers:
+def speak(chorus: Chorus, due: Numbers, training: Training | None, *, is_quiet: bool) -> Numbers:
     """Hand in together what can be; return those that must speak for themselves."""
+    due = _speak_of_none(chorus, due)
+    return due if training is None else _speak_of_ranks(chorus, due, training, is_quiet=is_quiet)
+
+
+def _speak_of_none(chorus: Chorus, due: Numbers) -> Numbers:
+    """Hand in together who has no rank and no news; return the others."""
+    are_idle = _idle(chorus, due)
+    idle = due[are_idle]
+    alone = idle[chorus.wire.samples(len(idle), "")]
+    idle = idle[~np.isin(idle, alone)] if len(alone) else idle
+    if not len(idle):
+        return due
+    no_rank = np.zeros(0, np.intp)
+    taken = chorus.controller.go_on(Steady("", 0, _signs(chorus, idle, ranks=0), None, no_rank, ()))
+    is_refused = _note(chorus, idle, taken.refused)
+    return due[~are_idle | np.isin(due, alone) | np.isin(due, idle[is_refused])]
+
+
+def _idle(chorus: Chorus, due: Numbers) -> npt.NDArray[np.bool_]:
+    """Return which machines have no rank, and nothing to tell but that they are there."""
+    beats, now_s = chorus.beats, chorus.clock.passed_s
+    found = beats.is_idle[due]
+    for place in np.flatnonzero(~found & ~beats.has_ranks[due]).tolist():
+        machine = chorus.machines[due[place]]
+        if machine.is_idle(now_s):
+            found[place] = True
+            beats.is_idle[machine.number] = not machine.findings
+    return found
+
+
+def _speak_of_ranks(chorus: Chorus, due: Numbers, training: Training, *, is_quiet: bool) -> Numbers:
     beats = chorus.beats
     can = _only_go_on(chorus, due, training)
     goes_on = training.goes_on(beats.first[due], chorus.clock.passed_s)
@@ -94,7 +125,8 @@ def _hasten(chorus: Chorus, machines: Numbers, again_s: float) -> None:
         chorus.beats.speaks_s[machines] = np.minimum(chorus.beats.speaks_s[machines], at_s)
 
 
-def _signs(chorus: Chorus, machines: Numbers) -> Signs:
+def _signs(chorus: Chorus, machines: Numbers, ranks: int | None = None) -> Signs:
+    """Return the heartbeats of some machines, that tell of so many ranks each; None: of all of theirs."""
     beats, clock = chorus.beats, chorus.clock
     return Signs(
         beats.names[machines].tolist(),
@@ -102,7 +134,7 @@ def _signs(chorus: Chorus, machines: Numbers) -> Signs:
         beats.seq[machines] + 1,
         clock.mono_s() + beats.offset_s[machines],
         np.full(len(machines), clock.wall_s()),
-        np.full(len(machines), len(beats.locals)),
+        np.full(len(machines), len(beats.locals) if ranks is None else ranks),
     )
 
 

@@ -159,7 +159,7 @@ class Machine:
 
     def touch(self) -> None:
         """Something changes of what its agent has to tell."""
-        self.beats.only_goes_on[self.number] = False
+        self.beats.touch(self.number)
 
     def find(self, finding: HardwareFinding, until_s: float) -> None:
         """Let the agent find something wrong with the hardware."""
@@ -177,13 +177,21 @@ class Machine:
 
     def only_goes_on(self, passed_s: float) -> bool:
         """Return whether all that its agent has to tell now is that its ranks went on."""
+        crew = self.life.crew
+        return crew is not None and not (crew.is_stopped or crew.gone) and not self._has_news(passed_s)
+
+    def is_idle(self, passed_s: float) -> bool:
+        """Return whether all that its agent has to tell now is that it is there, and no rank of it."""
+        return self.life.crew is None and not self._has_news(passed_s)
+
+    def _has_news(self, passed_s: float) -> bool:
+        """Return whether something is to be told beside its ranks, or everything."""
         life = self.life
-        crew = life.crew
         return (
-            crew is not None
-            and not (crew.is_stopped or crew.gone or life.wants_full or life.done)
-            and life.told == self.findings
-            and not (self.findings and passed_s > self.found_until_s)
+            life.wants_full
+            or bool(life.done)
+            or life.told != self.findings
+            or bool(self.findings and passed_s > self.found_until_s)
         )
 
     def heartbeat(self, passed_s: float, mono_s: float, wall_s: float) -> Heartbeat:

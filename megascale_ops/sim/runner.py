@@ -143,7 +143,7 @@ class Runner:
         crew.is_stopped = True
         self._machine.life.crew = None
         self._machine.life.wants_full = True
-        self._machine.touch()
+        self._machine.beats.end(self._machine.number)
         return crew.exits(self._mono_s())
 
     def _leave(self, exits: tuple[RankExit, ...]) -> None:

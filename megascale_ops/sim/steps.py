@@ -96,7 +96,7 @@ class StepModel:
         own_s += extra_s
         end_s, own_s = self._end(own_s)
         wall_s = round(end_s + checkpoint_s, 6)
-        fields = np.zeros((settings.ranks, 12))
+        fields = np.zeros((12, settings.ranks)).T  # each field together in memory, as it is written and read
         fields[:, 0] = step
         fields[:, 1] = wall_s
         fields[:, 2] = np.round(np.maximum(0.0, wall_s - checkpoint_s - own_s), 6)

@@ -249,7 +249,7 @@ class Training:
 
     def columns(self, told: int, ranks: "npt.NDArray[np.intp]") -> "list[npt.NDArray[np.float64]]":
         """Return the steps of some ranks since one, oldest first: (ranks, 12), the fields of ``StepWork``."""
-        return [made.fields[ranks] for made in self._kept if made.step > told]
+        return [np.take(made.fields.T, ranks, axis=1).T for made in self._kept if made.step > told]
 
     def told_of_all(self, passed_s: float) -> tuple[Progress, CollectivePosition | None]:
         """Return what every rank tells while none is missing, points in time as seconds from now."""

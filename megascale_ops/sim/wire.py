@@ -25,7 +25,8 @@ class Wire:
     def __init__(self) -> None:
         self._encode = msgspec.json.Encoder().encode
         self._decoders: dict[type, msgspec.json.Decoder[object]] = {}
-        self._count = self._together = 0
+        self._count = 0
+        self._together = {"ranks": 0, "": 0}  # by what they tell of
 
     def checked(self, message: T, kind: type[T]) -> T:
         """Return a message as its receiver decodes it."""
@@ -38,10 +39,14 @@ class Wire:
         assert isinstance(received, kind)
         return received
 
-    def samples(self, count: int) -> npt.NDArray[np.intp]:
-        """Return which of so many heartbeats that could be handed in together are sent by themselves: each 997th."""
-        numbers = np.arange(self._together + 1, self._together + 1 + count)
-        self._together += count
+    def samples(self, count: int, what: str = "ranks") -> npt.NDArray[np.intp]:
+        """Return which of so many heartbeats that could be handed in together are sent by themselves: each 997th.
+
+        ``what`` they tell of: those of nodes without ranks ("") are counted for themselves.
+        """
+        before = self._together[what]
+        numbers = np.arange(before + 1, before + 1 + count)
+        self._together[what] += count
         return np.flatnonzero(numbers % EVERY == 0)
 
     def heartbeat(self, heartbeat: Heartbeat) -> Heartbeat:

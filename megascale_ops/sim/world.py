@@ -384,7 +384,7 @@ class World:
         """Let the agents speak whose time has come."""
         due = self.beats.due(self.clock.passed_s, QUIET_HEARTBEAT_S if self.is_quiet else HEARTBEAT_S)
         self.heartbeats += len(due)
-        if self._has_columns and self._training is not None:
+        if self._has_columns:
             due = speak(self._chorus, due, self._training, is_quiet=self.is_quiet)
         for number in due.tolist():
             self._say(self.machines[number])

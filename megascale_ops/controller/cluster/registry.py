@@ -144,7 +144,7 @@ class Registry:
 
         Args:
             sign: the heartbeat.
-            job: of which job's ranks it is.
+            job: of which job's ranks it is; "": of a node that reports no job.
             round_: and of which round.
             tells: it tells of ranks, not only of its node.
         """
@@ -161,9 +161,10 @@ class Registry:
         ):
             return None
         share = view.shares.get(job)
-        if share is None or share.round != round_ or (tells and len(share) != size):
-            return None
-        return view
+        if not job:
+            return None if view.shares else view
+        is_it = share is not None and share.round == round_ and (not tells or len(share) == size)
+        return view if is_it else None
 
     def go_on(self, view: NodeView, sign: Sign, now_s: float, *, moves: bool) -> None:
         """Take in a heartbeat that was awaited; ``moves``: its ranks have."""
@@ -180,7 +181,7 @@ class Registry:
             known = self._awaited[job] = round_, self._rounds
             while len(self._awaited) > _MOST_JOBS:
                 del self._awaited[next(iter(self._awaited))]
-        view.lend(view.shares[job], known[1])
+        view.lend(view.shares[job] if job else view.lent or Share(round_, ""), known[1])  # of no job: nothing is in it
 
     def places(self, nodes: Iterable[str]) -> Places:
         """Return the places of nodes, ``NOWHERE`` of those that are not known."""

@@ -79,7 +79,7 @@ class Told(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """The heartbeats of some nodes of one job's round.
+    """The heartbeats of some nodes of one job's round, or of nodes that report no job (``of_no_job``).
 
     ``told``: None of nodes that report no rank, since nothing changed, and of ranks that stand where they stood, of
     which ``beat_ago_s`` says how long before it was sent their recorders' threads beat last; -1.0: no rank is reported.
@@ -100,6 +100,11 @@ class Steady(NamedTuple):
     def tells(self) -> bool:
         """Ranks are reported."""
         return self.told is not None or self.stands
+
+    @property
+    def of_no_job(self) -> bool:
+        """The nodes report no job: their agents tell that they are there, and nothing else."""
+        return not self.job
 
     @property
     def stands(self) -> bool:

@@ -187,9 +187,11 @@ class StepCosts:
         saved = rows[rows[:, CHECKPOINT_S] > 0.0]
         if len(saved):
             self.checkpoint_wall_s = max(self.checkpoint_wall_s, float(saved[:, END_S].max()) + origin_s)
-        for number in np.unique(rows[:, NUMBER]):
+        numbers = rows[:, NUMBER]
+        is_one = bool((numbers == numbers[0]).all())  # nearly always
+        for number in numbers[:1] if is_one else np.unique(numbers):
             step = int(number)
-            some = rows[rows[:, NUMBER] == number]
+            some = rows if is_one else rows[numbers == number]
             block = self._at(step, float(some[0, WALL_S]), ranks) if step > self._round.done else None
             if block is not None:
                 block.add_rows(step, some, origin_s, ranks)

@@ -35,6 +35,7 @@ from megascale_ops.diagnosis.stragglers.step_table import (
     END_S,
     LOSS,
     LOSS_IS_FINITE,
+    NUMBER,
     RANK,
     STEP,
     WAITING_S,
@@ -42,6 +43,7 @@ from megascale_ops.diagnosis.stragglers.step_table import (
     WEIGHT,
     StepRows,
     Table,
+    columns,
 )
 from megascale_ops.schema.events import OVER
 from megascale_ops.schema.history import FIELDS, Bucket, Losses, Place, Turn
@@ -210,7 +212,10 @@ class StepHistory:
             ends_s.append(end_s)
         for one, end_s in zip(steps, reversed(ends_s), strict=True):
             numbers = self.costs.count_rows(ranks, one[:, 0])
-            self._waiting.put_rows(np.column_stack((ranks, numbers, end_s, np.ones(len(ranks)), one)))
+            rows = columns(len(ranks))
+            rows[:, RANK], rows[:, NUMBER], rows[:, END_S], rows[:, WEIGHT] = ranks, numbers, end_s, 1.0
+            rows[:, STEP:] = one
+            self._waiting.put_rows(rows)
         np.frombuffer(self._told, np.int64)[ranks] = steps[-1][:, 0].astype(np.int64)
 
     def knows(self, rank: int, node: str, mesh: Mesh) -> bool:

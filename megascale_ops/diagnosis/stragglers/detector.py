@@ -29,7 +29,7 @@ import numpy as np
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.stragglers.own_work import Held, Rank
 from megascale_ops.diagnosis.stragglers.peer_group import Group
-from megascale_ops.diagnosis.stragglers.step_table import RANK, Table
+from megascale_ops.diagnosis.stragglers.step_table import RANK, Table, rows_at
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.policy import JobPolicy
@@ -41,6 +41,8 @@ MOST_VALUES = 40_000.0
 _NEWEST = 0.3
 # 64 ranks show how starved a typical one is.
 _MOST_ASKED = 64
+# What fits into 16 bits.
+_MOST_SMALL = 32_767
 
 
 class Watch:
@@ -89,10 +91,12 @@ class Watch:
             self._settle(places[int(rank)])
         numbers = np.frombuffer(self._group_of, np.int64)[ranks]
         at = np.frombuffer(self._place_of, np.int64)[ranks]
-        order = np.argsort(numbers, kind="stable")
+        # Of numbers of 16 bits NumPy makes heaps, which takes a tenth of sorting.
+        small = numbers.astype(np.int16) if len(self._numbers) <= _MOST_SMALL else numbers
+        order = np.argsort(small, kind="stable")
         begins = np.flatnonzero(np.diff(numbers[order], prepend=-1))
         keys = list(self._numbers)  # in the order of their numbers
-        at, rows = at[order], rows[order]
+        at, rows = at[order], rows_at(rows, order)
         ends = [*begins[1:].tolist(), len(order)]
         for number, first, until in zip(numbers[order[begins]].tolist(), begins.tolist(), ends, strict=True):
             self.groups[keys[number]].take_rows(at[first:until], rows[first:until], self._stride)

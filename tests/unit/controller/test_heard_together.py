@@ -177,6 +177,44 @@ def test_nodes_heard_together_are_as_if_each_had_been_heard_alone(told: list[tup
     assert list(together.silent(now_s)) == list(alone.silent(now_s)) == [view.node for view in alone.nodes()]
 
 
+def bare(registry: Registry, number: int, seq: int, now_s: float) -> None:
+    """Let a node's agent tell that it is there, and of no job."""
+    sent = Heartbeat(f"n{number}", f"a{number}", seq, now_s + offset_s(number), 0.0, full=seq == 1)
+    assert registry.fold(sent, now_s).accepted
+
+
+def test_nodes_that_report_no_job_are_heard_together_as_each_alone() -> None:
+    """Order and silence are as after the heartbeats themselves; who reports a job, or has an order, comes by itself."""
+    together, alone = Registry(), Registry()
+    for registry in (together, alone):
+        for number in range(3):
+            bare(registry, number, 1, 10.0)
+        beat(registry, 3, 1, 10.0)
+    of_none = Steady("", 0, signs(4, 11.0, 2), None, np.arange(0), ())
+    assert together.awaits_all(of_none, together.places(of_none.signs.nodes), ()).tolist() == [False] * 4
+    for number in range(3):
+        view = together.awaits(of_none.signs.at(number), "", 0, tells=False)
+        assert view is not None
+        together.go_on(view, of_none.signs.at(number), 11.0, moves=False)
+        together.lend(view, "", 0)
+        bare(alone, number, 2, 11.0)
+    assert together.awaits(of_none.signs.at(3), "", 0, tells=False) is None
+
+    of_none = of_none._replace(signs=signs(4, 20.0, 3))
+    places = together.places(of_none.signs.nodes)
+    assert together.awaits_all(of_none, places, ("n1",)).tolist() == [False] * 4  # all were silent for too long
+    of_none = of_none._replace(signs=signs(4, 12.0, 3))
+    assert together.awaits_all(of_none, places, ("n1",)).tolist() == [True, False, True, False]
+    together.go_on_all(of_none, places, np.array([0, 2]), 12.0)
+    for number in (0, 2):
+        bare(alone, number, 3, 12.0)
+    for one, other in zip(together.nodes(), alone.nodes(), strict=True):
+        assert (one.node, one.seq, one.heard_s, one.stirred) == (other.node, other.seq, other.heard_s, other.stirred)
+    beat(together, 0, 4, 13.0)  # it has ranks again
+    assert together.awaits_all(of_none._replace(signs=signs(4, 14.0, 5)), places, ()).tolist() == [False] * 4
+    assert together.share("n0", "job", 1) is not None
+
+
 def test_a_node_that_is_forgotten_leaves_nothing_to_the_next_one_in_its_place() -> None:
     """Places are given again; who was heard since stays, and a node that comes anew begins anew."""
     registry = lent(3)

@@ -51,6 +51,32 @@ def test_a_row_holds_what_was_put_by() -> None:
     assert not rows
 
 
+@given(st.lists(st.integers(0, 3), max_size=8), st.data())
+def test_rows_come_in_the_order_in_which_they_were_put_by(sizes: list[int], data: st.DataObject) -> None:
+    """One by one (0) or many at once, by rows or by columns; and any of them can be taken."""
+    rows, wanted = StepRows(), []
+    for number, size in enumerate(sizes):
+        if not size:
+            rows.put(number, number, 0.0, 1.0, StepWork(number, 1.0))
+            wanted.append(number)
+            continue
+        many = step_table.columns(size) if number % 2 else np.empty((size, 16))
+        many[:] = number
+        rows.put_rows(many)
+        wanted += [number] * size
+    assert bool(rows) == bool(wanted)
+
+    table = rows.drain_table()
+
+    assert table.shape == (len(wanted), 16)
+    assert table[:, step_table.RANK].tolist() == wanted
+    assert not rows
+    assert rows.drain_table().shape == (0, 16)
+    places = np.array(data.draw(st.lists(st.integers(0, max(0, len(wanted) - 1)), max_size=len(wanted))), np.intp)
+    for each in (table, np.ascontiguousarray(table), np.asfortranarray(table)):
+        assert np.array_equal(step_table.rows_at(each, places), table[places], equal_nan=True)
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_turns_hold_every_row_once_and_each_ranks_in_order(ranks: list[int]) -> None:
     """A rank occurs once at most in each turn."""
