@@ -55,8 +55,15 @@ _ROOMS = (
         "Matrix products that overlap their communication; needs the extra `kernels`.",
         {
             "kernels/megascale_kernels/memory/workspace.py": ("Workspace",),
-            "kernels/megascale_kernels/torch_api/operators.py": ("ag_gemm", "gemm_rs", "swiglu_gemm_rs", "gemm_ar"),
+            "kernels/megascale_kernels/torch_api/operators.py": (
+                "ag_gemm",
+                "gemm_rs",
+                "swiglu_gemm_rs",
+                "gated_mlp",
+                "gemm_ar",
+            ),
             "kernels/megascale_kernels/torch_api/layers.py": ("ColumnParallelLinear", "RowParallelLinear"),
+            "kernels/megascale_kernels/torch_api/gated_mlp.py": ("GatedMLP",),
             "kernels/megascale_kernels/torch_api/activations.py": ("swiglu",),
             "kernels/megascale_kernels/torch_api/parallel_styles.py": ("OverlapColwise", "OverlapRowwise"),
             "kernels/megascale_kernels/torch_api/sequence_parallel.py": ("sp_attention", "SequenceParallelAttention"),

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from megascale_kernels.moe.schedules.schedule_model import Links
     from megascale_kernels.planning.config import Config
     from megascale_kernels.torch_api.activations import swiglu
+    from megascale_kernels.torch_api.gated_mlp import GatedMLP
     from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.torch_api.moe_ops import MoELayer, moe_experts
     from megascale_kernels.torch_api.moe_shortcut import ShortcutBlock, ShortcutExperts
-    from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs, swiglu_gemm_rs
+    from megascale_kernels.torch_api.operators import ag_gemm, gated_mlp, gemm_ar, gemm_rs, swiglu_gemm_rs
     from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
     from megascale_kernels.torch_api.sequence_parallel import SequenceParallelAttention, sp_attention
 
@@ -42,6 +43,7 @@ __all__ = [
     "AttentionConfig",
     "ColumnParallelLinear",
     "Config",
+    "GatedMLP",
     "KernelError",
     "Links",
     "MissingDependency",
@@ -62,6 +64,7 @@ __all__ = [
     "WorkspaceTooSmall",
     "ag_gemm",
     "capacity_bound",
+    "gated_mlp",
     "gemm_ar",
     "gemm_rs",
     "local_experts",
@@ -91,7 +94,8 @@ _ROOMS = {
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
     "torch_api.activations": ("swiglu",),
-    "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs", "swiglu_gemm_rs"),
+    "torch_api.operators": ("ag_gemm", "gated_mlp", "gemm_ar", "gemm_rs", "swiglu_gemm_rs"),
+    "torch_api.gated_mlp": ("GatedMLP",),
     "torch_api.sequence_parallel": ("SequenceParallelAttention", "sp_attention"),
     "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),
     "torch_api.parallel_styles": ("OverlapColwise", "OverlapRowwise"),

@@ -34,6 +34,7 @@ MODELS = [
     "styles_take_and_give_dtensors",
     "styles_refuse_what_they_would_get_wrong",
     "compiled_layers_equal_eager_ones",
+    "a_gated_mlp_equals_whole_layers",
 ]
 
 

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from megascale_kernels.ag_gemm.hopper_gated import fetch_gates, store_gradients
+from megascale_kernels.ag_gemm.hopper_swiglu import fetch_halves, store_swiglu
 from megascale_kernels.ag_gemm.triton_kernel import await_rows
 from megascale_kernels.device.hopper_gemm import (
     WHOLE,
@@ -55,8 +56,9 @@ RUNTIME = (
 
 
 # How tiles are stored: by the threads, each element if it is there; by TMA into the matrix of all rows; by TMA into
-# one shard, whose last rows do not fill a tile; or what is stored is SwiGLU's gradient (`hopper_gated`), the same way.
-BY_THREADS, BY_MATRIX, BY_SHARD, GRADIENTS = map(gl.constexpr, range(4))
+# one shard, whose last rows do not fill a tile. Or, the same way, what is stored is SwiGLU's gradient (`hopper_gated`),
+# SwiGLU of the product (`hopper_swiglu`), or that and the product itself.
+BY_THREADS, BY_MATRIX, BY_SHARD, GRADIENTS, SWIGLU, SWIGLU_AND_WIDE = map(gl.constexpr, range(6))
 
 
 @gluon.jit
@@ -76,9 +78,9 @@ def place_of(work, channel, lead, tile, TALL: gl.constexpr):
 
 
 @gluon.jit
-def produce(ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, channel, trace, m_shard, unit_rows, lead,
-            CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, STORE: gl.constexpr, PROGRESS: gl.constexpr,
-            TRACE: gl.constexpr):  # fmt: skip
+def produce(ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, channel, trace, m_shard, n_size,
+            unit_rows, lead, CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, STORE: gl.constexpr,
+            PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
@@ -101,7 +103,13 @@ def produce(ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, ch
                     channel, source, row, gl.minimum(row + CFG.block_m, m_shard), unit_rows, COMMUNICATE, tile
                 )
             cursor = mark(events, cursor, WAIT_END, tile, source, TRACE)
-        slot, phase = fetch(ring, rows_desc, first_row, w_desc, block_n * CFG.block_n, first, last, slot, phase, CFG)
+        if STORE >= SWIGLU:
+            slot, phase = fetch_halves(ring, rows_desc, first_row, w_desc, block_n * (CFG.block_n // 2), n_size // 2,
+                                       first, last, slot, phase, CFG)  # fmt: skip
+        else:
+            slot, phase = fetch(
+                ring, rows_desc, first_row, w_desc, block_n * CFG.block_n, first, last, slot, phase, CFG
+            )
         if CUT != WHOLE:
             if (last == work.blocks_k) & (before > 0):
                 slot, phase, code = fetch_split_partials(
@@ -139,9 +147,9 @@ def store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, 
 
 
 @gluon.jit
-def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size, variant,
-            counted, lead, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr,
-            HAS_BIAS: gl.constexpr,
+def consume(ring, staging, wide_desc, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size,
+            k_size, variant, counted, lead, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr,
+            TALL: gl.constexpr, HAS_BIAS: gl.constexpr,
             STORE: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply this consumer's share of every tile and store it."""
     cta = gl.program_id(0)
@@ -177,6 +185,10 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
         if STORE == GRADIENTS:
             if whole:
                 slot, phase = store_gradients(ring, acc, staging, out_desc, source, row, column, slot, phase, ME, CFG)
+        elif STORE >= SWIGLU:
+            if whole:
+                store_swiglu(acc, staging, wide_desc, out_desc, bias_ptr, source, row, column // 2, n_size // 2, ME,
+                             CFG, HAS_BIAS, STORE == SWIGLU_AND_WIDE)  # fmt: skip
         elif whole:
             store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, column, n_size, ME, CFG,
                        HAS_BIAS, STORE)  # fmt: skip
@@ -200,7 +212,8 @@ def hopper_ag_gemm_kernel(
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 
     TALL: columns from `lead` on are walked with all shards as one matrix; else `lead` is not looked at.
-    STORE: with GRADIENTS the output is twice as wide as the product, as `wide_desc` is, which is None otherwise.
+    STORE: with GRADIENTS the output is twice as wide as the product, as `wide_desc` is, which is read; with SWIGLU half
+    as wide, and `wide_desc`, as wide as the product, is stored in SWIGLU_AND_WIDE; else it is None.
     """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
@@ -216,18 +229,18 @@ def hopper_ag_gemm_kernel(
         [
             (
                 consume,
-                (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, lead, 0, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
+                (ring, staging, wide_desc, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size,
+                 k_size, variant, counted, lead, 0, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
             ),
             (
                 consume,
-                (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, lead, 1, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
+                (ring, staging, wide_desc, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size,
+                 k_size, variant, counted, lead, 1, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
             ),
             (
                 produce,
-                (ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, channel, trace, m_shard, unit_rows,
-                 lead, CFG, CUT, TALL, STORE, PROGRESS, TRACE),
+                (ring, x_desc, gathered_desc, w_desc, split_desc, wide_desc, work, channel, trace, m_shard, n_size,
+                 unit_rows, lead, CFG, CUT, TALL, STORE, PROGRESS, TRACE),
             ),
         ],
         [4, 1],

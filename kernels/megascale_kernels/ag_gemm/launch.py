@@ -46,6 +46,8 @@ class GatherLaunch:
         own: this rank's rows are copied among the gathered ones too, while it multiplies.
         wide: [M, 2 N], whose gradient is stored in `out` where the product is that of swiglu(wide) ("hopper" only; no
             bias).
+        activates: out, [M, N / 2], is swiglu of the product; that is stored in `wide`, [M, N], if it is given ("hopper"
+            only).
 
     Raises:
         WorkspaceTooSmall: the gathered input does not fit.
@@ -53,11 +55,11 @@ class GatherLaunch:
 
     def __init__(
         self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, *,
-        own: bool = False, wide: Tensor | None = None,
+        own: bool = False, wide: Tensor | None = None, activates: bool = False,
     ) -> None:  # fmt: skip
         m_shard, k_size = x.shape
         world_size = workspace.world_size
-        self.workspace, self.config = workspace, config
+        self.workspace, self.config, self.activates = workspace, config, activates
         self.weight = weight._replace(matrix=torch.empty(0))  # no caller's memory is kept
         self.m_shard, self.k_size = m_shard, k_size
         self.pitch = -(-m_shard // config.block_m) * config.block_m
@@ -94,7 +96,9 @@ class GatherLaunch:
     def _prepared(
         self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, wide: Tensor | None
     ) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:
-        given = {} if wide is None else {"wide": wide}
+        given: dict[str, Any] = {} if wide is None else {"wide": wide}
+        if self.activates:
+            given["activates"] = True
         found: tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]] = self.prepare(
             x, weight, out, bias, self.workspace, self.config, self.unit_rows, **given
         )
@@ -131,7 +135,12 @@ class GatherLaunch:
         if made is None or workspace.counts_on_device():
             return self._run_by_triton(x, matrix, out, bias, wide)
         slot = workspace.next_slot()
-        workspace.launch(made, self.stamp, x, matrix, out, bias if wide is None else wide, join=self.by_copy_engine)
+        if wide is None:
+            workspace.launch(made, self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
+        else:
+            tensors = (x, matrix, out, out if bias is None else bias, wide)
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            workspace.launch_at(made, self.stamp, *addresses, join=self.by_copy_engine)
         return slot
 
     def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None, wide: Tensor | None) -> int:
@@ -184,6 +193,24 @@ def planned_gradients(
     """
     key = ("ag_gemm, swiglu", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, config, workspace.deadline_s)
     return workspace.plan(key, lambda: GatherLaunch(x, weight, out, None, workspace, config, own=True, wide=wide))
+
+
+def planned_swiglu(
+    x: Tensor, weight: Weight, out: Tensor, wide: Tensor | None, bias: Tensor | None, workspace: Workspace,
+    config: Config, *, own: bool,
+) -> GatherLaunch:  # fmt: skip
+    """As `planned`, of the launch that ends in SwiGLU: out is [M, N / 2], wide, if it is kept, [M, N].
+
+    Raises:
+        WorkspaceTooSmall: the gathered input does not fit.
+    """
+    key = (
+        "ag_gemm and swiglu", *x.shape, *weight.matrix.shape, weight.n_size, weight.is_nk, wide is None, bias is None,
+    )  # fmt: skip
+    key += (config, workspace.deadline_s, own)
+    return workspace.plan(
+        key, lambda: GatherLaunch(x, weight, out, bias, workspace, config, own=own, wide=wide, activates=True)
+    )
 
 
 def _made(

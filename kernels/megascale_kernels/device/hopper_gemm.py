@@ -105,7 +105,11 @@ class Work(NamedTuple):
 def make_ring(a_desc, b_desc, CFG: gl.constexpr):
     """Allocate the ring and initialise its barriers; before the roles part."""
     a = gl.allocate_shared_memory(a_desc.dtype, [CFG.slots * CFG.across_m] + a_desc.block_type.shape, a_desc.layout)
-    b = gl.allocate_shared_memory(b_desc.dtype, [CFG.slots * CFG.across_n] + b_desc.block_type.shape, b_desc.layout)
+    # Not what one box of B's brings: two may lie in a consumer's piece.
+    height: gl.constexpr = CFG.columns if CFG.b_is_nk else CFG.block_k
+    width: gl.constexpr = CFG.block_k if CFG.b_is_nk else CFG.columns
+    shape: gl.constexpr = [CFG.slots * CFG.across_n, height, width]
+    b = gl.allocate_shared_memory(b_desc.dtype, shape, b_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [CFG.slots, 1], mbarrier.MBarrierLayout())
     slots: gl.constexpr = CFG.slots

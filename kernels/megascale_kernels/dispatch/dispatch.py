@@ -23,6 +23,8 @@ from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 
 if TYPE_CHECKING:
+    from megascale_kernels.ag_gemm.decomposed import DecomposedGather
+    from megascale_kernels.ag_gemm.launch import GatherLaunch
     from megascale_kernels.autotune import Contest
 
 Way = TypeVar("Way")
@@ -44,13 +46,14 @@ class Contested(NamedTuple):
         call: the operator and its sizes.
         is_nk: how the weight lies.
         rows: what becomes of gathered rows.
-        is_gated: SwiGLU's gradient is taken behind the product (`gated.py`, whose ways the contest is between).
+        behind: what of SwiGLU is taken behind the product, "" for nothing (`gated.py`, whose ways the contest is
+            between).
     """
 
     call: Call
     is_nk: bool
     rows: int
-    is_gated: bool = False
+    behind: str = ""
 
 
 class Route(NamedTuple):
@@ -108,7 +111,7 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
 
         out = x.new_empty((route.call.m // workspace.world_size, route.call.n))
         x = readable(x, workspace)
-        launch(x, weight_of(w, x, route, workspace), out, _aligned_bias(bias), workspace, chosen)
+        launch(x, weight_of(w, x, route, workspace), out, aligned_bias(bias), workspace, chosen)
     if contest is not None:
         contest.end()
     return out
@@ -124,7 +127,7 @@ def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
 
     out = x.new_empty((route.call.m, route.call.n))
     x = readable(x, workspace)
-    launch(x, weight_of(w, x, route, workspace), out, _aligned_bias(bias), workspace, route.config)
+    launch(x, weight_of(w, x, route, workspace), out, aligned_bias(bias), workspace, route.config)
     return out
 
 
@@ -182,18 +185,29 @@ def gather_and_multiply(
     from megascale_kernels.ag_gemm.launch import planned
 
     out = x.new_empty((route.call.m, route.call.n))
-    read, bias = readable(x, workspace), _aligned_bias(bias)
+    read, bias = readable(x, workspace), aligned_bias(bias)
     weight = weight_of(w, read, route, workspace)
     plan = planned(read, weight, out, bias, workspace, chosen, own=rows != NONE)
     slot = plan.run(read, weight.matrix, out, bias)
     if rows == NONE:
         return out, None
+    return out, kept_rows(plan, read, slot, x, workspace, borrowed=rows == BORROWED)
+
+
+def kept_rows(
+    plan: "GatherLaunch | DecomposedGather", read: Tensor, slot: int, x: Tensor, workspace: Workspace, *,
+    borrowed: bool = False,
+) -> Tensor:  # fmt: skip
+    """The gathered rows of a launch that took `slot`, [M, K], in memory of their own unless `borrowed`.
+
+    `read` is x as the launch read it.
+    """
     shards = plan.gathered(read, slot)[..., : x.shape[1]]
     if not plan.has_own:
         shards[workspace.rank].copy_(x)
     # Shards lie apart where the tile height does not divide them; they are brought together in new memory.
-    kept = shards.clone(memory_format=torch.contiguous_format) if rows == OWN else shards
-    return out, kept.reshape(-1, x.shape[1])
+    kept = shards if borrowed else shards.clone(memory_format=torch.contiguous_format)
+    return kept.reshape(-1, x.shape[1])
 
 
 def _route(
@@ -384,7 +398,7 @@ def readable(matrix: Tensor, workspace: Workspace) -> Tensor:
     return matrix if matrix.data_ptr() % TMA_BYTES == 0 else matrix.clone()
 
 
-def _aligned_bias(bias: Tensor | None) -> Tensor | None:
+def aligned_bias(bias: Tensor | None) -> Tensor | None:
     """The bias where every rank's is: one elsewhere would be compiled for apart, while the other ranks wait."""
     if bias is None or bias.data_ptr() % TMA_BYTES == 0:
         return bias

@@ -14,8 +14,7 @@ LOG = logging.getLogger("megascale_kernels")
 WARP = 32
 
 # What a call hands over, in this order: the addresses of its tensors.
-X, W, OUT, BIAS = range(4)
-WIDE = BIAS  # of a call that has no bias: what its result is the gradient of
+X, W, OUT, BIAS, WIDE = range(5)  # the last: gates and values beside the result
 ABSENT = 7  # never handed over, so zero: what lies at a place that no call changes is its first byte
 
 # (bytes into x, bytes, target address, address of the flag that announces it; 0: none), and, where it is not x that is
@@ -40,8 +39,8 @@ def ready(
         arguments: its run-time arguments, in order.
         constants: its compile-time arguments and options.
         grid: programs.
-        sources: which of `X`, `W`, `OUT`, `BIAS`, or of a call's addresses, a parameter's address is, for those that
-            differ between calls.
+        sources: which of `X`, `W`, `OUT`, `BIAS`, `WIDE`, or of a call's addresses, a parameter's address is, for those
+            that differ between calls.
         copies: what is copied from x before the kernel, on the side stream.
     """
     compiled = kernel.warmup(*arguments, grid=grid, **constants)

@@ -35,9 +35,10 @@ def partials_of(workspace: Workspace, tiling: Tiling, work: Cut) -> Tensor:
     return workspace.scratch(max(1, work.partial_places * tiling.consumers * tiling.rows * tiling.columns))
 
 
-def weight_descriptor(weight: Weight, tiling: Tiling) -> Any:
-    """Of the weight, a K block of a tile's columns at a time."""
-    return TensorDescriptor.from_tensor(weight.matrix, tiling.b_block, swizzled(tiling.b_block[1]))
+def weight_descriptor(weight: Weight, tiling: Tiling, *, by_halves: bool = False) -> Any:
+    """Of the weight, a K block of a tile's columns at a time; `by_halves`: of one half of them."""
+    block = tiling.half_b_block if by_halves else tiling.b_block
+    return TensorDescriptor.from_tensor(weight.matrix, block, swizzled(block[1]))
 
 
 def rows_descriptor(rows: Tensor, tiling: Tiling) -> Any:

@@ -204,6 +204,12 @@ class Tiling:
         """Shape of one consumer's piece of B in a slot, as it lies in memory."""
         return [self.columns, self.block_k] if self.b_is_nk else [self.block_k, self.columns]
 
+    @cached_property
+    def half_b_block(self) -> list[int]:
+        """Shape of half of its columns: where B's columns come in pairs, one box has the first of each."""
+        half = self.columns // 2
+        return [half, self.block_k] if self.b_is_nk else [self.block_k, half]
+
 
 def swizzled(columns: int, rank: int = 2) -> NVMMASharedLayout:
     """Return the shared-memory layout of rows of `columns` two-byte elements, swizzled as widely as they allow."""

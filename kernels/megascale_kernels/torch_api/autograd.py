@@ -4,6 +4,7 @@
     out = gather(x) w          dx = scatter(sum over ranks of dout w^T) = gemm_rs(dout, w^T)     dw = gather(x)^T dout
     out = scatter(sum of x w)  dx = gather(dout) w^T                    = ag_gemm(dout, w^T)     dw = x^T gather(dout)
     out = scatter(sum of swiglu(x) w): as the second line, and then SwiGLU's gradient, taken before dx is stored
+    out = scatter(sum of swiglu(gather(x) u) w): the third line, and then the first for x and u
     out = sum of x w           dx = dout w^T, dw = x^T dout: every rank has all of dout
 
 The gathered x of the first line is not kept, as one rank's activations would then hold those of all: it is gathered
@@ -32,7 +33,7 @@ def ag_gemm(
     x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None, *, fresh: bool, save: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`dispatch.ag_gemm`, differentiable; `fresh` returns the gathered rows, `save` keeps them for backward."""
-    if not _wanted(x, w, bias):
+    if not wanted(x, w, bias):
         return dispatch.ag_gemm(x, w, workspace, bias, config, gathered=fresh)
     outputs: tuple[Tensor, Tensor | None] = AgGemm.apply(x, w, bias, workspace, config, fresh, save)  # type: ignore[no-untyped-call]  # torch gives it no types
     return outputs
@@ -40,7 +41,7 @@ def ag_gemm(
 
 def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
     """`dispatch.gemm_rs`, differentiable."""
-    if not _wanted(x, w, bias):
+    if not wanted(x, w, bias):
         return dispatch.gemm_rs(x, w, workspace, bias, config)
     out: Tensor = GemmRs.apply(x, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
     return out
@@ -48,15 +49,27 @@ def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, con
 
 def swiglu_gemm_rs(wide: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
     """`dispatch.gemm_rs` of swiglu(wide), differentiable."""
-    if not _wanted(wide, w, bias):
+    if not wanted(wide, w, bias):
         return dispatch.gemm_rs(silu_times_value(wide), w, workspace, bias, config)
     out: Tensor = SwigluGemmRs.apply(wide, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
     return out
 
 
+def gated_mlp(
+    x: Tensor, w_up: Tensor, bias_up: Tensor | None, w_down: Tensor, bias_down: Tensor | None, workspace: Workspace, *,
+    save: bool,
+) -> Tensor:  # fmt: skip
+    """`dispatch.gemm_rs` of swiglu of a gathered product, differentiable; `save` keeps the gathered rows."""
+    if not (wanted(x, w_up, bias_up) or wanted(x, w_down, bias_down)):
+        act = gated.product_and_swiglu(x, w_up, bias_up, workspace, keeps_wide=False, gathered=False).act
+        return dispatch.gemm_rs(act, w_down, workspace, bias_down, None)
+    out: Tensor = GatedMlp.apply(x, w_up, bias_up, w_down, bias_down, workspace, save)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
 def gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
     """`dispatch.gemm_ar`, differentiable."""
-    if not _wanted(x, w, bias):
+    if not wanted(x, w, bias):
         return dispatch.gemm_ar(x, w, workspace, bias, config)
     out: Tensor = GemmAr.apply(x, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
     return out
@@ -121,7 +134,8 @@ def _weight_gradient(x: Tensor | None, dout: Tensor, w: Tensor) -> Tensor:
     return matmul(x.T, dout) if w.is_contiguous() else matmul(dout.T, x).T
 
 
-def _wanted(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+def wanted(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    """Whether a gradient of any of them is wanted."""
     return torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad))
 
 
@@ -193,6 +207,35 @@ class SwigluGemmRs(torch.autograd.Function):
         needs_wide, needs_w, needs_bias = ctx.needs_input_grad[:3]
         dwide, dw = swiglu_gemm_rs_gradients(dout, wide, x, w, ctx.workspace, needs_wide=needs_wide, needs_w=needs_w)
         return dwide, dw, dout.sum(0) if needs_bias else None, None, None
+
+
+class GatedMlp(torch.autograd.Function):
+    """`gated_mlp` with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w_up: Tensor, bias_up: Tensor | None, w_down: Tensor, bias_down: Tensor | None,
+                workspace: Workspace, save: bool) -> Tensor:  # fmt: skip
+        """Take x [M / W, K], w_up [K, 2 F] and w_down [F, N]; give [M / W, N]."""
+        ctx.workspace = workspace
+        save = save and w_up.requires_grad
+        act, wide, rows = gated.product_and_swiglu(x, w_up, bias_up, workspace, keeps_wide=True, gathered=save)
+        ctx.save_for_backward(x, w_up, w_down, wide, act, rows)
+        return dispatch.gemm_rs(act, w_down, workspace, bias_down, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M / W, N] to gradients of x, both weights and both biases."""
+        x, w_up, w_down, wide, act, rows = ctx.saved_tensors
+        workspace = ctx.workspace
+        needs_x, needs_up, needs_bias_up, needs_down, needs_bias_down = ctx.needs_input_grad[:5]
+        needs_wide = needs_x or needs_up or needs_bias_up
+        dwide, dw_down = swiglu_gemm_rs_gradients(
+            dout, wide, act, w_down, workspace, needs_wide=needs_wide, needs_w=needs_down
+        )
+        dx, dw_up = ag_gemm_gradients(dwide, None, x, w_up, rows, workspace, needs_x=needs_x, needs_w=needs_up)
+        dbias_up = dwide.sum(0) if needs_bias_up and dwide is not None else None
+        return dx, dw_up, dbias_up, dw_down, dout.sum(0) if needs_bias_down else None, None, None
 
 
 class GemmAr(torch.autograd.Function):

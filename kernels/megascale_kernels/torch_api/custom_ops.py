@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megascale_kernels.dispatch import dispatch
+from megascale_kernels.dispatch import dispatch, gated
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import LIVE, Workspace
 from megascale_kernels.planning.config import Config
@@ -166,6 +166,24 @@ def _(
 
 
 @_operator
+def _ag_gemm_swiglu(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, keeps: bool, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    act, wide, rows = gated.product_and_swiglu(x, w, bias, workspace_named(workspace), keeps_wide=keeps, gathered=save)
+    nothing = x.new_empty((0, x.shape[1]))
+    return act, x.new_empty((0, w.shape[1])) if wide is None else wide, nothing if rows is None else rows
+
+
+@_shapes_of(_ag_gemm_swiglu)
+def _(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, keeps: bool, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = x.shape[0] * world_size, w.shape[1]
+    act, wide = x.new_empty((rows, columns // 2)), x.new_empty((rows if keeps else 0, columns))
+    return act, wide, x.new_empty((rows if save else 0, x.shape[1]))
+
+
+@_operator
 def _gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
     return dispatch.gemm_ar(x, w, workspace_named(workspace), bias, unpack(config))
 
@@ -218,6 +236,19 @@ def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, con
 def swiglu_gemm_rs(wide: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
     """`autograd.swiglu_gemm_rs` as nodes of a graph."""
     out: Tensor = SwigluGemmRsNode.apply(wide, w, bias, workspace.name, workspace.world_size, pack(config))  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def gated_mlp(
+    x: Tensor, w_up: Tensor, bias_up: Tensor | None, w_down: Tensor, bias_down: Tensor | None, workspace: Workspace, *,
+    save: bool,
+) -> Tensor:  # fmt: skip
+    """`autograd.gated_mlp` as nodes of a graph."""
+    keeps = autograd.wanted(x, w_up, bias_up) or autograd.wanted(x, w_down, bias_down)
+    save = save and keeps and w_up.requires_grad
+    out: Tensor = GatedMlpNode.apply(  # type: ignore[no-untyped-call]  # torch gives it no types
+        x, w_up, bias_up, w_down, bias_down, workspace.name, workspace.world_size, keeps, save
+    )
     return out
 
 
@@ -310,6 +341,42 @@ class SwigluGemmRsNode(torch.autograd.Function):
         dwide, dw = _swiglu_gemm_rs_backward(dout, wide, x, w, ctx.workspace, needs_wide, needs_w)
         dbias = dout.sum(0) if needs_bias else None
         return dwide if needs_wide else None, dw if needs_w else None, dbias, None, None, None
+
+
+class GatedMlpNode(torch.autograd.Function):
+    """`gated_mlp` with its gradients, for torch to look into."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_up: Tensor, bias_up: Tensor | None, w_down: Tensor, bias_down: Tensor | None,
+        workspace: str, world_size: int, keeps: bool, save: bool,
+    ) -> Tensor:  # fmt: skip
+        """Take x [M / W, K], w_up [K, 2 F] and w_down [F, N]; give [M / W, N]."""
+        ctx.workspace, ctx.save = workspace, save
+        found: tuple[Tensor, Tensor, Tensor] = _ag_gemm_swiglu(x, w_up, bias_up, workspace, world_size, keeps, save)
+        act, wide, rows = found
+        if save:
+            ctx.save_for_backward(x, w_up, w_down, wide, act, rows)
+        else:
+            ctx.save_for_backward(x, w_up, w_down, wide, act)
+        out: Tensor = _gemm_rs(act, w_down, bias_down, workspace, world_size, pack(None))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M / W, N] to gradients of x, both weights and both biases."""
+        x, w_up, w_down, wide, act = ctx.saved_tensors[:5]
+        rows = ctx.saved_tensors[5] if ctx.save else None
+        needs_x, needs_up, needs_bias_up, needs_down, needs_bias_down = ctx.needs_input_grad[:5]
+        needs_wide = needs_x or needs_up or needs_bias_up
+        dwide, dw_down = _swiglu_gemm_rs_backward(dout, wide, act, w_down, ctx.workspace, needs_wide, needs_down)
+        dx = dw_up = None
+        if needs_x or needs_up:
+            dx, dw_up = _ag_gemm_backward(dwide, None, x, w_up, rows, ctx.workspace, needs_x, needs_up)
+        dbias_up = dwide.sum(0) if needs_bias_up else None
+        dbias_down = dout.sum(0) if needs_bias_down else None
+        gradients = (dx if needs_x else None, dw_up if needs_up else None, dbias_up, dw_down if needs_down else None)
+        return *gradients, dbias_down, None, None, None, None
 
 
 class GemmArNode(torch.autograd.Function):

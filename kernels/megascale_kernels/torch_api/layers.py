@@ -33,7 +33,7 @@ def column_parallel(
         Unsupported: x has no such dimension, or its features lie along it; and what `ag_gemm` raises.
     """
     check_sequence(x, sequence_dim, "column-parallel linear")
-    x, weight, bias = _under_autocast(x, weight, bias)
+    x, weight, bias = under_autocast(x, weight, bias)
     rows = x.transpose(0, sequence_dim).contiguous()
     out = ag_gemm(rows, weight.T, workspace, bias=bias, config=config, save_gathered=save_gathered)
     return out.transpose(0, sequence_dim)
@@ -52,7 +52,7 @@ def row_parallel(
             `gemm_rs` raises.
     """
     check_sequence(x, sequence_dim, "row-parallel linear", workspace.world_size)
-    x, weight, bias = _under_autocast(x, weight, bias)
+    x, weight, bias = under_autocast(x, weight, bias)
     if bias is not None:
         bias = (custom_ops if torch.compiler.is_compiling() else autograd).replicated(bias, workspace)
     rows = x.transpose(0, sequence_dim).contiguous()
@@ -81,7 +81,7 @@ def check_sequence(x: Tensor, sequence_dim: int, what: str, shares: int = 1) -> 
         )
 
 
-def _under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What autocast does to `nn.Linear`."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):

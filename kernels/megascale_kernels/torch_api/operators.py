@@ -147,6 +147,42 @@ def swiglu_gemm_rs(
     return out if rows is wide else out.view(wide.shape[0] // world_size, *wide.shape[1:-1], w.shape[1])
 
 
+def gated_mlp(
+    x: Tensor, w_up: Tensor, w_down: Tensor, workspace: Workspace, *, bias_up: Tensor | None = None,
+    bias_down: Tensor | None = None, save_gathered: bool = False,
+) -> Tensor:  # fmt: skip
+    """A gated MLP: `gemm_rs` of swiglu(gather(x) @ w_up + bias_up) with w_down, as one operator.
+
+    SwiGLU is taken while the first product is in registers, forward and backward, where that is faster. Gates, values
+    and swiglu of them are kept for backward; without gradients to come, gates and values are not even stored.
+
+    Args:
+        x: [M / W, K], contiguous, of the workspace's type and device; or [rows, ..., K].
+        w_up: [K, 2 F], columns of this rank's gates, then of its values; contiguous or the transpose of a contiguous
+            [2 F, K].
+        w_down: [F, N], likewise.
+        workspace: made for at least M rows of K and of N elements, gathered and scattered.
+        bias_up: [2 F].
+        bias_down: [N], as `gemm_rs` takes it.
+        save_gathered: keep the gathered rows for the gradient of w_up rather than gather them again in backward.
+
+    Returns:
+        [M / W, N], or [rows, ..., N].
+
+    Raises:
+        Unsupported, WorkspaceTooSmall, RankMismatch, TileTimeout: as `ag_gemm`.
+    """
+    rows = x if x.ndim == 2 else _as_rows(x, "gated_mlp")
+    if w_up.ndim != 2 or w_down.ndim != 2 or w_up.shape[1] != 2 * w_down.shape[0]:
+        raise Unsupported(
+            "gated_mlp: w_up must be [K, 2 F], gates and values, and w_down [F, N]; got "
+            f"{tuple(w_up.shape)} and {tuple(w_down.shape)}"
+        )
+    room = custom_ops if torch.compiler.is_compiling() else autograd
+    out: Tensor = room.gated_mlp(rows, w_up, bias_up, w_down, bias_down, workspace, save=save_gathered)
+    return out if rows is x else out.view(*x.shape[:-1], w_down.shape[1])
+
+
 def gemm_ar(
     x: Tensor, w: Tensor, workspace: Workspace, *, bias: Tensor | None = None, config: Config | None = None
 ) -> Tensor:

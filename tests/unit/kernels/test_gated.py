@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to SwiGLU's gradient behind a product, and what becomes of a call; on GPUs: `kernel_gated_promises`."""
+"""The ways to SwiGLU behind a product and to its gradient; on GPUs: `kernel_gated_promises`."""
 
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
@@ -15,6 +16,7 @@ from megascale_kernels.dispatch.gated import Way, ways_of  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.swiglu import silu_times_value  # noqa: E402
 
 WIDE, NARROW = (Config(128, columns, kernel="hopper", planned=True) for columns in (256, 128))
 PIECES, TWO = Config(kernel="cublas", pieces=1), Config(kernel="cublas", pieces=2)
@@ -82,3 +84,75 @@ def test_another_layout_of_the_same_call_is_planned_anew(workspace: Workspace) -
     assert torch.equal(rows, dout)
     with pytest.raises(Unsupported, match="contiguous"):
         gated.gradient_in_place(dout, w, wide.T.contiguous().T, workspace)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_is_wanted_behind_a_product_comes_and_nothing_else(workspace: Workspace, *, keeps: bool) -> None:
+    """swiglu(x w + bias), and gates, values and gathered rows where they are to be kept."""
+    x, w, bias = torch.randn(4, 5), torch.randn(5, 6), torch.randn(6)
+
+    found = gated.product_and_swiglu(x, w, bias, workspace, keeps_wide=keeps, gathered=keeps)
+
+    torch.testing.assert_close(found.act, silu_times_value(x @ w + bias))
+    assert (found.wide is not None, found.rows is not None) == (keeps, keeps)
+    if found.wide is not None and found.rows is not None:
+        torch.testing.assert_close(found.wide, x @ w + bias)
+        assert torch.equal(found.rows, x)
+
+
+def test_a_product_that_is_no_pairs_is_refused(workspace: Workspace) -> None:
+    """The message says what its weight must be."""
+    with pytest.raises(Unsupported, match=r"must be \[K, 2 F\], columns of gates and then of values, got \(5, 7\)"):
+        gated.product_and_swiglu(torch.ones(4, 5), torch.ones(5, 7), None, workspace, keeps_wide=False, gathered=False)
+
+
+class Launched:
+    """A launch that computes what our kernel would, and notes what it was given."""
+
+    has_own = False
+
+    def __init__(self, *given: object, own: bool) -> None:
+        self.given, self.own = given, own
+
+    def run(
+        self, x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, bias: torch.Tensor, wide: torch.Tensor | None
+    ) -> int:
+        """Store gates and values where there is room for them, and swiglu of them."""
+        product = x @ matrix.T + bias
+        out.copy_(silu_times_value(product))
+        if wide is not None:
+            wide.copy_(product)
+        return 1
+
+    def gathered(self, x: torch.Tensor, slot: int) -> torch.Tensor:
+        """The rows, ours missing."""
+        assert slot == 1
+        return torch.zeros(1, *x.shape)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_fused_way_gives_what_the_ways_apart_give(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *, keeps: bool
+) -> None:
+    """Our kernel is told where to store gates and values, or that nobody wants them; our own rows are filled in."""
+    made: list[Launched] = []
+
+    def planned(*given: object, own: bool) -> Launched:
+        made.append(Launched(*given, own=own))
+        return made[-1]
+
+    monkeypatch.setattr(import_module("megascale_kernels.ag_gemm.launch"), "planned_swiglu", planned)
+    x, w, bias = torch.randn(4, 8), torch.randn(16, 8).T, torch.randn(16)
+    apart_found = gated.product_and_swiglu(x, w, bias, workspace, keeps_wide=keeps, gathered=keeps)
+    assert not made
+    plans = workspace.planned.plans
+    keys = [key for key in plans if isinstance(key, tuple) and key[0] == "ag_gemm, swiglu" and x.shape in key]
+    for key in keys:
+        monkeypatch.setitem(plans, key, plans[key]._replace(way=fused(WIDE)))
+
+    found = gated.product_and_swiglu(x, w, bias, workspace, keeps_wide=keeps, gathered=keeps)
+
+    assert made[0].own == keeps
+    assert (made[0].given[3] is None) != keeps
+    for one, other in zip(found, apart_found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -13,8 +13,7 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-from megascale_kernels.ag_gemm import hopper_gated  # noqa: E402
-from megascale_kernels.ag_gemm.hopper import BY_SHARD, GRADIENTS  # noqa: E402
+from megascale_kernels.ag_gemm.hopper import BY_SHARD, GRADIENTS, SWIGLU, SWIGLU_AND_WIDE  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
@@ -333,12 +332,13 @@ def test_what_was_acquired_is_fenced_before_tma_reads_it(name: str) -> None:
         assert paths.leads(acquires, loads, past=NOTHING) != []
 
 
-@pytest.mark.parametrize("name", ["hopper_ag", "hopper_rs", "hopper_rs, pairs"])
+@pytest.mark.parametrize("name", ["hopper_ag", "hopper_ag, swiglu", "hopper_rs", "hopper_rs, pairs"])
 def test_shared_memory_is_fenced_before_tma_reads_it(name: str) -> None:
     """Between the threads' writes of a tile and the TMA store stand a proxy fence and a barrier of the warpgroup."""
-    paths = Paths(WAITING[name]().ptx)
+    machine = hopper("hopper_ag", store=SWIGLU_AND_WIDE.value) if name.endswith("swiglu") else WAITING[name]()
+    paths = Paths(machine.ptx)
 
-    writes, stores = paths.where("stmatrix"), paths.where(TMA_STORE)
+    writes, stores = paths.where("stmatrix"), paths.where(TMA_STORE.replace("2d", "[234]d"))
     assert writes
     assert stores
     handed_over = stores + paths.where(r"mbarrier\.arrive")
@@ -448,45 +448,9 @@ def test_a_configuration_these_kernels_do_not_have_is_refused(config: Config) ->
         tiling_of(config, is_nk=True)
 
 
-@pytest.mark.parametrize("cut", [WHOLE, pytest.param(STREAM_K, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_gradients_of_pairs_come_from_the_ring_and_leave_in_halves(config: Config, cut: int) -> None:
-    """Two matrices read and two results by TMA for a slice; two special instructions an element; nothing spilled."""
-    plain, gated = (hopper("hopper_ag", config, cut=cut, store=store) for store in (1, GRADIENTS.value))
-
-    slices = config.block_n // 64
-    elements = 2 * 64 * config.block_n // LANES // 4
-    more = {name: gated.sass.count(name) - plain.sass.count(name) for name in ("UTMALDG.4D", "UTMASTG.4D", "MUFU")}
-    assert more == {"UTMALDG.4D": 4 * slices, "UTMASTG.4D": 4 * slices, "MUFU": 2 * elements}
-    assert gated.sass.count("UTMASTG") == 4 * slices
-    assert gated.sass.count("LDSM") - plain.sass.count("LDSM") == elements // 4  # four words of pairs each
-    assert gated.shared_bytes - plain.shared_bytes <= 16
-    assert gated.spilled_bytes <= (0 if cut == WHOLE else MOST_SPILLED)
-
-
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_a_slot_with_gates_is_handed_back_when_all_have_read_it(config: Config) -> None:
-    """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a slice."""
-    paths = Paths(hopper("hopper_ag", config, store=GRADIENTS.value).ptx)
-
-    reads = paths.where("ldmatrix")
-    handed_back = paths.where(r"mbarrier\.arrive", function=hopper_gated.store_gradients)
-    assert len(handed_back) == 2 * config.block_n // 64
-    assert paths.leads(reads, handed_back, past=NOTHING) != []
-    assert paths.leads(reads, handed_back, past=BARRIER) == []
-
-
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_gates_and_values_fit_over_the_operands(config: Config) -> None:
-    """A box of either for each consumer, in the same bytes that a K block of A and of B has."""
-    tiling = tiling_of(config, is_nk=True)
-
-    assert min(tiling.boxes_in_a, tiling.boxes_in_b) >= tiling.consumers
-    assert 2 * tiling.box_bytes * tiling.across_n <= tiling.slot_bytes
-
-
 @pytest.mark.parametrize(
-    ("operator", "store"), [(OPERATORS[0], 1), (OPERATORS[0], 2), (OPERATORS[0], 3), (OPERATORS[1], 1)]
+    ("operator", "store"),
+    [(OPERATORS[0], store) for store in (1, 2, 3, 4, 5)] + [(OPERATORS[1], 1)],
 )
 def test_the_driver_can_launch_what_comes_out(operator: str, store: int) -> None:
     """The layout of parameters that we make ourselves is the one that this compiler declares."""
@@ -496,5 +460,6 @@ def test_the_driver_can_launch_what_comes_out(operator: str, store: int) -> None
 
     assert laid.moves == ((0, 0, True),)
     assert len(laid.maps) == len(machine.descriptors)
-    assert (r"tensor.3d.global" in machine.ptx) == (store == BY_SHARD.value)
-    assert (r"tensor.4d.global" in machine.ptx) == (store == GRADIENTS.value)
+    by_shard, by_half = (BY_SHARD.value, SWIGLU.value, SWIGLU_AND_WIDE.value), (GRADIENTS.value, SWIGLU_AND_WIDE.value)
+    assert (r"tensor.3d.global" in machine.ptx) == (store in by_shard)
+    assert (r"tensor.4d.global" in machine.ptx) == (store in by_half)

@@ -42,6 +42,19 @@ class Block(nn.Module):
         return out
 
 
+class GatedBlock(nn.Module):
+    """A block whose MLP is one module."""
+
+    def __init__(self, norm: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.mlp = norm, mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M / W, d] to [M / W, d]."""
+        out: Tensor = x + self.mlp(self.norm(x))
+        return out
+
+
 class BlockWeights(NamedTuple):
     """This rank's weights of one block.
 

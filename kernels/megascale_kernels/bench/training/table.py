@@ -15,7 +15,8 @@ LARGE = 4096  # rows: with fewer the host's time decides, above the GPU's
 PAIRS = (("ours-eager", "torch-eager"), ("ours-compiled", "torch-compiled"), ("ours-compiled", "torch-async"),
          ("ours-saved", "torch-compiled"), ("ours-saved", "torch-async"),
          ("ours-swiglu", "torch-compiled"), ("ours-swiglu", "torch-async"), ("ours-fused", "torch-compiled"),
-         ("ours-fused", "torch-async"), ("ours-fused", "ours-swiglu"), ("ours-graph", "torch-graph"))  # fmt: skip
+         ("ours-fused", "torch-async"), ("ours-fused", "ours-swiglu"), ("ours-gated", "torch-compiled"),
+         ("ours-gated", "torch-async"), ("ours-gated", "ours-fused"), ("ours-graph", "torch-graph"))  # fmt: skip
 
 
 class Line(NamedTuple):

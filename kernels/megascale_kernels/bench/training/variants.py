@@ -10,6 +10,7 @@
     ours-saved        ours-compiled, the gathered input kept for the backward as torch keeps it, not gathered again
     ours-swiglu       ours-saved, with this package's `swiglu` between the layers
     ours-fused        ours-saved, SwiGLU in the row-parallel layer: its gradient is taken inside the product
+    ours-gated        ours-saved, both layers as one `GatedMLP`: SwiGLU is taken inside the products, both ways
     ours-cudagraphs   ours-compiled under torch.compile(mode="reduce-overhead")
     ours-graph        ours-eager, forward and backward captured in one CUDA graph
     alone-compiled    the products of one rank by cuBLAS and the pointwise parts under torch.compile, no communication:
@@ -35,14 +36,16 @@ from megascale_kernels.autotune.contest import settle
 from megascale_kernels.bench.request import UserError
 from megascale_kernels.bench.rows import config_text
 from megascale_kernels.bench.training.alone import AloneLinear
-from megascale_kernels.bench.training.model import Block, BlockWeights, Task
+from megascale_kernels.bench.training.model import Block, BlockWeights, GatedBlock, Task
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.torch_api.activations import swiglu
+from megascale_kernels.torch_api.gated_mlp import GatedMLP
 from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
 
 VARIANTS = (
     "torch-eager", "torch-compiled", "torch-async", "torch-graph",
-    "ours-eager", "ours-compiled", "ours-saved", "ours-swiglu", "ours-fused", "ours-cudagraphs", "ours-graph",
+    "ours-eager", "ours-compiled", "ours-saved", "ours-swiglu", "ours-fused", "ours-gated",
+    "ours-cudagraphs", "ours-graph",
     "alone-compiled",
 )  # fmt: skip
 WARM_STEPS = 3  # before a capture: they compile kernels and make communicators
@@ -149,9 +152,9 @@ def prepare(name: str, task: Task, place: Place) -> Prepared:
         raise UserError("it needs a CUDA GPU")
     workspace = None
     if whose == "torch":
-        blocks = [_torch_block(weights, task, place.mesh) for weights in task.weights]
+        blocks: list[nn.Module] = [_torch_block(weights, task, place.mesh) for weights in task.weights]
     elif whose == "alone":
-        blocks = _alone_blocks(task, place.mesh.size())
+        blocks = [*_alone_blocks(task, place.mesh.size())]
     else:
         workspace = place.workspace(task, how)
         blocks = [_our_block(weights, task, workspace, how) for weights in task.weights]
@@ -179,10 +182,10 @@ def ways(workspace: Workspace) -> str:
     told = []
     for key, held in workspace.planned.contests.items():
         if held is not None:
-            config = config_text(held.best if not key.is_gated or held.best is None else held.best.config)
-            fused = key.is_gated and held.best is not None and held.best.is_fused
-            behind = f", SwiGLU {'fused' if fused else 'apart'}"
-            told.append(f"{key.call.operator} {key.call.m}x{key.call.n}x{key.call.k}: {config}{behind * key.is_gated}")
+            config = config_text(held.best if not key.behind or held.best is None else held.best.config)
+            fused = bool(key.behind) and held.best is not None and held.best.is_fused
+            behind = f", {key.behind} {'fused' if fused else 'apart'}" if key.behind else ""
+            told.append(f"{key.call.operator} {key.call.m}x{key.call.n}x{key.call.k}: {config}{behind}")
     return "; ".join(sorted(told))
 
 
@@ -202,7 +205,8 @@ def _fused(step: Step) -> int:
 
 def _compile(block: nn.Module, how: str, group: dist.ProcessGroup) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "compiled": {}, "saved": {}, "swiglu": {}, "fused": {}, "async": {"options": {"_micro_pipeline_tp": True}},
+        "compiled": {}, "saved": {}, "swiglu": {}, "fused": {}, "gated": {},
+        "async": {"options": {"_micro_pipeline_tp": True}},
         "cudagraphs": {"mode": "reduce-overhead"},
     }  # fmt: skip
     if how not in ways:
@@ -263,11 +267,16 @@ def _alone_blocks(task: Task, world_size: int) -> list[Block]:
     return blocks
 
 
-def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, how: str) -> Block:
-    save = how in ("saved", "swiglu", "fused")
+def _our_block(weights: BlockWeights, task: Task, workspace: Workspace, how: str) -> nn.Module:
+    save = how in ("saved", "swiglu", "fused", "gated")
     fused = how == "fused" and task.activation == "swiglu"
     with torch.device("meta"):
         norm = nn.RMSNorm(task.hidden, EPSILON)
+    if how == "gated" and task.activation == "swiglu":
+        mlp = GatedMLP(task.hidden, task.inner, workspace, bias=False, save_gathered=save, device="meta")
+        for layer, weight in ((norm, weights.norm), (mlp.up, weights.up), (mlp.down, weights.down)):
+            layer.weight = nn.Parameter(weight)
+        return GatedBlock(norm, mlp)
     wide = weights.up.shape[0] * workspace.world_size
     up = ColumnParallelLinear(task.hidden, wide, workspace, bias=False, save_gathered=save, device="meta")
     down = RowParallelLinear(task.inner, task.hidden, workspace, bias=False, gated=fused, device="meta")
