@@ -28,7 +28,7 @@ from megascale_kernels.autotune.timing import Measured  # noqa: E402
 from megascale_kernels.dispatch import moe_path  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.memory.planned import Planned  # noqa: E402
-from megascale_kernels.moe import experts  # noqa: E402
+from megascale_kernels.moe import experts, sync_free  # noqa: E402
 from megascale_kernels.moe.assignment import (  # noqa: E402
     MOST_WAYS,
     busiest_rows,
@@ -58,6 +58,7 @@ def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
     for module in (choosing, moe_choosing):
         monkeypatch.setattr(module, "describe", lambda _device: H200)
+    monkeypatch.setattr(sync_free, "why_not", lambda sizes, rank: sync_free.why_sizes_cannot(sizes, rank.dtype))
 
 
 def remember(sizes: Sizes, config: MoeConfig | None) -> None:
