@@ -4,7 +4,7 @@
 The same mechanism as for matrix products (`dispatch.py`): where calls can be timed, the first ones of a size are a
 contest between a few configurations, and the serial path where that may be faster, which all ranks begin together and
 end with the same answer; `adaptive=False` or torch's deterministic mode leave it to the file of tunings and the model,
-so that two runs give the same bits. A forward's time decides; its backward goes the way that the forward went.
+so that two runs give the same bits. A backward goes the way that its forward went, so in training both decide.
 """
 
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ def moe_experts(
         *layer, config=chosen, fused=False if serial else fused, tensor_parallel=tensor_parallel
     )  # fmt: skip
     if contest is not None:
-        contest.end()
+        contest.end(out.grad_fn)
     return out
 
 
