@@ -13,7 +13,7 @@ from megascale_kernels import (
     moe_parm,
     moe_pipelined,
 )
-from megascale_kernels.autotune.contest import MOST_CALLS, MOST_WAYS, is_settled
+from megascale_kernels.autotune.contest import MOST_CALLS, MOST_WAYS, TIMED_TURNS, WARM_TURNS, is_settled
 from megascale_kernels.autotune.moe_choosing import choose_moe
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.experts import sizes_of
@@ -114,6 +114,29 @@ def a_layer_of_padded_tiles_is_tried_in_series(place: Place) -> None:
     moe_experts(*operands(place, full, 2), workspace)
     (held,) = workspace.planned.contests.values()
     assert None not in held.ways, held.ways
+
+
+def in_training_calls_and_gradients_decide(place: Place) -> None:
+    """Each turn's gradient is timed as well, of two layers whose backwards come last first; all of them are right."""
+    layer = Layer((272,) * place.world_size, 2, 8 // place.world_size, 1024, 4096, dtype=torch.bfloat16)
+    workspace = _workspace(layer, adaptive=True)
+    given = operands(place, layer, 2)
+    leaves = [given[index].requires_grad_() for index in (0, 2, 3, 4)]
+    wanted = torch.autograd.grad(all_to_all.moe(*given, workspace).float().square().mean(), leaves)
+    for _ in range(MOST_CALLS // 2 + 1):
+        losses = [moe_experts(*given, workspace).float().square().mean() for _ in range(2)]
+        for loss in reversed(losses):
+            for one, other in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+                assert float((one - other).double().norm()) <= 0.02 * float(other.double().norm())
+    workspace.check()
+
+    (held,) = workspace.planned.contests.values()
+    assert held.decided
+    assert len(held._gradients) == len(held.ways) * (WARM_TURNS + TIMED_TURNS)
+    found: list[object] = [None] * place.world_size
+    dist.all_gather_object(found, str(held.best))
+    assert all(one == found[0] for one in found), found
+    print(f"rank {place.rank}: {held.best} of {held.seconds}")
 
 
 def without_adaptation_nothing_is_tried(place: Place) -> None:

@@ -241,7 +241,7 @@ def _packed(ids: Tensor, gates: Tensor, sizes: Sizes) -> Tensor:
 
 
 def _padded(rows: Tensor, pitch: int) -> Tensor:
-    """A rank's rows and as many more, of anything, as every rank sends: nobody reads them."""
+    """A rank's rows and as many more, of anything, as every rank sends; those are never read."""
     if rows.shape[0] == pitch:
         return rows.contiguous()
     out = rows.new_empty(pitch, rows.shape[1])
