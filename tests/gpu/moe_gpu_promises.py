@@ -185,6 +185,14 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).norm() / one.double().norm())
 
 
+def roundings(workspace: Workspace) -> float:
+    """How much larger than the plain path's an error in series may be: NCCL adds in bf16, so rounds once for each rank.
+
+    The plain path rounds gate, up, h, an expert's output and the sum: five roundings of like size, their squares' sum.
+    """
+    return 1.1 * (1 + workspace.world_size / 5) ** 0.5
+
+
 def hold_gradients(given: tuple[Tensor, ...], workspace: Workspace, config: MoeConfig | None, what: object) -> None:
     """Compare the overlapped backward, without a configuration that in series, with the plain one and with float64."""
     grad = torch.randn_like(given[0])
@@ -192,11 +200,12 @@ def hold_gradients(given: tuple[Tensor, ...], workspace: Workspace, config: MoeC
     workspace.check()
     plain = gradients(given, grad, workspace, plain=True)
     exact = gradients(given, grad, workspace, exact=True)
+    most = 1.2 if config is not None else roundings(workspace)
     for name, one, other, right in zip(NAMES, ours, plain, exact, strict=True):
         if one.numel():
             error, plain_error = ((tensor.double() - right).norm() for tensor in (one, other))
             assert bool(one.isfinite().all()), (what, name)
-            assert float(error) <= 1.2 * float(plain_error) + 1e-9, (what, name, float(error), float(plain_error))
+            assert float(error) <= most * float(plain_error) + 1e-9, (what, name, float(error), float(plain_error))
 
 
 def gradients_of_any_routing_are_no_worse_than_serial(place: Place) -> None:
@@ -224,8 +233,9 @@ def hold_in_series(given: tuple[Tensor, ...], workspace: Workspace, what: object
     ours = moe_experts(*given, workspace, fused=False)
     plain = all_to_all.moe(*given, workspace)
     exact = all_to_all.moe(x.double(), ids, gates.double(), w_in.double(), w_out.double(), workspace)
-    if x.shape[0]:
-        assert_no_worse(ours, plain, exact)
+    error, plain_error = ((one.double() - exact).norm() for one in (ours, plain))
+    assert bool(ours.isfinite().all()), what
+    assert float(error) <= roundings(workspace) * float(plain_error) + 1e-9, (what, float(error), float(plain_error))
     hold_gradients(given, workspace, None, what)
 
 
