@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 # torch 2.13 gave these two collectives new names and warns about the old ones, the only ones in torch 2.11.
-gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+gather_rows, _scatter_sums = getattr(dist, GATHER), getattr(dist, SCATTER)
 
 
 def all_gather(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:

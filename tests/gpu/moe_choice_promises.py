@@ -13,7 +13,7 @@ from megascale_kernels import (
     moe_parm,
     moe_pipelined,
 )
-from megascale_kernels.autotune.contest import MOST_CALLS, is_settled
+from megascale_kernels.autotune.contest import MOST_CALLS, MOST_WAYS, TIMED_TURNS, WARM_TURNS, is_settled
 from megascale_kernels.autotune.moe_choosing import choose_moe
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.experts import sizes_of
@@ -54,6 +54,89 @@ def first_calls_find_one_way_on_all_ranks(place: Place) -> None:
     assert all(one == found[0] for one in found), found
     first = moe_experts(*given, workspace)
     assert all(torch.equal(moe_experts(*given, workspace), first) for _ in range(5))
+
+
+def a_layer_of_padded_tiles_is_tried_in_series(place: Place) -> None:
+    """The serial path has its turns, all right; captured while nothing is decided, a graph keeps our kernels.
+
+    In the end all ranks go the same way, forward and backward, and a graph that is captured then gives the eager bits;
+    who insists on our kernels has a contest without the serial path, and a layer whose tiles are full has none of it.
+    """
+    layer = Layer((272,) * place.world_size, 2, 8 // place.world_size, 1024, 4096, dtype=torch.bfloat16)
+    workspace = _workspace(layer, adaptive=True)
+    given = operands(place, layer, 2)
+    exact = all_to_all.moe(*given, workspace)
+
+    def captured() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        torch.cuda.synchronize()
+        dist.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out = moe_experts(*given, workspace)
+        return graph, out
+
+    for _ in range(2):
+        torch.testing.assert_close(moe_experts(*given, workspace), exact, **NEAR)
+    (held,) = workspace.planned.contests.values()
+    assert held.ways[0] is not None, held.ways
+    assert held.ways.count(None) == 1, held.ways
+    assert len(held.ways) <= MOST_WAYS
+    early, out = captured()
+    early.replay()
+    torch.testing.assert_close(out, exact, **NEAR)
+    assert not held.decided
+    for _ in range(MOST_CALLS):
+        torch.testing.assert_close(moe_experts(*given, workspace), exact, **NEAR)
+    workspace.check()
+    assert is_settled(workspace)
+    found: list[object] = [None] * place.world_size
+    dist.all_gather_object(found, str(held.best))
+    assert all(one == found[0] for one in found), found
+    print(f"rank {place.rank}: {held.best} of {held.seconds}")
+
+    late, out = captured()
+    for graph in (early, late):
+        graph.replay()
+    assert torch.equal(out, moe_experts(*given, workspace))
+    leaves = [given[index].requires_grad_() for index in (0, 2, 3, 4)]
+    ours = torch.autograd.grad(moe_experts(*given, workspace).float().square().mean(), leaves)
+    plain = torch.autograd.grad(all_to_all.moe(*given, workspace).float().square().mean(), leaves)
+    for one, other in zip(ours, plain, strict=True):
+        assert float((one - other).double().norm()) <= 0.02 * float(other.double().norm())
+    with torch.no_grad():
+        moe_experts(*given, workspace, fused=True)
+    _, insisted = workspace.planned.contests.values()
+    assert None not in insisted.ways, insisted.ways
+    workspace.check()
+
+    full = Layer((512,) * place.world_size, 2, 4, 512, 256, dtype=torch.bfloat16)
+    workspace = _workspace(full, adaptive=True)
+    moe_experts(*operands(place, full, 2), workspace)
+    (held,) = workspace.planned.contests.values()
+    assert None not in held.ways, held.ways
+
+
+def in_training_calls_and_gradients_decide(place: Place) -> None:
+    """Each turn's gradient is timed as well, of two layers whose backwards come last first; all of them are right."""
+    layer = Layer((272,) * place.world_size, 2, 8 // place.world_size, 1024, 4096, dtype=torch.bfloat16)
+    workspace = _workspace(layer, adaptive=True)
+    given = operands(place, layer, 2)
+    leaves = [given[index].requires_grad_() for index in (0, 2, 3, 4)]
+    wanted = torch.autograd.grad(all_to_all.moe(*given, workspace).float().square().mean(), leaves)
+    for _ in range(MOST_CALLS // 2 + 1):
+        losses = [moe_experts(*given, workspace).float().square().mean() for _ in range(2)]
+        for loss in reversed(losses):
+            for one, other in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+                assert float((one - other).double().norm()) <= 0.02 * float(other.double().norm())
+    workspace.check()
+
+    (held,) = workspace.planned.contests.values()
+    assert held.decided
+    assert len(held._gradients) == len(held.ways) * (WARM_TURNS + TIMED_TURNS)
+    found: list[object] = [None] * place.world_size
+    dist.all_gather_object(found, str(held.best))
+    assert all(one == found[0] for one in found), found
+    print(f"rank {place.rank}: {held.best} of {held.seconds}")
 
 
 def without_adaptation_nothing_is_tried(place: Place) -> None:

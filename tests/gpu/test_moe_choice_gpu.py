@@ -13,11 +13,13 @@ from tests.fixtures.kernel_group import run_ranks  # noqa: E402 - after the skip
 
 PROMISES = [
     "first_calls_find_one_way_on_all_ranks",
+    "a_layer_of_padded_tiles_is_tried_in_series",
+    "in_training_calls_and_gradients_decide",
     "without_adaptation_nothing_is_tried",
     "a_compiled_layer_is_the_eager_one",
     "schedules_are_no_worse_than_serial",
 ]
-DEADLINE_S = 150
+DEADLINE_S = 240
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,6 +22,8 @@ PROMISES = [
     "graphs_replay_with_any_routing",
     "gradients_of_any_routing_are_no_worse_than_serial",
     "gradients_of_any_configuration_are_no_worse_than_serial",
+    "in_series_any_routing_is_no_worse_than_plain",
+    "in_series_graphs_replay_with_any_routing",
     "experts_cut_among_ranks_are_no_worse_than_serial",
     "only_what_is_wanted_is_enough",
     "gradients_repeat_bit_by_bit",

@@ -18,6 +18,13 @@ PROMISES = [
     "a_layer_is_its_parts",
     "wrong_calls_are_named",
 ]
+IN_SERIES = [
+    "any_routing_is_right_in_series",
+    "cut_experts_are_right_in_series",
+    "bits_repeat_in_series",
+    "too_many_tokens_are_refused_in_series",
+    "a_cpu_takes_the_other_serial_path",
+]
 
 
 @pytest.fixture(scope="module", params=[3], ids="{} ranks".format)
@@ -47,3 +54,17 @@ def test_a_compiled_layer_is_the_eager_one(promise: str, tmp_path: Path) -> None
     tried = run_ranks("tests.fixtures.moe_compile_promises", [promise], 2, tmp_path, backend="gloo", deadline_s=300)
 
     assert set(tried[promise].values()) == {"kept"}, tried
+
+
+@pytest.fixture(scope="module")
+def in_series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """What came of the promises of the serial path without waits of the host, its kernels emulated."""
+    folder = tmp_path_factory.mktemp("moe_in_series")
+    return run_ranks("tests.fixtures.moe_sync_free_promises", IN_SERIES, 3, folder, backend="gloo", deadline_s=300)
+
+
+@pytest.mark.parametrize("promise", IN_SERIES)
+def test_without_waits_of_the_host_the_layer_is_the_same(promise: str, in_series: dict[str, dict[int, str]]) -> None:
+    """What the promise's own docstring says is true on every rank."""
+    for rank, outcome in in_series[promise].items():
+        assert outcome == "kept", f"rank {rank}: {outcome}"

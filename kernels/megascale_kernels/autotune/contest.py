@@ -15,6 +15,10 @@ a filled stream: the serial path takes a host 50 us, and a busy one 200. A turn 
 before leaves its traces (in the L2 cache, and in what a copy engine still does), so the ways go round in another order
 each time, as contenders do in `timing`: always behind the same one, a way's time would be partly that one's.
 
+Where a call's way is also its gradient's (a mixture of experts), both count: the gradient of a turn is timed as the
+turn is, whenever it comes, and the times of all are asked for some calls later. If by then one has not come, as where
+calls are made without gradients, or there are more layers of a shape than calls to wait, the calls alone decide.
+
 What is decided depends on measurements, so two runs may decide differently, and the ways round differently. For the
 same bits in every run a workspace is made with `adaptive=False`, or torch's deterministic mode is set: then the model
 decides.
@@ -36,6 +40,8 @@ from megascale_kernels.autotune.timing import order_of
 from megascale_kernels.errors import TileTimeout
 
 if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
     from megascale_kernels.memory.workspace import Workspace
 
 # The first turn compiles, makes communicators and fills caches.
@@ -55,7 +61,7 @@ CHANCE, CHANCE_S = 0.01, 1e-6
 # instead of 20 of those that take 0.64 ms or more, for 0.06 and 0.03 % of the time.
 MODEL_CHANCE = 0.02
 MOST_WAYS = 6  # `CLOCK_WORDS` has room for
-MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS + 1  # that a contest takes
+MOST_CALLS = MOST_WAYS * (WARM_TURNS + TIMED_TURNS) + 2 * PATIENCE_CALLS + 1  # that a contest takes
 POLL_S = 20e-6
 
 
@@ -86,6 +92,7 @@ class Contest(Generic[Way]):
         self._workspace = workspace
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
+        self._watched, self._gradients = False, set[int]()  # whether gradients were looked out for; turns whose came
         self._taking_part = False
         self._gate = 0
         self._clock: int | None = None
@@ -102,20 +109,55 @@ class Contest(Generic[Way]):
             self._workspace.meet()
             self._note(2 * turn)
             return order_of(self.ways, turn // len(self.ways))[turn % len(self.ways)]
-        if turn == self._turns + PATIENCE_CALLS:
+        if turn == self._due + PATIENCE_CALLS:
             self._decide()
         return self.best
 
-    def end(self) -> None:
-        """The call that `begin` began is queued."""
+    def end(self, node: "Node | None" = None) -> None:
+        """The call that `begin` began is queued.
+
+        Args:
+            node: computes the call's gradient, which counts as well; None where there will be none, or no matter.
+        """
         if not self._taking_part:
             return
         if self._calls < self._turns:
             self._note(2 * self._calls + 1)
             self._workspace.release(self._gate)
+            if node is not None:
+                self._watch(node, self._calls)
         self._calls += 1
-        if self._calls == self._turns:
+        if self._calls == self._due:
             self._exchange()
+
+    @property
+    def _due(self) -> int:
+        """The calls after which times are asked for: gradients that were looked out for have had time to come."""
+        return self._turns + PATIENCE_CALLS * self._watched
+
+    def _watch(self, node: "Node", turn: int) -> None:
+        """Time a turn's gradient, as the turn was: all ranks begin it together, queued whole."""
+        self._watched = True
+        held: list[int] = []
+        place = 2 * (self._turns + turn)
+
+        def before(*_: object) -> None:
+            if self._clock is None or turn in self._gradients or torch.cuda.is_current_stream_capturing():
+                return
+            held.append(self._workspace.hold())
+            self._workspace.meet()
+            self._note(place)
+
+        def after(*_: object) -> None:
+            if not held:
+                return
+            if self._clock is not None:
+                self._note(place + 1)
+                self._gradients.add(turn)
+            self._workspace.release(held.pop())
+
+        node.register_prehook(before)
+        node.register_hook(after)
 
     def _has_room(self) -> bool:
         """Whether the GPU's clock can be noted: so many contests are held at a time, the others wait for a place."""
@@ -132,8 +174,10 @@ class Contest(Generic[Way]):
     def _exchange(self) -> None:
         """Queue what gives all ranks the same times, and what brings them to the host."""
         assert self._clock is not None  # every turn noted two readings
-        noted = self._workspace.clocks[self._clock, : 4 * self._turns].view(self._turns, 2, 2)[:, :, 0]
-        took = noted[:, 1] - noted[:, 0]
+        halves = 2 if len(self._gradients) == self._turns else 1
+        words = self._workspace.clocks[self._clock, : halves * 4 * self._turns]
+        noted = words.view(halves, self._turns, 2, 2)[..., 0]
+        took = (noted[..., 1] - noted[..., 0]).sum(0)
         self._workspace.planned.free_clocks.append(self._clock)
         self._clock = None
         dist.all_reduce(took, op=dist.ReduceOp.MAX, group=self._workspace.group)

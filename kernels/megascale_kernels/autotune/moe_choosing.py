@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 from megascale_kernels.autotune import store
 from megascale_kernels.autotune.choosing import describe
 from megascale_kernels.autotune.handout import from_rank_zero
-from megascale_kernels.moe.assignment import MOST_WAYS, by_model, flags_of, likely_ways
+from megascale_kernels.moe import sync_free
+from megascale_kernels.moe.assignment import MOST_WAYS, by_model, flags_of, likely_ways, may_be_serial
 from megascale_kernels.moe.moe_config import MoeConfig
 
 if TYPE_CHECKING:
@@ -119,12 +120,16 @@ def _fits(sizes: "Sizes", config: MoeConfig, workspace: "Workspace") -> bool:
     return flags_of(sizes, config) <= workspace.layout.channels
 
 
-def moe_contenders(sizes: "Sizes", workspace: "Workspace") -> list[MoeConfig | None]:
+def moe_contenders(sizes: "Sizes", workspace: "Workspace", *, serial: bool = True) -> list[MoeConfig | None]:
     """The ways that may be best for a layer, what `choose_moe` gives first; only that where a tuning has found it.
+
+    The serial path takes the place of the least likely way where the model gives our kernels no sure lead over it and
+    it needs no wait of the host: in other layers' contests it would be a turn lost.
 
     Args:
         sizes: of the layer.
         workspace: whose ranks.
+        serial: whether the caller may be served in series.
 
     Raises:
         KernelError: rank 0 did not come to the first call.
@@ -133,4 +138,7 @@ def moe_contenders(sizes: "Sizes", workspace: "Workspace") -> list[MoeConfig | N
     if moe_key(sizes) in open_moe_table(workspace).tuned:
         return [chosen]
     others = [way for way in likely_ways(sizes) if _fits(sizes, way, workspace)]
-    return list(dict.fromkeys([chosen, *others]))[:MOST_WAYS]
+    ways: list[MoeConfig | None] = list(dict.fromkeys([chosen, *others]))[:MOST_WAYS]
+    if serial and may_be_serial(sizes) and not sync_free.why_not(sizes, workspace):
+        ways = [*ways[: MOST_WAYS - 1], None]
+    return ways

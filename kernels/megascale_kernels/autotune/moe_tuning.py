@@ -26,9 +26,7 @@ from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.moe_choosing import FILE, moe_key, open_moe_table, read_moe_config
 from megascale_kernels.autotune.timing import Call, measure
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.assignment import flags_of, likely_ways
-from megascale_kernels.moe.expert_shards import choose_shards
 from megascale_kernels.moe.experts import moe_experts, why_sizes_cannot
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.skewed import SKEWS, drawn_routing
@@ -148,9 +146,7 @@ def _compare(
     """Seconds of each way under one skew; after a failure the workspace is reset."""
     given = _operands(sizes, std, workspace, seed)
     shards = sizes.shards
-    x, ids, gates, w_in, w_out = given
-    chosen = choose_shards(ids, gates, sizes.experts, shards)
-    calls: dict[str, Call] = {SERIAL: lambda: all_to_all.moe(x, *chosen, w_in, w_out, workspace)}
+    calls: dict[str, Call] = {SERIAL: lambda: moe_experts(*given, workspace, fused=False, tensor_parallel=shards)}
     for place, way in enumerate(ways):
         calls[str(place)] = lambda way=way: moe_experts(  # type: ignore[misc]  # its own
             *given, workspace, config=way, fused=True, tensor_parallel=shards

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
+from megascale_kernels.reference import GATHER
+
 _TORCH = str(Path(torch.__file__).parent / "distributed")
-# torch 2.13 gave these two, and the group's methods behind them, new names.
-GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
 class Collective:
@@ -24,7 +23,7 @@ class Collective:
 
     Args:
         group: the ranks.
-        name: `GATHER` or `SCATTER`.
+        name: `reference.GATHER` or `reference.SCATTER`; torch 2.13 renamed the group's methods behind them as well.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:

@@ -2,8 +2,9 @@
 """How a MoE layer runs that names no configuration: as it was tuned, as its first calls found out, or by the model.
 
 The same mechanism as for matrix products (`dispatch.py`): where calls can be timed, the first ones of a size are a
-contest between a few configurations, which all ranks begin together and end with the same answer; `adaptive=False` or
-torch's deterministic mode leave it to the file of tunings and the model, so that two runs give the same bits.
+contest between a few configurations, and the serial path where that may be faster, which all ranks begin together and
+end with the same answer; `adaptive=False` or torch's deterministic mode leave it to the file of tunings and the model,
+so that two runs give the same bits. A backward goes the way that its forward went, so in training both decide.
 """
 
 from typing import TYPE_CHECKING
@@ -31,15 +32,15 @@ def moe_experts(
     if config is not None or fused is False or not experts.serves(*layer, tensor_parallel):
         return experts.moe_experts(*layer, config=config, fused=fused, tensor_parallel=tensor_parallel)
     sizes = experts.sizes_of(ids, w_in, workspace, tensor_parallel)
-    contest = _contest(sizes, workspace)
+    contest = _contest(sizes, workspace, serial=not fused)
     chosen = _chosen(sizes, workspace) if contest is None else contest.begin()
-    # Only a tuning chooses the serial path, and a caller who insists on our kernels gets them.
+    # A contest or a tuning may choose the serial path; a caller who insists on our kernels gets them.
     serial = chosen is None and not fused
     out = experts.moe_experts(
         *layer, config=chosen, fused=False if serial else fused, tensor_parallel=tensor_parallel
     )  # fmt: skip
     if contest is not None:
-        contest.end()
+        contest.end(out.grad_fn)
     return out
 
 
@@ -51,19 +52,25 @@ def _chosen(sizes: "Sizes", workspace: Workspace) -> "MoeConfig | None":
     return found[0]
 
 
-def _contest(sizes: "Sizes", workspace: Workspace) -> "Contest[MoeConfig] | None":
-    """What finds out how a layer runs, where that has to be found out; the same on all ranks."""
+def _contest(sizes: "Sizes", workspace: Workspace, *, serial: bool) -> "Contest[MoeConfig] | None":
+    """What finds out how a layer runs, where that has to be found out; the same on all ranks.
+
+    Args:
+        sizes: of the layer.
+        workspace: whose calls they are.
+        serial: whether the serial path may take part: who insists on our kernels has a contest without it.
+    """
     if not workspace.adaptive or workspace.native is None or torch.are_deterministic_algorithms_enabled():
         return None
     from megascale_kernels.autotune.contest import Contest
     from megascale_kernels.autotune.moe_choosing import moe_contenders
 
     contests = workspace.planned.contests
-    key = ("moe", sizes)
+    key = ("moe", sizes, serial)
     if key not in contests:
         if len(contests) >= MOST_CONTESTS:
             contests.clear()
-        ways = moe_contenders(sizes, workspace)
+        ways = moe_contenders(sizes, workspace, serial=serial)
         contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
     found: Contest[MoeConfig] | None = contests[key]
     return found

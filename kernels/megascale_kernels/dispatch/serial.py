@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megascale_kernels import reference
-from megascale_kernels.dispatch.collectives import GATHER, SCATTER, Collective
+from megascale_kernels.dispatch.collectives import Collective
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.progress import board_format
@@ -140,7 +140,9 @@ class SerialPlan:
         if self.call not in workspace.agreement.known:
             agree(self.call, workspace)
         if not self.moves_nothing:
-            self.move = Collective(workspace.group, GATHER if self.call.operator == "ag_gemm" else SCATTER)
+            self.move = Collective(
+                workspace.group, reference.GATHER if self.call.operator == "ag_gemm" else reference.SCATTER
+            )
         self.has_begun = True
 
 

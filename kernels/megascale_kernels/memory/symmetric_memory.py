@@ -26,7 +26,7 @@ PADDING_ROWS = 256
 MOST_CUT_PARTS = 1536
 # Contests that are under way at a time, and the room of one: two readings a turn, of 16 bytes each. None is
 # from torch's allocator: what that gives out while a graph is recorded belongs to the graph.
-CLOCKS, CLOCK_WORDS = 64, 160
+CLOCKS, CLOCK_WORDS = 64, 288
 SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
 
 

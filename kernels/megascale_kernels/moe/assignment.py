@@ -44,6 +44,12 @@ MOST_WAYS = 6  # that are tried: a contest's
 # were 0.93 to 1.62 times the model's, 1.15 in the geometric mean, but another number of chunks or another lead changed
 # them by what the model says to 4 % (four chunks of 2,048 columns: up to 16 % more than it says).
 PROMISE = 1.05
+# What the serial path (`sync_free`) takes beside its products, to 10 % in most of 89 layers on two and four H200
+# (moe_*gpu_h200*.txt): latencies, launches and a sort, and NCCL between two cards.
+SERIAL_S, NCCL_BYTES = 110e-6, 300e9
+# A layer is tried in series as well where the model gives our kernels no more of a lead than this. By it the layers
+# that were behind (0.92 and 0.94) are at 0.97 and 1.04, and nine of the ten whose lead was at most 5 % are tried.
+SURE = 1.25
 # Of the model's lead. None at all took 1.06 to 1.13 times as long on two H200 (moe_tuned_2gpu_h200.txt): it is no way.
 LEADS = (1.0, 2.0, math.inf)
 REDUCERS = (4, 8, 16, 32)
@@ -131,6 +137,28 @@ def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     beside_bytes = min(added_bytes * (chunks - 1) / chunks, beside_s * helpers * REDUCER_BYTES)
     left_s = (added_bytes - beside_bytes) / (PROCESSORS * REDUCER_BYTES)
     return dispatch_s + down_s + max(left_s, sent_s / chunks) + chunks * CHUNK_S
+
+
+def serial_s(sizes: Sizes) -> float:
+    """Seconds of the serial path on the busiest rank, experts drawn evenly: products without padding, then bytes."""
+    rows, hidden, inner = sum(busiest_rows(sizes, 0.0)), sizes.hidden, sizes.inner
+    products = 6 * rows * hidden * inner / FLOPS
+    weights = 6 * sizes.experts * inner * hidden / MEMORY_BYTES
+    tokens = sizes.world_size * sizes.pitch
+    # Rows are read, written, multiplied, and read again for their sums; gate, up and h are read and written once.
+    moved = 2 * (5 * rows * hidden + 3 * rows * inner + tokens * hidden)
+    sent = 2 * 2 * (sizes.world_size - 1) * sizes.pitch * hidden  # there and back
+    return max(products, weights) + moved / MEMORY_BYTES + sent / NCCL_BYTES + SERIAL_S
+
+
+def may_be_serial(sizes: Sizes, base: MoeConfig | None = None) -> bool:
+    """Whether the serial path may be as fast as our kernels: their tiles of 128 rows hold more padding than they hide.
+
+    Args:
+        sizes: of the layer.
+        base: how our kernels would run.
+    """
+    return serial_s(sizes) < SURE * layer_s(sizes, (base or MoeConfig()).resolved(sizes), 0.0)
 
 
 def mean_s(sizes: Sizes, config: MoeConfig) -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`moe_experts`: routed tokens through experts that are divided among the ranks (expert parallelism).
 
-Our kernels run forward and backward where they can, the serial path elsewhere. Which path a call takes is decided from
-what all ranks share, never from the number of tokens of one.
+Our kernels run forward and backward where they can, a serial path elsewhere: `sync_free` where it can, `all_to_all` for
+all else. Which path a call takes is decided from what all ranks share, never from the number of tokens of one.
 """
 
 import logging
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from megascale_kernels.errors import Unsupported, WorkspaceTooSmall
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.moe import all_to_all
+from megascale_kernels.moe import all_to_all, sync_free
 from megascale_kernels.moe.expert_shards import check_shards, choose_shards
 
 if TYPE_CHECKING:
@@ -68,12 +68,41 @@ def moe_experts(
         call = f"{call[:-1]}, tensor_parallel {tensor_parallel})"
     if reason:
         _say_once(call, reason)
-        all_to_all.agree(call, workspace)
-        return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
+        return serial(x, ids, gates, w_in, w_out, workspace, tensor_parallel, call)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, gates, w_in, w_out)):
         out: Tensor = _Experts.apply(x, ids, gates, w_in, w_out, workspace, config, tensor_parallel)  # type: ignore[no-untyped-call]  # torch gives it no types
         return out
     return _fused(*_operands(x, ids, gates, w_in, w_out), workspace, _chosen(config), tensor_parallel)[0]
+
+
+def serial(
+    x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor, workspace: Workspace, shards: int, call: str
+) -> Tensor:  # fmt: skip
+    """The layer in series, `ids` and `gates` those of shards: without a wait of the host where that can be.
+
+    Args:
+        x: [T, H].
+        ids: [T, top_k].
+        gates: [T, top_k].
+        w_in: [E / W, 2, I, H].
+        w_out: [E / W, H, I].
+        workspace: of the group.
+        shards: of each expert.
+        call: what ranks compare before the first of its kind.
+
+    Raises:
+        WorkspaceTooSmall: more tokens than the workspace was made for, where all ranks' are gathered.
+        RankMismatch: ranks called different things.
+        TileTimeout: a rank did not come.
+    """
+    why = sync_free.why_not(_sizes_with(ids.shape[1], w_in, workspace, shards), workspace)
+    sizes = None if why else _sizes(x, ids, w_in, workspace, shards)
+    all_to_all.agree(call, workspace)
+    if sizes is None:
+        _say_once(call, why)
+        return all_to_all.moe(x, ids, gates, w_in, w_out, workspace)
+    ids = ids.to(torch.int32)
+    return sync_free.moe(_readable(x), ids, gates, _readable(w_in), _readable(w_out), workspace, sizes)
 
 
 def _sizes(x: Tensor, ids: Tensor, w_in: Tensor, workspace: Workspace, shards: int) -> "Sizes":

@@ -12,7 +12,6 @@ from megascale_kernels.bench.moe import moe_table  # noqa: E402
 from megascale_kernels.bench.moe.measure import MoeRow, by_shards, operands  # noqa: E402
 from megascale_kernels.bench.moe.moe_command import main, settings  # noqa: E402
 from megascale_kernels.bench.moe.moe_shapes import MODELS, MoeShape, drawn, routing, wanted  # noqa: E402
-from megascale_kernels.bench.moe.training_layer import of_experts  # noqa: E402
 from megascale_kernels.moe.skewed import shares  # noqa: E402
 
 SHAPE = MoeShape("Mixtral-8x7B", *MODELS["Mixtral-8x7B"], 4096)
@@ -56,19 +55,6 @@ def test_experts_are_cut_where_tensor_parallelism_is_asked_for() -> None:
         wanted("DeepSeek-MoE-16B", (4096,), 0.0, 16, 16)
 
 
-def test_gates_of_shards_have_their_expert_s_gradient_in_their_sum() -> None:
-    """The opponent that knows shards alone gives one gradient for each; they are added to one for each expert."""
-    dx, dgates, dw = torch.randn(5, 4), torch.randn(5, 6), torch.randn(2, 3)
-
-    found = of_experts((dx, dgates, dw, dw), 2)
-
-    torch.testing.assert_close(
-        found[1], torch.stack([dgates[:, :2].sum(1), dgates[:, 2:4].sum(1), dgates[:, 4:].sum(1)], 1)
-    )
-    assert found[0] is dx
-    assert of_experts((dx, dgates, dw, dw), 1)[1].equal(dgates)
-
-
 def test_drawn_layers_are_the_seed_s_and_can_be_run() -> None:
     """The same seed, the same layers; ranks share experts and tokens; H and I are what kernels take."""
     layers = drawn(30, 7, 4)
@@ -93,15 +79,18 @@ def test_shares_are_as_uneven_as_asked_for() -> None:
 
 def test_a_row_compares_with_the_larger_of_products_and_bytes() -> None:
     """The text and the summary say so; a layer that failed says why and counts in no mean."""
-    row = MoeRow(SHAPE, "", {"products": 1.0, "bytes": 1.2, "plain": 3.0, "tuned": 1.8, "ours": 1.5}, 1e-3)
+    took = {"products": 1.0, "bytes": 1.2, "plain": 3.0, "tuned": 1.8, "kernels": 1.9, "ours": 1.5}
+    row = MoeRow(SHAPE, "", took, 1e-3, way="series")
     failed = MoeRow(SHAPE, "", {}, 1.0, "wrong")
 
     assert row.bound == 1.2
     assert f"{2:>8.2f}{1.2:>8.2f}{0.8:>9.2f}" in moe_table.text_row(row)
     assert len(moe_table.csv_row(row)) == len(moe_table.CSV_HEADING)
+    assert moe_table.text_row(row).endswith("  by series")
     assert moe_table.text_row(failed).endswith("wrong")
     assert moe_table.summary([row, failed])[:2] == [
-        "1 of 2 layers measured", f"over plain: 2.000 in the geometric mean, at worst 2.000 ({SHAPE.label})"
+        "1 of 2 layers measured, 1 of them run in series",
+        f"over plain: 2.000 in the geometric mean, at worst 2.000 ({SHAPE.label})"
     ]  # fmt: skip
 
 

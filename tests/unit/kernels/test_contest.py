@@ -60,6 +60,26 @@ class Clock:
         self.now += 1000
         return way
 
+    def train(self, held: Contest, backward: dict[Config | None, int]) -> torch.Tensor:
+        """One call of an operator whose gradient takes its time, whenever it is asked for."""
+        clock, way = self, held.begin()
+
+        class Operator(torch.autograd.Function):
+            @staticmethod
+            def forward(_: object, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @staticmethod
+            def backward(_: object, grad: torch.Tensor) -> torch.Tensor:
+                clock.now += backward[way]
+                return grad * 2
+
+        self.now += self.took[way]
+        out = Operator.apply(torch.ones(1, requires_grad=True))
+        held.end(out.grad_fn)
+        self.now += 1000
+        return out
+
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -115,6 +135,59 @@ def test_a_turn_is_queued_whole_then_all_ranks_begin_it_together(monkeypatch: py
 
     assert clock.done == ["held", "met", "noted", "noted", "released"] * 2 * (WARM_TURNS + TIMED_TURNS)
     assert reduced == [dist.ReduceOp.MAX]
+
+
+TURNS = 2 * (WARM_TURNS + TIMED_TURNS)
+
+
+@pytest.mark.parametrize("layers", [1, 5, PATIENCE_CALLS])
+def test_where_a_way_is_also_its_gradients_both_decide(layers: int) -> None:
+    """Faster forward and slower as a whole loses, also where the backwards of several layers come later, last first."""
+    clock, backward = Clock({WIDE: 50, None: 70}), {WIDE: 90_000, None: 30_000}
+    held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
+    calls = 0
+
+    while not held.decided:
+        outs = [clock.train(held, backward) for _ in range(layers)]
+        for out in reversed(outs):
+            out.backward()
+        calls += layers
+
+    assert held.best is None
+    assert held.seconds == {WIDE: pytest.approx(90_050e-9), None: pytest.approx(30_070e-9)}
+    assert TURNS + 2 * PATIENCE_CALLS < calls <= TURNS + 2 * PATIENCE_CALLS + layers
+    assert clock.done.count("held") == clock.done.count("released") == clock.done.count("met") == 2 * TURNS
+
+
+@pytest.mark.parametrize("layers", [TURNS + PATIENCE_CALLS, 3])
+def test_gradients_that_do_not_come_in_time_do_not_count(layers: int) -> None:
+    """More calls before the first backward than are waited for, or one turn in which none is asked for."""
+    clock, backward = Clock({WIDE: 50_000, None: 70_000}), {WIDE: 900_000, None: 30_000}
+    held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
+    skipped = layers < TURNS
+
+    while not held.decided:
+        outs = [clock.train(held, backward) for _ in range(layers)]
+        for out in outs[skipped:]:
+            out.backward()
+
+    assert held.best == WIDE
+    assert held.seconds == {WIDE: pytest.approx(50e-6), None: pytest.approx(70e-6)}
+    assert clock.done.count("held") == clock.done.count("released")
+
+
+def test_a_captured_or_repeated_backward_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph keeps no hold of the host's; of one turn's two backwards the first counts."""
+    clock, backward = Clock({WIDE: 50, None: 70}), {WIDE: 100, None: 100}
+    held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
+    out = clock.train(held, backward)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    out.backward(retain_graph=True)
+    assert clock.done.count("held") == 1
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for _ in range(2):
+        out.backward(retain_graph=True)
+    assert clock.done.count("held") == clock.done.count("released") == 2
 
 
 def test_one_way_is_no_contest() -> None:
@@ -290,8 +363,8 @@ def test_with_few_rows_all_ways_are_tried(ranks: list[Any], operator: str) -> No
 
 
 def test_a_contest_has_room_for_its_turns() -> None:
-    """Two readings of the clock a turn, two words each."""
-    assert contest.MOST_WAYS * (WARM_TURNS + TIMED_TURNS) * 4 <= CLOCK_WORDS
+    """Two readings of the clock a turn, and as many for its gradient, two words each."""
+    assert 2 * contest.MOST_WAYS * (WARM_TURNS + TIMED_TURNS) * 4 <= CLOCK_WORDS
 
 
 def test_few_rows_stay_serial(ranks: list[Any]) -> None:

@@ -28,7 +28,7 @@ from megascale_kernels.autotune.timing import Measured  # noqa: E402
 from megascale_kernels.dispatch import moe_path  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.memory.planned import Planned  # noqa: E402
-from megascale_kernels.moe import experts  # noqa: E402
+from megascale_kernels.moe import experts, sync_free  # noqa: E402
 from megascale_kernels.moe.assignment import (  # noqa: E402
     MOST_WAYS,
     busiest_rows,
@@ -58,6 +58,7 @@ def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
     for module in (choosing, moe_choosing):
         monkeypatch.setattr(module, "describe", lambda _device: H200)
+    monkeypatch.setattr(sync_free, "why_not", lambda sizes, rank: sync_free.why_sizes_cannot(sizes, rank.dtype))
 
 
 def remember(sizes: Sizes, config: MoeConfig | None) -> None:
@@ -339,6 +340,9 @@ def test_a_layer_whose_experts_are_cut_is_tuned_as_calls_have_it() -> None:
     assert moe_key(cut) != moe_key(whole)
 
 
+GIVEN = SimpleNamespace(grad_fn=None)
+
+
 class Calls:
     """A workspace on which calls of a layer are timed, and what ran on it."""
 
@@ -362,13 +366,13 @@ def test_calls_are_a_contest_unless_the_same_is_asked_for(adaptive: bool, monkey
         def begin(self) -> MoeConfig:
             return self.found[self.turn % len(self.found)]
 
-        def end(self) -> None:
+        def end(self, _: object) -> None:
             self.turn += 1
 
     monkeypatch.setattr("megascale_kernels.autotune.contest.Contest", Held)
     monkeypatch.setattr(moe_path.experts, "serves", lambda *_: True)
     monkeypatch.setattr(moe_path.experts, "sizes_of", lambda *_: sizes)
-    monkeypatch.setattr(moe_path.experts, "moe_experts", lambda *_, config, **__: ran.append(config))
+    monkeypatch.setattr(moe_path.experts, "moe_experts", lambda *_, config, **__: ran.append(config) or GIVEN)
     workspace = Calls(adaptive=adaptive)
     nothing = (None,) * 5
 

@@ -17,6 +17,7 @@ from megascale_kernels.moe.kernels import (  # noqa: E402
     gradient_kernels,
     hopper_combine,
     hopper_dispatch,
+    permutation,
     routing,
 )
 from megascale_kernels.moe.kernels.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
@@ -257,3 +258,39 @@ def test_what_orders_ranks_is_there(name: str) -> None:
     assert "fence.proxy.async.global" in machine.ptx
     assert ("cp.async.bulk.wait_group 0" in machine.ptx) == ("combine" in name)
     assert machine.shared_bytes <= SHARED_MEMORY_LIMIT
+
+
+IN_SERIES: dict[str, tuple[dict[str, str], dict[str, object]]] = {
+    "find_ours": ({"chosen_ptr": "*i32", "key_ptr": "*i16"}, {"EXPERTS": 48, "TOP_K": 3, "BLOCK": 1024}),
+    "take_rows": (
+        {"x_ptr": "*bf16", "order_ptr": "*i64", "place_ptr": "*i32", "out_ptr": "*bf16", "count_ptr": "*i32"},
+        {"TOP_K": 3, "PLACES": True, "COLS": 1024},
+    ),
+    "take_swiglu": ({"both_ptr": "*bf16", "out_ptr": "*bf16", "count_ptr": "*i32"}, {"COLS": 1024}),
+    "add_rows": (
+        {"y_ptr": "*bf16", "place_ptr": "*i32", "key_ptr": "*i16", "gate_ptr": "*fp32", "out_ptr": "*bf16"},
+        {"EXPERTS": 48, "TOP_K": 3, "WEIGHTED": True, "COLS": 1024},
+    ),
+    "swiglu_backward": (
+        {
+            **dict.fromkeys(("u_ptr", "both_ptr", "out_ptr"), "*bf16"), "order_ptr": "*i64", "gate_ptr": "*fp32",
+            "dgate_ptr": "*fp32", "count_ptr": "*i32",
+        },
+        {"TOP_K": 3, "COLS": 1024},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_SERIES)
+def test_kernels_of_the_serial_path_read_wide_words_and_spill_nothing(name: str) -> None:
+    """Rows in words of 16 bytes, where a row is a multiple of them; a pair's experts are looked at one by one."""
+    known, constants = IN_SERIES[name]
+    kernel = getattr(permutation, name)
+
+    made = COMPILED.get(f"in series {name}", lambda: compile_for_hopper(
+        kernel, types_of(kernel, known, constants), constants, warps=4,
+        sixteens=(*known, *{"columns", "inner"} & set(kernel.arg_names)),
+    ))  # fmt: skip
+
+    assert made.spilled_bytes == 0
+    assert ("ld.global.v4.b32" in made.ptx) == (name != "find_ours")

@@ -215,7 +215,7 @@ def no_group(collective: collectives.Collective, _group: object, name: str) -> N
     collective.direct = direct
 
 
-@pytest.mark.parametrize("name", [collectives.GATHER, collectives.SCATTER])
+@pytest.mark.parametrize("name", [reference.GATHER, reference.SCATTER])
 def test_a_collective_goes_straight_to_the_group_unless_someone_wants_to_see_it(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

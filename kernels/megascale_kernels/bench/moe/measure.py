@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure one layer: ours, plain serial, tuned serial, its products and its bytes alone, in turn."""
+"""Measure one layer: ours, our kernels, plain serial, tuned serial, its products and its bytes alone, in turn."""
 
 import math
 import time
@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megascale_kernels.autotune.contest import settle
 from megascale_kernels.autotune.timing import Call, measure
 from megascale_kernels.bench.moe.moe_shapes import MoeShape, routing
-from megascale_kernels.bench.moe.tuned import Tuned
+from megascale_kernels.dispatch import moe_path
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.expert_shards import choose_shards
@@ -32,10 +33,11 @@ class MoeRow(NamedTuple):
 
     Attributes:
         shape: the layer.
-        config: how ours ran, where it differs from the default.
+        config: how our kernels ran, where it differs from the default.
         seconds: by contender.
-        error: relative distance of ours from the serial path.
+        error: relative distance of ours from the plain serial path, the largest of our ways.
         note: why there is no number.
+        way: how ours ran, as its first calls found out: "series", or our kernels with what differs from the default.
     """
 
     shape: MoeShape
@@ -43,6 +45,7 @@ class MoeRow(NamedTuple):
     seconds: dict[str, float]
     error: float
     note: str = ""
+    way: str = ""
 
     def of(self, name: str) -> float:
         """Seconds of a contender."""
@@ -147,6 +150,23 @@ def stepwise(launch: MoeLaunch, given: Operands, out: Tensor) -> Callable[[], li
     return call
 
 
+def way_of(workspace: Workspace, *, asked: bool) -> str:
+    """How a layer runs whose first calls have found it out, in a few words.
+
+    Args:
+        workspace: on which this one layer was called.
+        asked: a configuration was asked for, so nothing had to be found.
+    """
+    held = [contest for contest in workspace.planned.contests.values() if contest is not None]
+    if asked or not held:
+        return "kernels, as asked for" if asked else "kernels, by the model"
+    best, first = held[-1].best, held[-1].ways[0]
+    if best is None:
+        return "series"
+    differing = [f"{name}={value}" for name, value in best._asdict().items() if value != getattr(first, name)]
+    return " ".join(["kernels", *differing])
+
+
 def measure_layer(
     shape: MoeShape, workspace: Workspace, config: MoeConfig, rounds: int, seed: int, *, more: dict[str, MoeConfig]
 ) -> MoeRow:
@@ -155,10 +175,10 @@ def measure_layer(
     Args:
         shape: the layer.
         workspace: large enough.
-        config: how ours runs.
+        config: how our kernels run; where it is the default, ours finds its way by its first calls.
         rounds: how many times each contender is timed.
         seed: of operands and routing.
-        more: further ways to run ours, timed beside it by name.
+        more: further ways to run our kernels, timed beside them by name.
     """
     given = operands(shape, workspace, seed)
     cut = by_shards(given, shape.shards)
@@ -169,33 +189,44 @@ def measure_layer(
     def ours_with(how: MoeConfig) -> Tensor:
         return moe_experts(*given, workspace, config=how, fused=True, tensor_parallel=shape.shards)
 
+    def ours() -> Tensor:
+        if words:
+            return ours_with(config)
+        return moe_path.moe_experts(*given, workspace, tensor_parallel=shape.shards)
+
     try:
-        ours = ours_with(config)
+        by_kernels = ours_with(config)
+        workspace.check()
+        settle(ours, workspace)
+        found = ours()
         workspace.check()
     except Exception as error:  # noqa: BLE001 - a layer that fails is a row that says so
         return MoeRow(shape, words, {}, math.nan, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    distance = (ours.double() - plain.double()).norm() / plain.double().norm()
+    way = way_of(workspace, asked=bool(words))
+    each = [(one.double() - plain.double()).norm() / plain.double().norm() for one in (by_kernels, found)]
+    distance = torch.stack(each).max()
     dist.all_reduce(distance, op=dist.ReduceOp.MAX, group=workspace.group)
     if not float(distance) < WRONG:
-        return MoeRow(shape, words, {}, float(distance), "wrong")
+        return MoeRow(shape, words, {}, float(distance), "wrong", way)
     counts = local_share(shape, cut.ids, workspace)
     calls: dict[str, Call] = {
         **products(given, counts),
         "bytes": copies(given, workspace),
         "plain": lambda: all_to_all.moe(*cut, workspace),
-        "tuned": Tuned(*cut, workspace.group),
-        "ours": lambda: ours_with(config),
+        "tuned": lambda: moe_experts(*given, workspace, fused=False, tensor_parallel=shape.shards),
+        "kernels": lambda: ours_with(config),
+        "ours": ours,
     }
     for name, other in more.items():
         calls[name] = lambda other=other: ours_with(other)  # type: ignore[misc]  # its own
-    mine = ("ours", *more)
+    mine = ("kernels", "ours", *more)
     measured = measure(calls, rounds=rounds, group=workspace.group, check=workspace.check, risky=mine)
     seconds = {name: value for name, value in measured.seconds.items() if math.isfinite(value)}
     note = "; ".join(f"{name}: {error}" for name, error in measured.errors.items())
-    if "ours" in seconds:
+    if "kernels" in seconds:
         seconds |= time_steps(shape, workspace, config, cut)
-        seconds |= {f"host {name}": host_seconds(calls[name], workspace) for name in ("tuned", "ours")}
-    return MoeRow(shape, words, seconds, float(distance), note)
+        seconds |= {f"host {name}": host_seconds(calls[name], workspace) for name in ("tuned", "kernels")}
+    return MoeRow(shape, words, seconds, float(distance), note, way)
 
 
 def host_seconds(call: Call, workspace: Workspace) -> float:

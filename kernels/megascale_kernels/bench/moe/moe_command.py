@@ -39,9 +39,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of layers, operands and routing (default 0)")
     made.add_argument("--rounds", type=int, default=7, help="how often each contender is timed (default 7)")
     made.add_argument("--backward", action="store_true", help="forward and backward instead of the forward alone")
-    made.add_argument("--config", action="append", default=[], help="NAME=VALUE of MoeConfig, for ours")
+    made.add_argument("--config", action="append", default=[], help="NAME=VALUE of MoeConfig, for our kernels")
     made.add_argument(
-        "--beside", action="append", default=[], help="another way to run ours, timed beside it: NAME=VALUE,NAME=VALUE"
+        "--beside",
+        action="append",
+        default=[],
+        help="another way for our kernels, timed beside it: NAME=VALUE,NAME=VALUE",
     )
     return made
 
@@ -159,7 +162,7 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
                 left_out += 1
                 continue
             if workspace is None:
-                workspace = Workspace(max_rows=tokens, max_gather_cols=hidden, deadline_s=DEADLINE_S, adaptive=False)
+                workspace = Workspace(max_rows=tokens, max_gather_cols=hidden, deadline_s=DEADLINE_S)
             row = measure_one(layer, workspace, config, options.rounds, options.seed, more=more)
             rows.append(row)
             report.both(table.text_row(row), table.csv_row(row))

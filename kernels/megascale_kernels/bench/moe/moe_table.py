@@ -13,9 +13,11 @@ the median of rounds, in turn.
   products  torch._grouped_mm, the two products and their four gradients on rows that lie as they should, nothing else
   bytes     tokens to each peer and back by copy engine, twice
   plain     index, all_to_all_single, grouped products, all_to_all_single, index back, index_add in fp32; autograd
-  tuned     all-gather, sort, Triton permute, grouped product, Triton SwiGLU, grouped product, Triton reduction,
-            reduce-scatter; the same backwards, one kernel for the gradients of SwiGLU and gates
-  ours      route + dispatch + combine, and the overlapped backward
+  tuned     the serial path without waits of the host (moe/sync_free.py): all-gather, sort, Triton permute, grouped
+            product, Triton SwiGLU, grouped product, Triton reduction, reduce-scatter; the same
+            backwards, one kernel for the gradients of SwiGLU and gates
+  kernels   route + dispatch + combine, and the overlapped backward, as the model has it or --config
+  ours      the operator by itself: the way that the first calls' forwards found the fastest, named behind the row
   of bound  max(products, bytes) / ours"""
 LEGEND = """\
 Whole layers, forward: experts divided among the ranks (/TP2: and each cut among two), SwiGLU experts of three
@@ -24,11 +26,12 @@ Milliseconds, the maximum over ranks, the median of rounds, contenders in turn.
   products  torch._grouped_mm, both products on rows that lie as they should, nothing else
   bytes     tokens to each peer and back by copy engine
   plain     index, all_to_all_single, grouped products, all_to_all_single, index back, index_add in fp32
-  tuned     all-gather, sort, Triton permute, grouped product, Triton SwiGLU, grouped product, Triton reduction,
-            reduce-scatter
-  ours      route + dispatch + combine; below these three names their own times
+  tuned     the serial path without waits of the host (moe/sync_free.py): all-gather, sort, Triton permute, grouped
+            product, Triton SwiGLU, grouped product, Triton reduction, reduce-scatter
+  kernels   route + dispatch + combine, as the model has it or --config; below these three names their own times
+  ours      the operator by itself: the way that its first calls found the fastest, named behind the row
   of bound  max(products, bytes) / ours"""
-TIMES = ("products", "bytes", "plain", "tuned", "ours", *STEPS)
+TIMES = ("products", "bytes", "plain", "tuned", "kernels", "ours", *STEPS)
 HEADING = (
     f"{'layer':<18}{'E':>4}{'k':>3}{'H':>6}{'I':>6}{'tokens':>7}{'std':>6}"
     + "".join(f"{name:>9}" for name in TIMES)
@@ -36,7 +39,7 @@ HEADING = (
 )
 CSV_HEADING = (
     "layer", "experts", "top_k", "hidden", "inner", "tokens", "std", "shards", *(f"{name}_s" for name in TIMES),
-    "error", "config", "note", "more",
+    "error", "config", "note", "more", "way",
 )  # fmt: skip
 
 
@@ -50,6 +53,7 @@ def text_row(row: MoeRow) -> str:
     text += f"{row.of('plain') / ours:>8.2f}{row.of('tuned') / ours:>8.2f}{row.bound / ours:>9.2f}{row.error:>9.1e}"
     extra = {name: value for name, value in row.seconds.items() if name not in TIMES}
     text += "".join(f"  {name} {value * 1e3:.3f}" for name, value in extra.items())
+    text += f"  by {row.way}" if row.way else ""
     return text + (f"  {row.note}" if row.note else "")
 
 
@@ -57,7 +61,7 @@ def csv_row(row: MoeRow) -> list[str]:
     """One layer as cells."""
     extra = " ".join(f"{name}={value:.6g}" for name, value in row.seconds.items() if name not in TIMES)
     times = [f"{row.of(name):.6g}" for name in TIMES]
-    return [*(str(value) for value in row.shape), *times, f"{row.error:.3g}", row.config, row.note, extra]
+    return [*(str(value) for value in row.shape), *times, f"{row.error:.3g}", row.config, row.note, extra, row.way]
 
 
 def mean(values: Iterable[float]) -> float:
@@ -72,9 +76,11 @@ def summary(rows: list[MoeRow]) -> list[str]:
     ratios: dict[str, Callable[[MoeRow], float]] = {
         "over plain": lambda row: row.of("plain") / row.of("ours"),
         "over tuned": lambda row: row.of("tuned") / row.of("ours"),
+        "over our kernels": lambda row: row.of("kernels") / row.of("ours"),
         "of bound": lambda row: row.bound / row.of("ours"),
     }
-    lines = [f"{len(measured)} of {len(rows)} layers measured"]
+    series = sum(row.way == "series" for row in measured)
+    lines = [f"{len(measured)} of {len(rows)} layers measured, {series} of them run in series"]
     for name, ratio in ratios.items():
         if measured:
             worst = min(measured, key=ratio)

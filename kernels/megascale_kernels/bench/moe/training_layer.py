@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure forward and backward of one layer: ours, plain serial, tuned serial, its products alone, in turn."""
+"""Measure forward and backward of one layer: ours, our kernels, plain and tuned serial, its products alone, in turn."""
 
 import math
 from collections.abc import Callable
@@ -8,10 +8,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megascale_kernels.autotune.contest import settle
 from megascale_kernels.autotune.timing import Call, measure
-from megascale_kernels.bench.moe.measure import WRONG, MoeRow, Operands, by_shards, copies, local_share, operands
+from megascale_kernels.bench.moe.measure import (
+    WRONG,
+    MoeRow,
+    Operands,
+    by_shards,
+    copies,
+    local_share,
+    operands,
+    way_of,
+)
 from megascale_kernels.bench.moe.moe_shapes import MoeShape
-from megascale_kernels.bench.moe.tuned_training import TunedTraining
+from megascale_kernels.dispatch import moe_path
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.expert_shards import choose_shards
@@ -61,11 +71,9 @@ def measure_training(
     cut = by_shards(given, shape.shards)
     grad = torch.randn_like(given.x)
 
-    def ours(how: MoeConfig) -> Callable[[], tuple[Tensor, ...]]:
+    def by(path: Callable[..., Tensor], **how: object) -> Callable[[], tuple[Tensor, ...]]:
         def layer(x: Tensor, ids: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-            return moe_experts(
-                x, ids, gates, w_in, w_out, workspace, config=how, fused=True, tensor_parallel=shape.shards
-            )
+            return path(x, ids, gates, w_in, w_out, workspace, tensor_parallel=shape.shards, **how)
 
         return differentiated(layer, given, grad)
 
@@ -77,36 +85,39 @@ def measure_training(
     words = " ".join(
         f"{name}={value}" for name, value in config._asdict().items() if value != MoeConfig._field_defaults[name]
     )
+    kernels, tuned = by(moe_experts, config=config, fused=True), by(moe_experts, fused=False)
+    ours = kernels if words else by(moe_path.moe_experts)
     try:
-        distance = _distance(ours(config)(), plain(), workspace)
+        expected = plain()
+        distance = _distance(kernels(), expected, workspace)
+        workspace.check()
+        settle(ours, workspace)
+        distance = max(distance, _distance(ours(), expected, workspace))
         workspace.check()
     except Exception as error:  # noqa: BLE001 - a layer that fails is a row that says so
         return MoeRow(shape, words, {}, math.nan, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    way = way_of(workspace, asked=bool(words))
     if not distance < WRONG:
-        return MoeRow(shape, words, {}, distance, "wrong")
+        return MoeRow(shape, words, {}, distance, "wrong", way)
     tokens = copies(given, workspace)
-    tuned = TunedTraining(*cut, grad, workspace.group)
-    tuned_distance = _distance(of_experts(tuned(), shape.shards), plain(), workspace)
+    tuned_distance = _distance(tuned(), expected, workspace)
     calls: dict[str, Call] = {
         "products": all_products(given, local_share(shape, cut.ids, workspace)),
         "bytes": lambda: (tokens(), tokens()),
         "plain": plain,
         "tuned": tuned,
-        "ours": ours(config),
-        **{name: ours(other) for name, other in more.items()},
+        "kernels": kernels,
+        "ours": ours,
+        **{name: by(moe_experts, config=other, fused=True) for name, other in more.items()},
     }
-    measured = measure(calls, rounds=rounds, group=workspace.group, check=workspace.check, risky=("ours", *more))
+    measured = measure(
+        calls, rounds=rounds, group=workspace.group, check=workspace.check, risky=("kernels", "ours", *more)
+    )
     seconds = {name: value for name, value in measured.seconds.items() if math.isfinite(value)}
     notes = [f"{name}: {error}" for name, error in measured.errors.items()]
     if not tuned_distance < WRONG:
         notes.append(f"tuned is wrong: {tuned_distance:.1e}")
-    return MoeRow(shape, words, seconds, distance, "; ".join(notes))
-
-
-def of_experts(gradients: tuple[Tensor, ...], shards: int) -> tuple[Tensor, ...]:
-    """Gradients of gates of shards summed to those of experts' gates."""
-    dx, dgates, *weights = gradients
-    return dx, dgates.view(dgates.shape[0], -1, shards).sum(2), *weights
+    return MoeRow(shape, words, seconds, distance, "; ".join(notes), way)
 
 
 def _distance(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...], workspace: Workspace) -> float:

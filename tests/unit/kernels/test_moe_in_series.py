@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A MoE layer may run in series: where that is tried, what the path cannot run, and that the times decide."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from megascale_kernels.autotune import moe_choosing, store  # noqa: E402 - after the skips
+from megascale_kernels.autotune.moe_choosing import FILE, moe_contenders, moe_key  # noqa: E402
+from megascale_kernels.autotune.store import Entry  # noqa: E402
+from megascale_kernels.dispatch import moe_path  # noqa: E402
+from megascale_kernels.memory.planned import Planned  # noqa: E402
+from megascale_kernels.moe import sync_free  # noqa: E402
+from megascale_kernels.moe.assignment import MOST_WAYS, by_model, may_be_serial  # noqa: E402
+from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
+from megascale_kernels.moe.tables import Sizes  # noqa: E402
+
+from tests.fakes.ranks import workspaces  # noqa: E402
+
+H200 = ("NVIDIA H200", 132)
+DEEPSEEK = Sizes(2, 4096, 6, 32, 2048, 1408)
+GIVEN = SimpleNamespace(grad_fn=None)  # what a layer gives
+
+
+@pytest.fixture(autouse=True)
+def _gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(moe_choosing, "describe", lambda _device: H200)
+    monkeypatch.setattr(moe_choosing, "from_rank_zero", lambda _group, _rank, _world, said, _what: said)
+    monkeypatch.setattr(sync_free, "why_not", lambda sizes, rank: sync_free.why_sizes_cannot(sizes, rank.dtype))
+
+
+# Of two H200 (moe_random_2gpu_h200_52711.txt): experts with 425 tokens each, 0.94 and 0.92 of the serial path.
+PADDED = {"E96": Sizes(2, 6787, 3, 48, 2704, 3680), "E64": Sizes(2, 6803, 2, 32, 3200, 6800)}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_layers_of_padded_tiles_are_tried_in_series(name: str) -> None:
+    """As one of six ways; not where the caller insists on our kernels, nor where no grouped product serves."""
+    sizes, rank = PADDED[name], workspaces(1)[0]
+
+    found = moe_contenders(sizes, rank)
+    assert found[0] == by_model(sizes)
+    assert found.count(None) == 1
+    assert len(found) <= MOST_WAYS
+    assert None not in moe_contenders(sizes, rank, serial=False)
+    rank.dtype = torch.float16
+    assert None not in moe_contenders(sizes, rank)
+
+
+def test_what_a_tuning_has_found_is_not_contested() -> None:
+    """Neither by the serial path where a tuning kept our kernels, nor by them where it kept that path."""
+    kept = MoeConfig(chunks=1)
+    for sizes, way in ((PADDED["E96"], kept), (PADDED["E64"], None)):
+        environment = store.environment_key(*H200, 2, "bfloat16")
+        store.write(store.cache_file(FILE), environment, moe_key(sizes), Entry(way, 1.0, 2.0))
+
+    rank = workspaces(2)[0]
+    assert moe_contenders(PADDED["E96"], rank) == [kept]
+    assert moe_contenders(PADDED["E64"], rank) == [None]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [DEEPSEEK, Sizes(2, 4096, 8, 64, 2048, 768), Sizes(4, 2048, 4, 16, 2048, 1408), Sizes(2, 698, 1, 4, 1600, 656)],
+)
+def test_layers_with_a_sure_lead_are_not_tried_in_series(sizes: Sizes) -> None:
+    """Measured leads of 1.16 to 1.64: a turn of the serial path would be lost."""
+    assert not may_be_serial(sizes)
+    assert None not in moe_contenders(sizes, workspaces(1)[0])
+
+
+def test_the_serial_path_says_what_it_cannot_run() -> None:
+    """Types, widths and numbers that its kernels don't take, and rows for which there would be no room."""
+    sizes = PADDED["E64"]
+
+    assert sync_free.why_sizes_cannot(sizes, torch.bfloat16) == ""
+    assert sync_free.bytes_of(sizes) == 2 * 13606 * 3200 + 2 * 27212 * (3200 + 2 * 6800)
+    for changed, dtype, words in (
+        (sizes, torch.float16, "takes bfloat16"), (sizes._replace(hidden=3204), torch.bfloat16, "H 3204"),
+        (sizes._replace(inner=12), torch.bfloat16, "I 12"), (sizes._replace(pitch=0), torch.bfloat16, "no token"),
+        (sizes._replace(experts=1 << 15), torch.bfloat16, "32768 experts"),
+        (sizes._replace(top_k=65), torch.bfloat16, "a token 65"),
+        (sizes._replace(pitch=10 * sizes.pitch), torch.bfloat16, "are the most allowed"),
+    ):  # fmt: skip
+        assert words in sync_free.why_sizes_cannot(changed, dtype)
+
+
+@pytest.mark.parametrize("best", [None, "kernels"])
+def test_a_layer_goes_the_way_that_its_contest_found(best: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In series when times say so, on our kernels when they don't; `fused=True` has a contest without that way."""
+    ran: list[tuple[bool, bool | None]] = []
+    held: list[list[MoeConfig | None]] = []
+    sizes = PADDED["E64"]._replace(world_size=1, pitch=13606, experts=64)
+
+    class Held:
+        def __init__(self, found: list[MoeConfig | None], _: object) -> None:
+            held.append(found)
+            self.best = None if best is None and None in found else found[0]
+
+        def begin(self) -> MoeConfig | None:
+            return self.best
+
+        def end(self, node: object) -> None:
+            assert node is None
+
+    def run(*_: object, config: MoeConfig | None, fused: bool | None, **__: object) -> SimpleNamespace:
+        ran.append((config is None, fused))
+        return GIVEN
+
+    monkeypatch.setattr("megascale_kernels.autotune.contest.Contest", Held)
+    monkeypatch.setattr(moe_path.experts, "serves", lambda *_: True)
+    monkeypatch.setattr(moe_path.experts, "sizes_of", lambda *_: sizes)
+    monkeypatch.setattr(moe_path.experts, "moe_experts", run)
+    workspace = workspaces(1)[0]
+    workspace.adaptive, workspace.native, workspace.planned = True, object(), Planned()
+
+    for fused in (None, True, None):
+        moe_path.moe_experts(*(None,) * 5, workspace, fused=fused)
+
+    ours = (True, False) if best is None else (False, None)
+    assert ran == [ours, (False, True), ours]
+    assert [None in found for found in held] == [True, False]
