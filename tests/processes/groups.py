@@ -56,18 +56,22 @@ GROUPS: Mapping[str, str] = {
     "tests/processes/test_slurm_submit.py": "Slurm",
     "tests/processes/test_stranger.py": "users",
 }
-# Those with a test, or tests of one group in a row, of 10 s and more while six run at a time: the longest first.
+# Those with a test, or tests of one group in a row, of 10 s and more while eight run at a time: the longest first.
 FIRST = tuple(
     f"tests/processes/test_{name}.py"
     for name in (
         "slurm_requeue", "checkpoint_s3", "nccl_thinning", "shared_memory", "installed", "prometheus", "dashboards",
         "two_controllers", "cli_programs", "two_machines", "alert_gaps", "wrapped_launchers", "legitimate_waits",
         "partitions", "moe_cpu", "debugger_session", "chaos", "silent_endings", "page_views", "nccl_profiler",
-        "launches", "dashboard_schema", "checkpoint_sums", "eviction", "page", "checkpoint_campaign", "alert_rules",
-        "negative_controls", "ski_rental", "hosts", "diagnose", "recorder_scripts", "attention_cpu",
-        "kubernetes_server", "checkpoint_tiers", "recorder_bystanders", "blackbox_kill", "checkpoint_meshes",
-        "checkpoint_behind", "kernels_cpu", "checkpoint_replicas", "checkpoint_behind_crash", "engine_eviction",
-        "own_parts", "frameworks", "next_steps", "run_has_agent", "recovery", "own_faults", "checkpoint_adapters",
+        "asleep_in_backward", "launches", "dashboard_schema", "checkpoint_sums", "eviction", "page",
+        "checkpoint_campaign", "alert_rules", "negative_controls", "ski_rental", "hosts", "diagnose",
+        "recorder_scripts", "attention_cpu", "kubernetes_server", "checkpoint_tiers", "recorder_bystanders",
+        "blackbox_kill", "checkpoint_meshes", "checkpoint_behind", "kernels_cpu", "checkpoint_replicas",
+        "checkpoint_behind_crash", "checkpoint_prune", "kernels_bench", "checkpoint_loading", "checkpoint_ranks",
+        "agent_hardware", "controller_abuse", "stacks_wake_nobody", "told_in_the_terminal", "stepped_clocks",
+        "agent_logs", "recordings", "checkpoint_crash", "moe_gpt_bench", "leader_cut_off", "console", "journal_server",
+        "coded_examples", "engine_eviction", "own_parts", "frameworks", "next_steps", "run_has_agent", "recovery",
+        "own_faults", "checkpoint_adapters",
     )
 )  # fmt: skip
 

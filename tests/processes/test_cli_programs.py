@@ -43,7 +43,7 @@ RUN_TOGETHER = (
     "-- examples/train_gpt.py --steps 60"
 )
 # More options of the example: as many steps that compute next to nothing.
-IDLE = ("--width=32", "--layers=1", "--heads=2", "--sequence-length=32", "--batch-size=4", "--step-sleep=0.08")
+IDLE = ("--width=32", "--layers=1", "--heads=2", "--sequence-length=32", "--batch-size=4", "--step-sleep=0.2")
 README_COMMANDS = (
     "megascale-ops run --nproc-per-node 2 -- examples/train_gpt.py --steps 60",
     "megascale-ops status",
@@ -77,7 +77,7 @@ def test_the_commands_are_the_readmes() -> None:
 def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     """A rank is killed; the run recovers, ends well, and ``incidents`` and ``why`` name the rank after the run."""
     launch.env["PYTHONPATH"] = str(SOON)
-    # 60 steps take 5 s so: one report a second, and the kill must still find the rank at work.
+    # 60 steps take 12 s so: whoever asks must find the job at work, on a machine where a verb takes 2 s, too.
     run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), *IDLE)
     launch.until_step(5, "gpt")
     following = launch.spawn("logs", "gpt", "--follow", "-n", "0", log="follow.log")

@@ -290,7 +290,8 @@ class BackgroundSaver:
             if self._is_over(flight):
                 return  # its writer process died meanwhile: another one must not begin what the ranks have given up
             writer = self._running_writer(flight)
-            writer.send(job)
+            with suppress(ConnectionError):  # it has ended: its listener says how, of this save
+                writer.send(job)
             if self._is_over(flight):
                 writer.abandon(flight.token, flight.reason)
         except (OSError, RuntimeError) as exc:

@@ -91,10 +91,11 @@ class Salvaged(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """What is wrong: with the file ("": nothing), and what SQLite did not use of its log."""
+    """What is wrong: with the file and its log ("": the file is whole), or with the log alone, as a sentence."""
 
     file: str
     log: str = ""
+    raw_log: bytes = b""  # a log to put aside with the file: SQLite removes it when the file is closed
 
 
 def find_damage(path: Path) -> Damage:
@@ -128,12 +129,13 @@ def find_damage(path: Path) -> Damage:
     lost = lost_commits(raw_log, raw_shared, used)
     if not lost:
         return Damage(file)
-    kept = _beside(_free(path), "-wal")
-    if not file:
-        kept.write_bytes(raw_log)
     what = f"the last {lost} commits" if lost > 1 else "what was committed last"
+    if file:
+        return Damage(f"{file}; its log has lost {what}", raw_log=raw_log)
+    kept = _beside(_free(path), "-wal")
+    kept.write_bytes(raw_log)
     told = f"the journal {path} has lost {what}: its log was damaged or cut off and is kept as {kept.name}"
-    return Damage(file, told)
+    return Damage("", told)
 
 
 def _can_be_written(path: Path) -> bool:
@@ -163,15 +165,18 @@ def _free(path: Path) -> Path:
     return _beside(path, f".damaged-{number}")
 
 
-def put_aside(path: Path, damage: str) -> Salvaged:
+def put_aside(path: Path, damage: Damage) -> Salvaged:
     """Rename a damaged journal and read from it what can be read."""
     aside = _free(path)
     for suffix in _SIDES:
         with suppress(FileNotFoundError):
             _beside(path, suffix).rename(_beside(aside, suffix))
     found = _read(aside)
+    log = _beside(aside, "-wal")
+    if damage.raw_log and not log.exists():
+        log.write_bytes(damage.raw_log)
     loss = (
-        f"the journal {path} was damaged ({damage}) and is kept as {aside.name}; {len(found.jobs)} jobs, "
+        f"the journal {path} was damaged ({damage.file}) and is kept as {aside.name}; {len(found.jobs)} jobs, "
         f"{len(found.incidents)} incidents and {len(found.events)} events could be read from it, what else it held is "
         "lost"
     )

@@ -333,10 +333,10 @@ def _salvage(engine: sa.Engine, losses: list[str]) -> Salvaged | None:
     path = sqlite_path(engine)
     try:
         damage = find_damage(path)
-        losses.append(damage.log)
         if not damage.file:
+            losses.append(damage.log)
             return None
-        found = put_aside(path, damage.file)
+        found = put_aside(path, damage)
     except OSError as error:
         raise UsageError(f"store {path} is damaged and can't be put aside: {error}") from error
     losses.append(found.loss)

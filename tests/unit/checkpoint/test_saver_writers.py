@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a writer process is the end of the save that it carries, and of no other."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ class DeadWriter:
 
     def __init__(self, token: str) -> None:
         self.token = token
+
+    def send(self, job: Job) -> None:
+        """Nobody takes it."""
+        raise BrokenPipeError(errno.EPIPE, f"nobody takes {job.token}")
 
     def receive(self) -> None:
         """Nothing comes any more."""
@@ -58,3 +63,27 @@ def test_a_writer_that_died_before_a_save_began_costs_it_nothing(
     assert saver._writer is None
     assert saver._flight is not None
     assert (saver._flight.has_ended, saver._flight.reason) == (bool(reason), reason)
+
+
+def test_a_writer_that_dies_while_it_is_told_is_told_by_how_it_died(
+    saver: BackgroundSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it took the order is nothing to the reader: its listener knows the signal; other errors stay told."""
+    launched = saver._launched
+    assert launched is not None
+    dying = DeadWriter("new")
+    dying.has_ended = False  # a moment before
+    saver._writer = dying  # type: ignore[assignment]  # what is asked of one that dies
+
+    saver._hand_over(launched.flight, launched.job)
+    before = launched.flight.has_ended
+    saver._listen(dying)  # type: ignore[arg-type]  # as above
+
+    assert not before
+    assert launched.flight.reason == "the writer process 7 was killed by signal 9"
+
+    other = saver._launched = background_saver._Launched(Flight("new", 5, 0.0), launched.job)
+    monkeypatch.setattr(dying, "send", lambda _: (_ for _ in ()).throw(OSError(errno.ENOMEM, "no memory")))
+    saver._writer = dying  # type: ignore[assignment]  # as above
+    saver._hand_over(other.flight, other.job)
+    assert other.flight.reason == "the writer process could not be told: [Errno 12] no memory"

@@ -269,8 +269,9 @@ def test_ctrl_c_while_the_program_still_imports_is_no_traceback(program: str, co
     slow = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     (tmp_path / "click.py").write_text(slow)
 
+    # Who is started behind a shell's `&`, or by nohup, has the signal ignored, and so would all that it starts.
     done = subprocess.run(
-        [sys.executable, "-m", program, "--help"],
+        ["env", "--default-signal=INT", sys.executable, "-m", program, "--help"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -203,6 +203,27 @@ def test_a_log_whose_beginning_is_gone_is_told(tmp_path: Path, first_page: bytes
     assert (tmp_path / "ops.db.damaged-1-wal").exists()
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 99), (4096, 1 << 30)])
+def test_a_journal_and_its_log_are_told_in_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int, last: int
+) -> None:
+    """Both are damaged, as by a disk: both are put aside, and the sentence on the file says what its log has lost."""
+    path = tmp_path / "ops.db"
+    write_journal(path)
+    for side in ("", "-wal"):
+        _flip(path.with_name(f"ops.db{side}"), first, last)
+    log = (tmp_path / "ops.db-wal").read_bytes()
+
+    store = open_store(f"sqlite:///{path}")
+    store.close()
+
+    assert [record.getMessage() for record in caplog.records] == [store.loss]
+    assert store.loss.count("damaged") == 2  # what was, and the name by which it is kept
+    assert "; its log has lost what was committed last)" in store.loss
+    assert (tmp_path / "ops.db.damaged-1").exists()
+    assert (tmp_path / "ops.db.damaged-1-wal").read_bytes() == log
+
+
 @pytest.mark.parametrize("body", [b"null", b"7", b"[]", b'{"job":1e999}', b'{"restarts":3}', b'{"habits":[]}'])
 def test_a_record_of_another_shape_is_put_aside(tmp_path: Path, body: bytes) -> None:
     """Rows without a checksum are valid JSON by chance: what is no record ends no controller at its start."""

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from megascale_ops.controller.journal import fence as fences
+from megascale_ops.controller.journal import writer
 from megascale_ops.controller.journal.fence import Fence, Leader
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
@@ -120,8 +121,11 @@ def test_a_transaction_under_way_is_awaited_by_the_next_leader(postgres: Postgre
     assert made
 
 
-def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(postgres: PostgresServer) -> None:
+def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A frozen database: one controller alone acts after its patience; one that may have been replaced waits."""
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.3)  # nothing is learned from the other 1.7 s
     one = Elected(postgres.url, "one")
     assert one.submit("before").wait(30)
     one.may_act = False
@@ -130,12 +134,12 @@ def test_what_is_not_written_is_acted_upon_only_where_nobody_else_can_lead(postg
     held = one.submit("held")
     until(lambda: bool(one.store.failing), "the outage to be told")
     behind = one.submit("behind")
-    was_held = not held.wait(1.0)
+    was_held = not held.wait(0.6)  # a store that fails is patient for 0.2 s
     one.may_act = True
     released = held.wait(30), behind.wait(30)
     one.may_act = False
     last = one.submit("last")
-    is_held_again = not last.wait(1.0)
+    is_held_again = not last.wait(0.6)
     postgres.thaw()
     written = last.wait(60)
     events = one.store.events("job")

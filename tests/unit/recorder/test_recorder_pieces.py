@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder's smaller parts: settings, stepping aside, the import hook, the beat's position, the last exception."""
 
+import errno
 import gc
 import importlib
+import io
 import json
 import os
 import sys
@@ -83,12 +85,41 @@ def test_stepping_aside_is_said_once(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "megascale-ops recorder: the beat steps aside: ValueError: first reason\n"
 
 
-def test_stepping_aside_without_a_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that closed its stderr is not ended by our message."""
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(sys, "__stderr__", None)
+class Full(io.StringIO):
+    """A stderr on a disk without room."""
 
-    step_aside("the beat", ValueError("x"))
+    def write(self, text: str) -> int:
+        """Write nothing."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), len(text))
+
+
+def closed() -> io.StringIO:
+    """Return a stderr that was closed."""
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [lambda: None, closed, Full], ids=["none", "closed", "full"])
+def test_stepping_aside_without_a_stderr(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], stderr: Callable[[], io.StringIO | None]
+) -> None:
+    """A process that has no stderr is not ended by our message: the piece is off, and nothing is written elsewhere."""
+    calls = []
+
+    def event() -> None:
+        calls.append(1)
+        raise ValueError("x")
+
+    monkeypatch.setattr(sys, "stderr", stderr())
+    monkeypatch.setattr(sys, "__stderr__", None)
+    safe = guarded_plain("the beat", event)
+
+    safe()
+    safe()
+
+    assert calls == [1]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_guarded_event_fails_once(capsys: pytest.CaptureFixture[str]) -> None:
