@@ -47,6 +47,7 @@ def measure(
     check: Call | None = None,
     risky: Sequence[str] = (),
     ends: int = 0,
+    in_a_row: int = 1,
 ) -> Measured:
     """Time calls in turn, on the current stream of the current device. Collective.
 
@@ -57,6 +58,8 @@ def measure(
         check: called after each phase; it waits for the device and raises the kernels' error.
         risky: the names that `check` covers; when it raises they all count as failed.
         ends: so many of the first and of the last calls keep their places in every round.
+        in_a_row: calls of a turn, back to back, of which the mean counts: with many the GPU gets as warm, and its clock
+            as low, as in a filled stream.
     """
     names = list(calls)
     inner = slice(ends, len(names) - ends)
@@ -70,14 +73,17 @@ def measure(
                 dist.all_reduce(tiny, group=group)
                 begin, end = _event(), _event()
                 begin.record()
-                if name not in errors:
-                    _attempt(calls[name], [name], errors)
+                for _ in range(in_a_row):
+                    if name not in errors:
+                        _attempt(calls[name], [name], errors)
                 end.record()
                 events[name].append((begin, end))
         torch.cuda.synchronize()
         if check is not None:
             _attempt(check, [name for name in calls if name in risky], errors)
-    times = [[begin.elapsed_time(end) / 1e3 for begin, end in pairs[WARM_ROUNDS:]] for pairs in events.values()]
+    times = [
+        [begin.elapsed_time(end) / 1e3 / in_a_row for begin, end in pairs[WARM_ROUNDS:]] for pairs in events.values()
+    ]
     table = torch.tensor(times, dtype=torch.float64, device="cuda")
     for row, name in enumerate(calls):
         if name in errors:

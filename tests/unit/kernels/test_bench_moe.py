@@ -98,7 +98,7 @@ def test_a_row_compares_with_the_larger_of_products_and_bytes() -> None:
     ("arguments", "said"),
     [
         (["--tokens", "many"], "--tokens many: comma-separated numbers"),
-        (["--gpus", "0"], "--gpus and --rounds are 1 or more"),
+        (["--gpus", "0"], "--gpus, --rounds and --in-a-row are 1 or more"),
         (["--random", "2", "--tensor-parallel", "2"], "leave --tensor-parallel out"),
         (["--config", "colour=1"], "--config colour=1: MoeConfig has"),
         (["--config", "chunks=red"], "'red' is no whole number"),

@@ -38,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--random", type=int, help="so many random layers instead")
     made.add_argument("--seed", type=int, default=0, help="of layers, operands and routing (default 0)")
     made.add_argument("--rounds", type=int, default=7, help="how often each contender is timed (default 7)")
+    made.add_argument(
+        "--in-a-row", type=int, default=1, help="calls of a turn, back to back as in a filled stream (default 1)"
+    )
     made.add_argument("--backward", action="store_true", help="forward and backward instead of the forward alone")
     made.add_argument("--config", action="append", default=[], help="NAME=VALUE of MoeConfig, for our kernels")
     made.add_argument(
@@ -55,8 +58,8 @@ def wanted(options: argparse.Namespace) -> list[MoeShape]:
     Raises:
         ValueError: the message names the option.
     """
-    if options.gpus < 1 or options.rounds < 1:
-        raise ValueError("--gpus and --rounds are 1 or more")
+    if min(options.gpus, options.rounds, options.in_a_row) < 1:
+        raise ValueError("--gpus, --rounds and --in-a-row are 1 or more")
     if options.random is not None and options.tensor_parallel != 1:
         raise ValueError("--random draws layers whose experts are whole: leave --tensor-parallel out")
     if options.random is not None:
@@ -163,7 +166,7 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
                 continue
             if workspace is None:
                 workspace = Workspace(max_rows=tokens, max_gather_cols=hidden, deadline_s=DEADLINE_S)
-            row = measure_one(layer, workspace, config, options.rounds, options.seed, more=more)
+            row = measure_one(layer, workspace, config, (options.rounds, options.in_a_row), options.seed, more=more)
             rows.append(row)
             report.both(table.text_row(row), table.csv_row(row))
             if workspace.broken is not None:
