@@ -156,9 +156,12 @@ class _Left:
 
     def of_hang(self) -> Verdict | None:
         """Return the verdict by dumps and stacks, None where there is too little."""
-        if len({*self.dumps, *self.stands}) < 2:
+        if not self.dumps and not self.stands:
             return None
-        return hangs.judge_hang(self.dumps, self.stands, self.names)
+        stands = self.stands if self.dumps else {**hangs.waiting_by_words(self.logs), **self.stands}
+        if len({*self.dumps, *stands}) < 2:
+            return None
+        return hangs.judge_hang(self.dumps, stands, self.names)
 
     def of_logs(self) -> Verdict | None:
         """Return the verdict by logs, None where there is none."""

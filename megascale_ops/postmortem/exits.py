@@ -23,6 +23,7 @@ from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 
@@ -75,6 +76,8 @@ def judge_logs(
             texts[rank] = "\n".join([texts.get(rank, ""), *lines])
     ended = [_ended(rank, text, told) for rank, text in sorted(texts.items())]
     verdict = _judged(ended) if ended else None
+    if verdict is not None and verdict.fault == "cuda_error":
+        verdict = _by_first_hit(verdict, kernel.first_hit(of_kernel, verdict.culprits))
     if is_merged and verdict is not None and verdict.fault == "unknown" and (silent := _silent_in(texts)) >= 0:
         verdict = _judged([*ended, Ended("", _stopped(silent), 0.1, has_status=False, has_time=False)])
     if verdict is None or verdict.fault == "unknown":
@@ -88,6 +91,14 @@ def judge_logs(
     if told.is_local and owners and verdict.culprits == told.first:
         verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
     return verdict
+
+
+def _by_first_hit(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:
+    """Return a verdict with those alone whose GPU failed by the kernel's log, where the others only felt it."""
+    if not ranks:
+        return verdict
+    why = f"the kernel's log has a fault of the GPU of {named(ranks)}, and of the others that it followed one"
+    return msgspec.structs.replace(verdict, culprits=ranks, reason=f"{named(ranks)}: {why}: {verdict.reason}")
 
 
 def _silent_in(texts: Mapping[int, str]) -> int:
@@ -115,6 +126,12 @@ def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], 
 
 
 def _by_a_batch_system(verdict: Verdict, line: str) -> Verdict:
+    if launched.LOST_NODE in line:
+        return msgspec.structs.replace(
+            verdict, fault="node_lost", culprits=(), nodes=(), confidence=_DOUBTFUL,
+            reason=f'the batch system lost a node and ended the rest: "{line}"',
+            otherwise="what that node says of itself, if it comes back: its own log, or its console's",
+        )  # fmt: skip
     return msgspec.structs.replace(
         verdict, fault="killed", culprits=(), nodes=(), confidence=0.5,
         reason=f'the batch system ended the job, and no rank failed before that is told of: "{line}"',

@@ -26,6 +26,8 @@ _NCCL = re.compile(
     r"(?:^|\s)(\S{1,80}):\d{1,8}:\d{1,8} \[\d{1,3}\] NCCL INFO .{0,200}?\brank (\d{1,6}) nranks \d{1,6} "
     r".{0,60}?busId ([0-9a-f]{4,12})\b"
 )
+# The driver clears a GPU's channels behind a fault, which may be another GPU's that it is linked to.
+_ECHO = re.compile(r"Xid \([^)]{1,40}\): 45\b")
 _LOADER = re.compile(r"DataLoader worker \(pid (\d{1,8})\)")
 
 
@@ -62,6 +64,16 @@ def of_ranks(
     for line in faults:
         found.setdefault(_rank_of(line, known, homes), []).append(line)
     return found
+
+
+def first_hit(of_ranks_: Mapping[int, list[str]], ranks: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks whose GPU had a fault where the kernel's log has only an echo of it (Xid 45) for all others.
+
+    () where that does not part them: one of them is in no line, or each has a fault of its own.
+    """
+    xids = {rank: [line for line in of_ranks_.get(rank, ()) if _XID.search(line)] for rank in ranks}
+    own = tuple(rank for rank, lines in xids.items() if any(not _ECHO.search(line) for line in lines))
+    return own if all(xids.values()) and 0 < len(own) < len(xids) else ()
 
 
 def _rank_of(line: str, pids: Mapping[int, int], homes: Mapping[tuple[str, str], set[int]]) -> int:
