@@ -177,6 +177,24 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
+    # A trainer that stops by itself.
+    cause(
+        "loss_not_finite",
+        r"Monitored metric .{1,80} = -?(?:nan|inf)\b.{0,20} is not finite"
+        r"|^Batch \d+: Invalid loss, terminating training",
+        "loss_nan",
+        "Lightning's EarlyStopping with check_finite, Keras' TerminateOnNaN: they end the training in order",
+        sure=0.9,
+    ),
+    # Kubernetes, of a pod that never began.
+    cause(
+        "no_image",
+        r"Failed to pull image",
+        "not_joined",
+        "an event of a pod whose image does not come: its rank never began",
+        sure=0.9,
+        hint="the image of its container does not come",
+    ),
     # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     victim(
         "gloo_peer_closed",
