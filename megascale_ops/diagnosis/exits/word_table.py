@@ -18,11 +18,11 @@ holds a real line for each row, and a near miss that it must leave alone.
 import re
 
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
+from megascale_ops.diagnosis.exits.orderly_ends import NO_FAILURE_OF_A_PROCESS
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
-# The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
-GPU_WAIT = "gpu_wait"
+GPU_WAIT = "gpu_wait"  # kernels that waited for another rank and trapped: CUDA's error behind it is a consequence
 RENDEZVOUS_CLOSED = "rendezvous_closed"  # found so by agents; torch closes it at every end of one but by a signal
 _OUT_OF = "out_of_memory"
 PATTERNS: tuple[Row, ...] = (
@@ -177,24 +177,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
-    # A trainer that stops by itself.
-    cause(
-        "loss_not_finite",
-        r"Monitored metric .{1,80} = -?(?:nan|inf)\b.{0,20} is not finite"
-        r"|^Batch \d+: Invalid loss, terminating training",
-        "loss_nan",
-        "Lightning's EarlyStopping with check_finite, Keras' TerminateOnNaN: they end the training in order",
-        sure=0.9,
-    ),
-    # Kubernetes, of a pod that never began.
-    cause(
-        "no_image",
-        r"Failed to pull image",
-        "not_joined",
-        "an event of a pod whose image does not come: its rank never began",
-        sure=0.9,
-        hint="the image of its container does not come",
-    ),
+    *NO_FAILURE_OF_A_PROCESS,
     # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     victim(
         "gloo_peer_closed",
