@@ -170,7 +170,8 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
     raised: list[Ended] = []
     for one in ended:
         lines = [bare for line in texts[one.exit.rank].splitlines() if (bare := strip_prefix(line).rstrip())]
-        if one.exit.by_us and lines and RAISED_ALIKE.match(lines[-1]):
+        has_own = len(lines) > 1 and lines[-2][:1].isspace()  # a traceback, which was read and is ignored
+        if one.exit.by_us and lines and not has_own and RAISED_ALIKE.match(lines[-1]):
             text = f"{TRACEBACK_BEGINS}\n{lines[-1]}"
             raised += [one._replace(exit=RankExit(one.exit.rank, one.exit.rank, 0, 1, 0.0, stderr_tail=text))]
     few = 2 * len(raised) <= len(ended) or len(raised) == len(ended)

@@ -218,6 +218,10 @@ def test_a_pod_with_a_log_has_had_its_image(tmp_path: Path) -> None:
     assert (verdict.fault, verdict.culprits) == ("unknown", ())
 
 
+AT_EXIT = (
+    "Exception ignored in atexit callback: <function flush>\nTraceback (most recent call last):\n"
+    '  File "/x.py", line 1, in flush\nBrokenPipeError: [Errno 32] Broken pipe\n'
+)
 GATED = "OSError: You are trying to access a gated repo.\n"
 
 
@@ -228,6 +232,7 @@ GATED = "OSError: You are trying to access a gated repo.\n"
         ([GATED, GATED, GATED, "step 1\n"], ()),  # most: these may be those who lost the one that says nothing
         ([CLOSED, "step 1\n", GATED + "step 2 loss 1.1\n", "step 1\n"], ()),  # something came after it
         ([CLOSED, "step 1\n", "retrying after OSError: x\n", "step 1\n"], ()),
+        ([CLOSED, "step 1\n", AT_EXIT, "step 1\n"], ()),
     ],
 )
 def test_a_line_that_raises_and_nothing_after_it(tmp_path: Path, texts: list[str], named: tuple[int, ...]) -> None:
