@@ -165,7 +165,8 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
 def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
     """Return the verdict by lines that raise, where nothing comes after them and the tracebacks before were left out.
 
-    The words of those that lost a peer may be new: so half of the ranks at most, or all of them alike.
+    The words of those that lost a peer may be new: so half of the ranks at most, and only where others have lost them;
+    else nothing tells that the line ended anybody.
     """
     raised: list[Ended] = []
     for one in ended:
@@ -174,9 +175,10 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
         if one.exit.by_us and lines and not has_own and RAISED_ALIKE.match(lines[-1]):
             text = f"{TRACEBACK_BEGINS}\n{lines[-1]}"
             raised += [one._replace(exit=RankExit(one.exit.rank, one.exit.rank, 0, 1, 0.0, stderr_tail=text))]
-    few = 2 * len(raised) <= len(ended) or len(raised) == len(ended)
+    few = 2 * len(raised) <= len(ended)
+    lost = any(told.row.consequence for text in texts.values() for told in heard_in(text[-_TAIL:]))
     own = [any(told.row.role == CAUSE for told in heard_in(one.exit.stderr_tail)) for one in raised]
-    if not raised or not few or not all(own):
+    if not raised or not few or not lost or not all(own):
         return verdict
     who = {one.exit.rank: one for one in raised}
     again = _judged([who.get(one.exit.rank, one) for one in ended])

@@ -27,6 +27,8 @@ from megascale_ops.schema.progress import UNSEEN, ProcessReading, Progress, Rank
 
 # It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
+# As much of a log as its end is looked for in.
+_SOUGHT = 64_000
 # Places in which a rank sleeps.
 _ASLEEP = frozenset({"in_lock", "in_child", "in_network", "in_sleep"})
 _GONE = re.compile(
@@ -63,7 +65,8 @@ def waiting_by_words(logs: Mapping[int, str]) -> dict[int, Stood]:
     Nor a rank of which a cause of its own is told, nor a text of several processes.
     """
     waiting: dict[int, Stood] = {}
-    for rank, text in logs.items():
+    for rank, whole in logs.items():
+        text = whole[-_SOUGHT:]
         call = given_up(text) if is_of_one(text) else None
         if call is not None and all(one.row.consequence or one.row.role == NOBODY for one in heard_in(text)):
             waiting[rank] = Stood("in_collective", call.function)

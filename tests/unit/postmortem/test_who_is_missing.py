@@ -233,6 +233,7 @@ GATED = "OSError: You are trying to access a gated repo.\n"
         ([CLOSED, "step 1\n", GATED + "step 2 loss 1.1\n", "step 1\n"], ()),  # something came after it
         ([CLOSED, "step 1\n", "retrying after OSError: x\n", "step 1\n"], ()),
         ([CLOSED, "step 1\n", AT_EXIT, "step 1\n"], ()),
+        (["step 1\n", "step 1\n", GATED, "step 1\n"], ()),  # nobody has lost it
     ],
 )
 def test_a_line_that_raises_and_nothing_after_it(tmp_path: Path, texts: list[str], named: tuple[int, ...]) -> None:
