@@ -166,7 +166,7 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
     """Return the verdict by lines that raise, where nothing comes after them and the tracebacks before were left out.
 
     The words of those that lost a peer may be new: so half of the ranks at most, and only where others have lost them;
-    else nothing tells that the line ended anybody.
+    else nothing tells that the line ended its rank.
     """
     raised: list[Ended] = []
     for one in ended:
