@@ -8,21 +8,17 @@ what stacks and dumps show of the hang, and then what the logs say of those that
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from megascale_agents.evidence import flight_recorder
 
 from megascale_ops.diagnosis.exits.last_words import heard_in
+from megascale_ops.diagnosis.hangs.stack_groups import Stood
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.postmortem import exits, hangs, kernel, launched, pieces
 from megascale_ops.schema.fault_classes import FAULTS, Hang
 from megascale_ops.schema.health import Verdict
-
-if TYPE_CHECKING:
-    from megascale_ops.diagnosis.hangs.stack_groups import Stood
-
 
 # Names of the kernel's log: a number in them is a node's.
 _OF_KERNEL = re.compile(r"dmesg|kern|syslog|messages|journal", re.IGNORECASE)
@@ -90,8 +86,10 @@ class _Left:
         self.logs: dict[int, str] = {}
         self.launchers = ""
         self.faults: list[str] = []  # of the kernel's log
+        self.kernels = ""
         self.names: dict[int, str] | None = None
         kept = [piece for piece in gathered.pieces if not self._take_kernels(piece)]
+        self.begins = [gathered.begins.get(path, "") for path in {piece.path for piece in kept}]
         if len(kept) > 1 and all(piece.rank < 0 and not launched.told_in(piece.text).first for piece in kept):
             self.names = {number: piece.path.name for number, piece in enumerate(kept)}
             kept = [piece._replace(rank=number) for number, piece in enumerate(kept)]
@@ -121,6 +119,7 @@ class _Left:
         if is_ranks or not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
             return False
         self.faults += kernel.faults_in(piece.text)
+        self.kernels += piece.text
         return True
 
     def _take_dump(self, piece: pieces.Piece) -> bool:
@@ -156,15 +155,21 @@ class _Left:
 
     def of_hang(self) -> Verdict | None:
         """Return the verdict by dumps and stacks, None where there is too little."""
-        if len({*self.dumps, *self.stands}) < 2:
+        for rank in kernel.in_storage(self.kernels, self.logs) - {*self.stands}:
+            self.stands[rank] = Stood("in_storage")
+        if not self.dumps and not self.stands:
             return None
-        return hangs.judge_hang(self.dumps, self.stands, self.names)
+        stands = self.stands if self.dumps else {**hangs.waiting_by_words(self.logs), **self.stands}
+        if len({*self.dumps, *stands}) < 2:
+            return None
+        return hangs.judge_hang(self.dumps, stands, self.names)
 
     def of_logs(self) -> Verdict | None:
         """Return the verdict by logs, None where there is none."""
         if not self.logs and not self.launchers and not self.faults:
             return None
-        verdict = exits.judge_logs(self.logs, self.launchers, self.faults, is_merged=self.is_merged)
+        faults = kernel.since(self.faults, self.begins)
+        verdict = exits.judge_logs(self.logs, self.launchers, faults, is_merged=self.is_merged)
         return verdict if self.names is None else exits.unnamed(verdict, self.names)
 
 

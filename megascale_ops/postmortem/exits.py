@@ -16,13 +16,15 @@ from megascale_ops.diagnosis.exits.classify import Ended, classify
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
+from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefix, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
+from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 
@@ -48,6 +50,8 @@ _DOUBTFUL = 0.6
 # 3: of fewer ranks more than one may have printed nothing.
 _FEWEST_BESIDE = 3
 _ANY_SIZE = 1 << 30
+# 0.65: a line that raises may have been caught, and its traceback is not there to tell.
+_LAST_LINE_SURE = 0.65
 _SOMEBODY = "a rank that nothing names"
 _A_RANK = re.compile(r"\branks? \d{1,9}(?:, \d{1,9})*(?=: | is | was | has )")
 
@@ -75,6 +79,10 @@ def judge_logs(
             texts[rank] = "\n".join([texts.get(rank, ""), *lines])
     ended = [_ended(rank, text, told) for rank, text in sorted(texts.items())]
     verdict = _judged(ended) if ended else None
+    if verdict is not None and verdict.fault == "cuda_error":
+        verdict = _by_first_hit(verdict, kernel.first_hit(of_kernel, verdict.culprits))
+    if verdict is not None and verdict.fault == "unknown":
+        verdict = _by_last_lines(verdict, ended, texts)
     if is_merged and verdict is not None and verdict.fault == "unknown" and (silent := _silent_in(texts)) >= 0:
         verdict = _judged([*ended, Ended("", _stopped(silent), 0.1, has_status=False, has_time=False)])
     if verdict is None or verdict.fault == "unknown":
@@ -88,6 +96,14 @@ def judge_logs(
     if told.is_local and owners and verdict.culprits == told.first:
         verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
     return verdict
+
+
+def _by_first_hit(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:
+    """Return a verdict with those alone whose GPU failed by the kernel's log, where the others only felt it."""
+    if not ranks:
+        return verdict
+    why = f"the kernel's log has a fault of the GPU of {named(ranks)}, and of the others that it followed one"
+    return msgspec.structs.replace(verdict, culprits=ranks, reason=f"{named(ranks)}: {why}: {verdict.reason}")
 
 
 def _silent_in(texts: Mapping[int, str]) -> int:
@@ -115,6 +131,12 @@ def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], 
 
 
 def _by_a_batch_system(verdict: Verdict, line: str) -> Verdict:
+    if launched.LOST_NODE in line:
+        return msgspec.structs.replace(
+            verdict, fault="node_lost", culprits=(), nodes=(), confidence=_DOUBTFUL,
+            reason=f'the batch system lost a node and ended the rest: "{line}"',
+            otherwise="what that node says of itself, if it comes back: its own log, or its console's",
+        )  # fmt: skip
     return msgspec.structs.replace(
         verdict, fault="killed", culprits=(), nodes=(), confidence=0.5,
         reason=f'the batch system ended the job, and no rank failed before that is told of: "{line}"',
@@ -138,6 +160,29 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
     if judged.fault == "killed" and _CANCELLED in judged.said:
         return one._replace(exit=msgspec.structs.replace(exit_, code=-15))
     return one
+
+
+def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
+    """Return the verdict by lines that raise, where nothing comes after them and the tracebacks before were left out.
+
+    The words of those that lost a peer may be new: so half of the ranks at most, and only where others have lost them;
+    else nothing tells that the line ended its rank.
+    """
+    raised: list[Ended] = []
+    for one in ended:
+        lines = [bare for line in texts[one.exit.rank].splitlines() if (bare := strip_prefix(line).rstrip())]
+        has_own = len(lines) > 1 and lines[-2][:1].isspace()  # a traceback, which was read and is ignored
+        if one.exit.by_us and lines and not has_own and RAISED_ALIKE.match(lines[-1]):
+            text = f"{TRACEBACK_BEGINS}\n{lines[-1]}"
+            raised += [one._replace(exit=RankExit(one.exit.rank, one.exit.rank, 0, 1, 0.0, stderr_tail=text))]
+    few = 2 * len(raised) <= len(ended)
+    lost = any(told.row.consequence for text in texts.values() for told in heard_in(text[-_TAIL:]))
+    own = [any(told.row.role == CAUSE for told in heard_in(one.exit.stderr_tail)) for one in raised]
+    if not raised or not few or not lost or not all(own):
+        return verdict
+    who = {one.exit.rank: one for one in raised}
+    again = _judged([who.get(one.exit.rank, one) for one in ended])
+    return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
 
 
 def _stopped(rank: int) -> RankExit:

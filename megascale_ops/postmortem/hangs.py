@@ -12,6 +12,9 @@ import msgspec
 from megascale_agents.evidence import flight_recorder, stack_places, stack_texts
 
 from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.exits.last_words import heard_in
+from megascale_ops.diagnosis.exits.watchdog_words import given_up, is_of_one
+from megascale_ops.diagnosis.exits.word_rows import NOBODY
 from megascale_ops.diagnosis.hangs import stack_groups
 from megascale_ops.diagnosis.hangs.evidence import gather
 from megascale_ops.diagnosis.hangs.stack_groups import Stood
@@ -24,6 +27,8 @@ from megascale_ops.schema.progress import UNSEEN, ProcessReading, Progress, Rank
 
 # It is not known how long a rank has stood; an hour is beyond all patience.
 _SILENT_S = 3600.0
+# As much of a log as its end is looked for in.
+_SOUGHT = 64_000
 # Places in which a rank sleeps.
 _ASLEEP = frozenset({"in_lock", "in_child", "in_network", "in_sleep"})
 _GONE = re.compile(
@@ -52,6 +57,20 @@ def unread(text: str) -> Stood | None:
     if complaint:
         return Stood("gone", note=complaint[:120])
     return Stood("", note=lines[-1][:120]) if _REFUSED.search(lines[-1]) else None
+
+
+def waiting_by_words(logs: Mapping[int, str]) -> dict[int, Stood]:
+    """Return the ranks whose watchdog gave up a collective as its end: they stood in it, whatever stack they left.
+
+    Nor a rank of which a cause of its own is told, nor a text of several processes.
+    """
+    waiting: dict[int, Stood] = {}
+    for rank, whole in logs.items():
+        text = whole[-_SOUGHT:]
+        call = given_up(text) if is_of_one(text) else None
+        if call is not None and all(one.row.consequence or one.row.role == NOBODY for one in heard_in(text)):
+            waiting[rank] = Stood("in_collective", call.function)
+    return waiting
 
 
 def judge_hang(

@@ -10,6 +10,7 @@ Pure: texts in, lines by rank out.
 
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 
 _LINE = re.compile(
     r"^(?:<\d+>)?(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ (?:[\d:]{8} )?(?:\S+ )?kernel:|\d{4}-\d\d-\d\dT\S+ \S+ kernel:"
@@ -26,6 +27,16 @@ _NCCL = re.compile(
     r"(?:^|\s)(\S{1,80}):\d{1,8}:\d{1,8} \[\d{1,3}\] NCCL INFO .{0,200}?\brank (\d{1,6}) nranks \d{1,6} "
     r".{0,60}?busId ([0-9a-f]{4,12})\b"
 )
+# The driver clears a GPU's channels behind a fault, which may be another GPU's that it is linked to.
+_ECHO = re.compile(r"Xid \([^)]{1,40}\): 45\b")
+_DATED = re.compile(r"\b(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_OF_DMESG = re.compile(rf"\[\w{{3}} ({'|'.join(_MONTHS)}) +(\d{{1,2}}) (\d\d)[\d:]{{6}} (20\d\d)\]")
+# 27 h: zones are up to 26 h apart, and hours are compared.
+_ZONES = timedelta(hours=27)
+_HUNG = re.compile(r"INFO: task \S{1,40}:(\d{1,8}) blocked for more than \d{1,6} seconds")
+_STORAGE = re.compile(r"\b(?:Lustre(?:Error)?: |nfs: |ceph: |GPFS|beegfs|cl_sync_io|nfs_\w+|wait_on_page_bit)")
+_OWN_PID = re.compile(r"\bpid[ =:]{1,2}(\d{1,8})\b")
 _LOADER = re.compile(r"DataLoader worker \(pid (\d{1,8})\)")
 
 
@@ -62,6 +73,55 @@ def of_ranks(
     for line in faults:
         found.setdefault(_rank_of(line, known, homes), []).append(line)
     return found
+
+
+def since(faults: Iterable[str], begins: Iterable[str]) -> list[str]:
+    """Return the lines that are not older than all that a job printed, by more than zones of time may be apart.
+
+    A line without a year, and all lines beside a job without dates, are kept.
+
+    Args:
+        faults: lines of the kernel's log.
+        begins: how the job's own logs begin.
+    """
+    known = [date for text in begins if (date := _date_of(text)) is not None]
+    if not known:
+        return list(faults)
+    oldest = min(known) - _ZONES
+    return [line for line in faults if (date := _date_of(line[:60])) is None or date >= oldest]
+
+
+def _date_of(text: str) -> datetime | None:
+    """Return the date that a line begins with, in its own zone; None without one."""
+    if (found := _DATED.search(text)) is not None:
+        year, month, day, hour = map(int, found.groups())
+    elif (found := _OF_DMESG.match(text)) is not None:
+        year, month, day, hour = int(found[4]), _MONTHS.index(found[1]) + 1, int(found[2]), int(found[3])
+    else:
+        return None
+    try:
+        return datetime(year, month, day, hour, tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def in_storage(text: str, logs: Mapping[int, str]) -> set[int]:
+    """Return the ranks that sleep in the kernel for minutes, by a log that tells of a file system, and by their pids.
+
+    A process is a rank's where its own log says so.
+    """
+    pids = {int(pid) for pid in _HUNG.findall(text)} if _STORAGE.search(text) else set()
+    return {rank for rank, own in logs.items() if pids and not pids.isdisjoint(map(int, _OWN_PID.findall(own)))}
+
+
+def first_hit(of_ranks_: Mapping[int, list[str]], ranks: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks whose GPU had a fault where the kernel's log has only an echo of it (Xid 45) for all others.
+
+    () where that does not part them: one of them is in no line, or each has a fault of its own.
+    """
+    xids = {rank: [line for line in of_ranks_.get(rank, ()) if _XID.search(line)] for rank in ranks}
+    own = tuple(rank for rank, lines in xids.items() if any(not _ECHO.search(line) for line in lines))
+    return own if all(xids.values()) and 0 < len(own) < len(xids) else ()
 
 
 def _rank_of(line: str, pids: Mapping[int, int], homes: Mapping[tuple[str, str], set[int]]) -> int:

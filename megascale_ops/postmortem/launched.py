@@ -53,6 +53,8 @@ _ROOT = re.compile(r"Root Cause \(first observed failure\):.{0,400}?rank\s*: (\d
 _LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d{1,4})\) local_rank: (?P<rank>\d{1,6}) \(pid: (?P<pid>\d{1,8})\)")
 _CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED")
 _FOR_A_REASON = re.compile(r"CANCELLED[^\n]{0,80}DUE TO|TERM_RUNLIMIT|DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE)")
+# Slurm's reason for a step of which a node was lost.
+LOST_NODE = "DUE TO NODE FAILURE"
 _GOES_ON = re.compile(r"\bretry|\brestart(?:ing|ed)\b|\bwill\b|\battempt \d", re.IGNORECASE)
 # A sentence that is broken after the word before a number.
 _BROKEN = re.compile(r"\b(on|with|by|of)\n(?=\S)")

@@ -19,6 +19,8 @@ from megascale_ops.postmortem import reading, tags
 _MOST_OF_ALL, _LEAST_EACH = 64 * 1024 * 1024, 256 * 1024
 # 2 files: the output and the errors of all ranks, as batch systems write them.
 _FEW = 2
+# 4 KB: dates stand in the first lines, where a log has any.
+_BEGIN = 4096
 # 16,384 files: a rank each of a job of 12,288 with room.
 MOST_FILES = 16_384
 
@@ -57,6 +59,9 @@ _FEWEST_ALIKE = 2
 _A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
 # A line of Kubernetes' events; its object is a pod, whose log is named by the whole of its name or the end of it.
 _EVENT = re.compile(r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s")
+# What tells that a pod began after all.
+_BEGAN = re.compile(r"^\S{1,20} +Normal +(?:Started|Pulled) +pod/(\S{1,253})\s", re.MULTILINE)
+_NO_IMAGE = "Failed to pull image"
 # Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
 _POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
@@ -86,6 +91,7 @@ class Gathered(NamedTuple):
 
     pieces: tuple[Piece, ...]
     notes: tuple[str, ...]
+    begins: dict[Path, str]  # of each file, with all that stands before its lines
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -133,7 +139,8 @@ def gather(files: Iterable[Path]) -> Gathered:
     notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
     notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
     ranked, more = _with_nodes(_by_siblings(_with_events(_as_their_likes(_as_tasks(_of_pods(pieces))))))
-    return Gathered(tuple(ranked), (*notes, *more))
+    begins = {path: data[:_BEGIN].decode("utf-8", "replace") for path, data in read.items()}
+    return Gathered(tuple(ranked), (*notes, *more), begins)
 
 
 def _is_one_each(pieces: Sequence[Piece]) -> bool:
@@ -292,14 +299,19 @@ def _as_their_likes(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_events(pieces: Sequence[Piece]) -> list[Piece]:
-    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of no rank."""
+    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of no rank.
+
+    A pod of a job with a master that has no log and whose image does not come is the rank that its name tells.
+    """
     stems: dict[str, set[int]] = {}
+    masters = {one[1] for piece in pieces if (one := _POD.match(piece.path.name)) is not None and one[2] == "master"}
     for piece in pieces:
         stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
     whole: list[Piece] = []
     for piece in pieces:
         lines = piece.text.splitlines() if piece.rank < 0 and b"pod/" in piece.data else []
         pods = {found[1] for line in lines if (found := _EVENT.match(line)) is not None}
+        began = {*_BEGAN.findall(piece.text)} if lines else set()
         homes: dict[str, list[str]] = {}
         for pod in pods:
             for stem in stems:
@@ -310,13 +322,28 @@ def _with_events(pieces: Sequence[Piece]) -> list[Piece]:
             for stem, named in homes.items()
             if len(named) == 1 and len(stems[stem]) == 1 and min(stems[stem]) >= 0
         }
+        absent = {pod: 1 + int(one[3]) for pod in pods - {*owners} - began if (one := _is_of(pod, masters)) is not None}
+        # Who has a log has had its image in the end, and the image of another job's pod is no matter of this one.
+        had = {*owners, *began} if not masters else pods - {*absent}
+        kept = [line for line in lines if _NO_IMAGE not in line or had.isdisjoint(_EVENT.findall(line))]
+        shown = piece if len(kept) == len(lines) else piece._replace(data="\n".join(kept).encode())
+        lines, owners = kept, {**owners, **absent}
         ranks = [owners.get(found[1], -1) if (found := _EVENT.match(line)) is not None else -1 for line in lines]
         for rank in sorted({*ranks} - {-1}):
             own = [line for line, whose in zip(lines, ranks, strict=True) if whose == rank]
             whole.append(Piece(piece.path, rank, "\n".join(own).encode()))
         rest = "\n".join(line for line, whose in zip(lines, ranks, strict=True) if whose < 0)
-        whole += [piece] if not {*ranks} - {-1} else [piece._replace(data=rest.encode())] if rest.strip() else []
+        if not {*ranks} - {-1}:
+            whole.append(shown)
+        elif rest.strip():
+            whole.append(piece._replace(data=rest.encode()))
     return whole
+
+
+def _is_of(pod: str, masters: set[str]) -> re.Match[str] | None:
+    """Return how a pod is named where it is a worker of a job that has a master, None for any other one."""
+    found = _POD.match(pod)
+    return found if found is not None and found[1] in masters and found[2] == "worker" else None
 
 
 def _shape(path: Path) -> str:

@@ -38,6 +38,9 @@ _RAYS = re.compile(
 _ENDED_BY_RAY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[\w.:]{1,60}),[^\n]{0,300}?\bpid=(?P<pid>\d{1,8}), memory used="
 )
+_CARRIED_OF = re.compile(
+    r"\bRayTaskError\(\w{1,80}\): ray::[^\n]{1,200}?\(pid=(?P<pid>\d{1,8}), ip=(?P<ip>[\w.:]{1,60})\b"
+)
 # torchrun's own tag has the local rank; torch_xla's launcher an address and the worker behind it.
 _LOCAL = (
     re.compile(r"\[default(\d{1,6})\]: ?"),
@@ -54,6 +57,9 @@ _OF_A_DEVICE = re.compile(r"^Exception in device=(?:TPU|XLA|CUDA|GPU|NEURON):(\d
 # Pieces of which each form has one.
 _GLOBAL_MARKS = ("[rank", "[RANK", " rank=", "][", "mpirank:", "]<std")
 _LOCAL_MARKS = ("[default", "] ")
+# kubectl logs --prefix, of Kubeflow's pods of one replica each: the master is rank 0.
+_OF_POD = re.compile(r"^\[pod/(?P<job>[^\s/\]]{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})/[^\s\]]{1,63}\] ")
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
 _NUMBERED = re.compile(r"^ {0,5}(?:(\d{1,6}):|\[(\d{1,6})\]) ")
 # 0.9 of all lines: a number and a colon before a few is no launcher's.
 _MOST_LINES = 0.9
@@ -82,8 +88,8 @@ def by_rank(text: str) -> Tagged:
         if any(rank >= 0 for rank, _ in tagged):
             return Tagged(_gathered(tagged), forms is _GLOBAL)
     # An engine may serve a job whose own ranks have tags.
-    if tagged := _of_places(lines):
-        return Tagged(_gathered(_with_tracebacks(tagged)))
+    if tagged := _of_pods(lines) or _with_tracebacks(_of_places(lines)):
+        return Tagged(_gathered(tagged))
     if "Exception in device=" in text:
         return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
     numbered = [_numbered(line) for line in lines]
@@ -117,7 +123,37 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
         ]
         bare = line[found.end() :] if found is not None and found.re is _RAYS else line
         tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
-    return tagged
+    return _with_carried(tagged, ranks)
+
+
+def _with_carried(tagged: list[tuple[int, str]], ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
+    """Give a traceback that Ray carries to its driver to the worker that it names, up to the line that raises."""
+    whole: list[tuple[int, str]] = []
+    owner = -1
+    for rank, line in tagged:
+        carried = _CARRIED_OF.search(line) if rank < 0 else None
+        if carried is not None:
+            owner = ranks.get((carried["ip"], carried["pid"]), -1)
+            whole.append((owner, TRACEBACK_BEGINS if owner >= 0 else line))
+            continue
+        is_theirs = owner >= 0 and rank < 0
+        whole.append((owner, line) if is_theirs else (rank, line))
+        owner = owner if is_theirs and line.startswith(" ") else -1
+    return whole
+
+
+def _of_pods(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines of the pods of one job that has a master: worker N is rank N + 1; nothing for any others."""
+    found = [_OF_POD.match(line) for line in lines]
+    jobs = {one["job"] for one in found if one is not None}
+    if len(jobs) != 1 or not any(one is not None and one["role"] == "master" for one in found):
+        return []
+    return [
+        (0 if one["role"] == "master" else int(one["number"]) + 1, _TIME.sub("", line[one.end() :]))
+        if one is not None
+        else (-1, line)
+        for one, line in zip(found, lines, strict=True)
+    ]
 
 
 def _of_places(lines: list[str]) -> list[tuple[int, str]]:

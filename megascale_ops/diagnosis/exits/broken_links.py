@@ -40,13 +40,14 @@ class Link(NamedTuple):
     port: str
     peer: str
     text: str
+    is_own: bool = False  # its own port's fault, and not a peer that does not answer
 
 
 def links_in(text: str) -> list[Link]:
     """Return the links that a text reports as failed; flushes only where it reports nothing else."""
     found = [(int(one["status"]), _link(one)) for one in _COMPLETION.finditer(text)]
     told = [link for status, link in found if status != _FLUSHED] or [link for _, link in found]
-    ports = [Link(one["port"], "", f"{one['port']}: {one['event']}") for one in _EVENT.finditer(text)]
+    ports = [Link(one["port"], "", f"{one['port']}: {one['event']}", is_own=True) for one in _EVENT.finditer(text)]
     return list(dict.fromkeys([*ports, *told]))
 
 

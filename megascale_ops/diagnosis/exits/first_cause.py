@@ -33,7 +33,7 @@ from megascale_ops.diagnosis.exits.victims_words import (
 )
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.diagnosis.exits.word_table import RENDEZVOUS_CLOSED
-from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS, Blames
 from megascale_ops.schema.folding import listed
 from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
@@ -203,12 +203,14 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         return _blame_nobody(first, culprits)
     if fault == "exception" and len(culprits) == world_size and world_size > 1:
         fault = "exception_everywhere"
+    if FAULTS[fault].blames is Blames.JOB:
+        culprits = ()
     rivals = [one for one in causes if one not in together]
     sure = _confidence(first, culprits, rivals)
     if all(_rank_of(one) == _ASKED_TO_GO for one in causes) and _earlier_s(victims, causes) > 0:
         sure = min(sure, _RIVALLED)
     on = f" on {first.ended.node}" if first.ended.node else ""
-    who = f"rank {culprits[0]}{on}" if len(culprits) == 1 else f"ranks {listed(culprits)}"
+    who = f"rank {culprits[0]}{on}" if len(culprits) == 1 else f"ranks {listed(culprits)}" if culprits else "the job"
     exit_ = first.ended.exit
     where = f" in phase {exit_.phase}" if exit_.phase else ""
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
@@ -218,7 +220,7 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         reason=f"{who}: {first.why}{after}{where}{follow}",
         confidence=sure,
         culprits=culprits,
-        nodes=tuple(sorted({one.ended.node for one in together} - {""})),
+        nodes=tuple(sorted({one.ended.node for one in together} - {""})) if culprits else (),
         otherwise=_rivals(rivals) or "an earlier end of another rank that speaks of no lost peer",
     )
 

@@ -169,8 +169,11 @@ def _of_named(verdict: Verdict, said: Sequence[Named], victims: Sequence[Told]) 
 
 def _of_links(verdict: Verdict, links: Sequence[tuple[Told, Sequence[Link]]], victims: int) -> Verdict:
     lines = [f"rank {one.rank}{f' on {one.node}' if one.node else ''}: {found[0].text}" for one, found in links]
+    # Of two ends the one whose own port went down is the cause; the other one only has no answer.
+    own = [(one, found) for one, found in links if found[0].is_own]
+    blamed = own or links
     more = f" and {len(lines) - _MOST_LINKS} more" if len(lines) > _MOST_LINKS else ""
-    nodes = tuple(sorted({one.node for one, _ in links}))
+    nodes = tuple(sorted({one.node for one, _ in blamed}))
     return msgspec.structs.replace(
         verdict,
         fault="link_cut",
@@ -179,7 +182,7 @@ def _of_links(verdict: Verdict, links: Sequence[tuple[Told, Sequence[Link]]], vi
             "peer, and no rank is known to have ended before them"
         ),
         confidence=_BOTH_ENDS if len(links) > 1 else _ONE_END,
-        culprits=tuple(sorted(one.rank for one, _ in links)),
+        culprits=tuple(sorted(one.rank for one, _ in blamed)),
         nodes=nodes,
         otherwise="the end of a rank that had died before: its connections fail in the same way",
     )

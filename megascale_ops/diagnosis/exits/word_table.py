@@ -18,11 +18,11 @@ holds a real line for each row, and a near miss that it must leave alone.
 import re
 
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
+from megascale_ops.diagnosis.exits.orderly_ends import NO_FAILURE_OF_A_PROCESS
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
-# The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
-GPU_WAIT = "gpu_wait"
+GPU_WAIT = "gpu_wait"  # kernels that waited for another rank and trapped: CUDA's error behind it is a consequence
 RENDEZVOUS_CLOSED = "rendezvous_closed"  # found so by agents; torch closes it at every end of one but by a signal
 _OUT_OF = "out_of_memory"
 PATTERNS: tuple[Row, ...] = (
@@ -177,6 +177,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
+    *NO_FAILURE_OF_A_PROCESS,
     # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     victim(
         "gloo_peer_closed",

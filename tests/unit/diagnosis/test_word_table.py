@@ -36,6 +36,16 @@ SAMPLES = (
         ends_traceback=True,
     ),
     Sample(
+        "loss_not_finite",
+        "[rank: 0] Monitored metric train_loss = nan is not finite. Previous best value was 2.113.",
+        "Monitored metric nan_rate did not improve in the last 3 records. Best score: 0.300.",
+    ),
+    Sample(
+        "no_image",
+        "9m  Warning  Failed  pod/gpt-worker-1  Failed to pull image r/gpt:v7: rpc error: code = Unknown desc = 401",
+        "Normal  Pulled  pod/gpt-worker-1  Successfully pulled image r/gpt:v7; nothing failed",
+    ),
+    Sample(
         "gloo_peer_closed",
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234",
         "requests.exceptions.ConnectionError: Connection closed by peer",

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose end the kernel's log explains: by process, and by GPU and host; else it is of no rank."""
 
-from megascale_ops.postmortem.kernel import faults_in, is_kernels, of_ranks
+import pytest
+
+from megascale_ops.postmortem.kernel import faults_in, in_storage, is_kernels, of_ranks, since
 
 XID = "Oct 25 11:02:10 nodeb kernel: NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', GPU has fallen off the bus."
 OOM = "[812711.9] Out of memory: Killed process 911 (python3) total-vm:8kB"
@@ -30,3 +32,30 @@ def test_a_gpu_is_the_rank_on_its_host() -> None:
     assert of_ranks([XID], {}, both, {}) == {11: [XID]}
     assert of_ranks([without_host], {}, both, {}) == {-1: [without_host]}
     assert of_ranks([without_host], {}, NCCL.format("a", 3), {}) == {3: [without_host]}
+
+
+@pytest.mark.parametrize(
+    ("begins", "is_kept"),
+    [
+        ("2025-09-03T08:00:00+00:00 step 0", False),
+        ("2025-09-02 23:00:00 step 0", True),
+        ("step 0", True),
+    ],
+)
+def test_what_came_days_before_a_job_is_not_its_end(begins: str, is_kept: bool) -> None:
+    """By the first date that the job printed; within what zones may be apart, and without a date, it counts."""
+    line = "[Mon Sep  1 22:40:51 2025] NVRM: Xid (PCI:0000:1b:00): 31, pid=2, name=python, Ch 00000008"
+
+    assert since([line], [begins]) == ([line] if is_kept else [])
+    assert since([OOM], [begins]) == [OOM]
+
+
+def test_a_rank_that_sleeps_in_a_file_system_is_told_by_its_pid() -> None:
+    """By its own words of its pid; where the kernel tells of no file system it may sleep for another reason."""
+    hung = "[346.1] INFO: task pt_main_thread:48213 blocked for more than 122 seconds.\n"
+    lustre = "[221.5] Lustre: scratch-OST0007: Connection to scratch-OST0007 was lost\n"
+    logs = {5: "pid 48212 ready", 6: "pid 48213 ready"}
+
+    assert in_storage(lustre + hung, logs) == {6}
+    assert in_storage(hung, logs) == set()
+    assert in_storage(lustre, logs) == set()

@@ -108,3 +108,28 @@ def test_a_device_that_raised_owns_the_traceback_behind_it() -> None:
     assert found[3][-1] == "RuntimeError: too many"
     assert found[-1] == ["SIGTERM received by PID 7"]
     assert by_rank("see Exception in device=TPU:3: of the others").lines.get(3) is None
+
+
+def test_pods_of_a_job_with_a_master_are_its_ranks() -> None:
+    """The master is rank 0 and worker N is rank N + 1, whatever time follows; workers alone may count from 0."""
+    text = "[pod/llama-{}/pytorch] 2026-05-10T10:04:12.5Z KeyError: 'x'"
+
+    assert by_rank(f"{text.format('master-0')}\n{text.format('worker-2')}\n").lines[3] == ["KeyError: 'x'"]
+    assert by_rank(f"{text.format('worker-0')}\n{text.format('worker-2')}\n").lines == {}
+    two_jobs = f"{text.format('master-0')}\n[pod/bert-worker-2/pytorch] KeyError: 'x'\n"
+    assert by_rank(two_jobs).lines == {}
+
+
+@pytest.mark.parametrize(("at", "owner"), [("pid=41, ip=10.0.3.7", 2), ("pid=42, ip=10.0.3.7", -1)])
+def test_what_ray_carries_is_of_the_worker_that_it_names(at: str, owner: int) -> None:
+    """Up to the line that raises; a process that is no worker of the job's is of no rank."""
+    text = (
+        "- (node_id=3f, ip=10.0.3.4, pid=9) world_rank=0, local_rank=0\n"
+        "- (node_id=77, ip=10.0.3.7, pid=41) world_rank=2, local_rank=0\n"
+        f"ray.exceptions.RayTaskError(ValueError): ray::_RayTrainWorker__execute.get_next() ({at}, actor_id=5b)\n"
+        '  File "/x.py", line 1, in f\nValueError: too short\nTraining errored after 1 iterations'
+    )
+    found = by_rank(text).lines
+
+    assert found[owner][-2 if owner < 0 else -1 :][0] == "ValueError: too short"
+    assert found[-1][-1] == "Training errored after 1 iterations"

@@ -33,6 +33,8 @@ NO_WAY = (
     "Last error:\nsocketStartConnect: Connect to 10.0.0.4<51021> failed : No route to host\n"
 )
 
+NO_IMAGE = "9m  Warning  Failed  pod/gpt-worker-{}  Failed to pull image r/gpt:v7: 401 Unauthorized\n"
+
 
 def judge(folder: Path, files: dict[str, str]) -> Verdict:
     """Judge the logs of a folder, by their names."""
@@ -186,3 +188,68 @@ def test_a_barrier_that_counts_is_believed_where_its_log_has_all_who_came(
     log += "Traceback (most recent call last):\n" + LATE.format(count=count)
 
     assert judge(tmp_path, {"job.log": log}).culprits == named
+
+
+@pytest.mark.parametrize(
+    ("of_2", "named"),
+    [
+        ("1m  Normal  Scheduled  pod/gpt-worker-1  assigned\n", ()),
+        (NO_IMAGE.format(1), (2,)),
+        (
+            NO_IMAGE.format(1) + "8m  Normal  Started  pod/gpt-worker-1  Started container pytorch\n",
+            (),  # it came at the second try
+        ),
+    ],
+)
+def test_a_pod_whose_image_never_came(tmp_path: Path, of_2: str, named: tuple[int, ...]) -> None:
+    """It has no log, and its name tells its rank; one that began after all is not named, nor one of another job."""
+    others = "9m  Warning  Failed  pod/bert-worker-0  Failed to pull image r/bert:v1: 401 Unauthorized\n"
+    logs = {"gpt-master-0.log": CLOSED, "gpt-worker-0.log": CLOSED}
+
+    assert judge(tmp_path, {**logs, "events.txt": of_2 + others}).culprits == named
+
+
+def test_a_pod_with_a_log_has_had_its_image(tmp_path: Path) -> None:
+    """A first try that failed is not why its rank lost a peer."""
+    verdict = judge(
+        tmp_path, {"gpt-master-0.log": CLOSED, "gpt-worker-0.log": CLOSED, "events.txt": NO_IMAGE.format(0)}
+    )
+
+    assert (verdict.fault, verdict.culprits) == ("unknown", ())
+
+
+AT_EXIT = (
+    "Exception ignored in atexit callback: <function flush>\nTraceback (most recent call last):\n"
+    '  File "/x.py", line 1, in flush\nBrokenPipeError: [Errno 32] Broken pipe\n'
+)
+GATED = "OSError: You are trying to access a gated repo.\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [
+        ([CLOSED, "step 1\n", GATED, GATED], (2, 3)),
+        ([GATED, GATED, GATED, "step 1\n"], ()),  # most: these may be those who lost the one that says nothing
+        ([CLOSED, "step 1\n", GATED + "step 2 loss 1.1\n", "step 1\n"], ()),  # something came after it
+        ([CLOSED, "step 1\n", "retrying after OSError: x\n", "step 1\n"], ()),
+        ([CLOSED, "step 1\n", AT_EXIT, "step 1\n"], ()),
+        (["step 1\n", "step 1\n", GATED, "step 1\n"], ()),  # nobody has lost it
+    ],
+)
+def test_a_line_that_raises_and_nothing_after_it(tmp_path: Path, texts: list[str], named: tuple[int, ...]) -> None:
+    """Its traceback may be left out; with less confidence than one with it, and never where most say so."""
+    verdict = judge(tmp_path, {f"rank_{rank}.log": text for rank, text in enumerate(texts)})
+
+    assert verdict.culprits == named
+    assert not named or verdict.confidence < 0.7
+
+
+def test_a_job_that_stopped_for_its_loss_names_no_rank(tmp_path: Path) -> None:
+    """The loss is the job's; a metric that did not improve is no fault."""
+    bad = "[rank: 0] Monitored metric train_loss = nan is not finite. Signaling Trainer to stop."
+    good = "[rank: 0] Monitored metric val_loss did not improve in the last 3 records. Best score: 0.300."
+
+    verdict = judge(tmp_path, {"job.log": f"{bad}\n{bad.replace('0', '1', 1)}\n"})
+
+    assert (verdict.fault, verdict.culprits) == ("loss_nan", ())
+    assert judge(tmp_path, {"job.log": f"{good}\n{good.replace('0', '1', 1)}\n"}).fault == "unknown"
