@@ -83,11 +83,13 @@ WAITING = made_calls("all_reduce", "all_gather", "all_reduce")
 ABSENT = made_calls("all_reduce", "all_gather", last=40, done=True)
 
 
-def judge_job(views: Sequence[RankView], evidence: Sequence[EvidenceItem], world_size: int = 0) -> Judgement:
+def judge_job(
+    views: Sequence[RankView], evidence: Sequence[EvidenceItem], world_size: int = 0, policy: JobPolicy = POLICY
+) -> Judgement:
     """Suspect the ranks, and judge them by the evidence."""
-    suspicion = watchdog.judge(views, POLICY, 1e6)
+    suspicion = watchdog.judge(views, policy, 1e6)
     assert suspicion is not None
-    return judge(suspicion, views, gather(evidence), world_size or len(views), POLICY)
+    return judge(suspicion, views, gather(evidence), world_size or len(views), policy)
 
 
 def one_absent(*items: EvidenceItem, size: int = 4, culprit: int = 1, **view: object) -> Judgement:

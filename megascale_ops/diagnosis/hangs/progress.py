@@ -79,7 +79,8 @@ def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
     found = _name_culprits(ranks, live, silent, base_s, policy)
     if found is None or found.age_s <= (found.base_s if found.held else found.name_s) / 2:
         return None
-    return _suspect(found, live, policy, wall_s, absent_s=_absent_s(silent, policy), excused=excused)
+    seen = _suspect(found, live, policy, wall_s, absent_s=_absent_s(silent, policy), excused=excused)
+    return seen._replace(is_said=any(not has_learned(rank.report) for rank in silent))
 
 
 def _absent_s(silent: Sequence[RankView], policy: JobPolicy) -> float:

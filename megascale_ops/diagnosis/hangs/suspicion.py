@@ -37,6 +37,7 @@ class Suspicion(NamedTuple):
     is_proven: bool = False
     absent_s: float = 0.0  # the patience for a rank that may come back by itself in this case
     is_start: bool = False  # before steps flow, where a silence may take ``startup_patience_s``
+    is_said: bool = False  # ``base_s`` is that, said by the policy and not learned from steps
 
     @property
     def is_told(self) -> bool:

@@ -169,7 +169,8 @@ def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[RankWait]
     if patience is Patience.WORKING:
         wanted_s = max(suspicion.patience_s, busy_patience_s(base_s, policy))
     else:
-        wanted_s = _SHARES[patience] * base_s
+        # What a step may take is learned, and may be short by half; what a start may take is said.
+        wanted_s = base_s * (min(1.0, _SHARES[patience]) if suspicion.is_said else _SHARES[patience])
         if suspicion.is_start:
             wanted_s = max(wanted_s, base_s if patience in _PROVEN else suspicion.name_s)
         elif answer.confidence < CLEAR:
@@ -177,6 +178,9 @@ def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[RankWait]
     if patience in _PROVEN:
         return wanted_s
     if patience is Patience.STUCK:
+        if answer.fault == "gpu_stuck" and (suspicion.is_start or suspicion.is_said):
+            # Compilers and tuners run before a host gives its GPU what others' GPUs wait in: those ranks are absent.
+            wanted_s = min(wanted_s, max(policy.absent_patience_s, policy.stuck_patience_s))
         # A host that waits for its GPU in a collective may burn CPU all the while: that is no work.
         absent = [stand for stand in stands if not stand.waits]
         return max(wanted_s, _worked_s(answer.culprits, absent) + min(policy.stuck_patience_s, suspicion.absent_s))

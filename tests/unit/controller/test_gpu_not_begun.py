@@ -10,10 +10,12 @@ import pytest
 from megascale_ops.diagnosis.hangs.verdict import Judgement
 from megascale_ops.schema.gpu_queue import GpuOperation, GpuQueue
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
-from tests.fakes.hung_job import judge_job, made_calls, rank_view, said_of, stack_of
+from megascale_ops.schema.policy import JobPolicy
+from tests.fakes.hung_job import POLICY, judge_job, made_calls, rank_view, said_of, stack_of
 
 DP, TP = "00000000000000aa", "00000000000000bb"
 WAITING = made_calls("all_reduce", "all_gather", "all_reduce")
+PATIENT = JobPolicy()
 HOST = ("step (train.py:230)", "main (train.py:300)")
 
 
@@ -27,7 +29,10 @@ NOT_BEGUN = GpuQueue((operation(begun=False),), state=5)
 EMPTY = GpuQueue()
 
 
-def judge_gpus(*queues: GpuQueue | None, looks: int = 3, moving: frozenset[int] = frozenset()) -> Judgement:
+def judge_gpus(
+    *queues: GpuQueue | None, looks: int = 3, moving: frozenset[int] = frozenset(), silent_s: float = 3.0,
+    steps: int = 100, policy: JobPolicy = POLICY,
+) -> Judgement:  # fmt: skip
     """Judge ranks with these queues (None: no plugin), seen so often; of ``moving`` ranks the GPU goes on."""
     evidence: list[EvidenceItem] = []
     for rank, queue in enumerate(queues):
@@ -37,7 +42,26 @@ def judge_gpus(*queues: GpuQueue | None, looks: int = 3, moving: frozenset[int] 
                 seen = msgspec.structs.replace(queue, state=queue.state + look)
             ring = EvidenceItem("collectives", ok=True, gpu=seen)
             evidence += said_of(rank, WAITING, ring, stack_of("in_native", frames=HOST))
-    return judge_job([rank_view(rank, busy=1.0) for rank in range(len(queues))], evidence)
+    views = [rank_view(rank, busy=1.0, silent_s=silent_s, seen=steps) for rank in range(len(queues))]
+    return judge_job(views, evidence, policy=policy)
+
+
+@pytest.mark.parametrize(("silent_s", "steps"), [(15.0, 0), (15.0, 4), (950.0, 4)])
+def test_before_steps_flow_a_gpu_that_has_not_begun_is_granted_an_absentee_s_time(silent_s: float, steps: int) -> None:
+    """Not half an hour, and not twice that, as what a start may take; a minute once steps flow."""
+    found = judge_gpus(BEGUN, NOT_BEGUN, silent_s=silent_s, steps=steps, policy=PATIENT)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("gpu_stuck", (1,))
+    assert found.patience_s == PATIENT.absent_patience_s == 540.0
+
+
+@pytest.mark.parametrize("queues", [(BEGUN, EMPTY), (BEGUN, None), (NOT_BEGUN, NOT_BEGUN)])
+@pytest.mark.parametrize("silent_s", [15.0, 950.0])
+def test_all_else_may_take_as_long_as_a_start_may(queues: tuple[GpuQueue | None, ...], silent_s: float) -> None:
+    """A rank that compiles has given its GPU nothing: nobody's GPU waits for what another's has before it."""
+    found = judge_gpus(*queues, silent_s=silent_s, steps=4, policy=PATIENT)
+
+    assert found.patience_s >= PATIENT.startup_patience_s == 1800.0
 
 
 def test_the_gpu_that_others_wait_for_is_named() -> None:

@@ -28,6 +28,13 @@ HOST_CALLS = 8
 STEPS = ("route", "dispatch", "combine")
 
 
+class Turns(NamedTuple):
+    """How a contender is timed: in how many rounds, and by how many calls in a row in each."""
+
+    rounds: int
+    in_a_row: int
+
+
 class MoeRow(NamedTuple):
     """What was measured; seconds, NaN where there is none.
 
@@ -168,13 +175,7 @@ def way_of(workspace: Workspace, *, asked: bool) -> str:
 
 
 def measure_layer(
-    shape: MoeShape,
-    workspace: Workspace,
-    config: MoeConfig,
-    turns: tuple[int, int],
-    seed: int,
-    *,
-    more: dict[str, MoeConfig],
+    shape: MoeShape, workspace: Workspace, config: MoeConfig, turns: Turns, seed: int, *, more: dict[str, MoeConfig]
 ) -> MoeRow:
     """One row: check, then time. Collective.
 
@@ -182,7 +183,7 @@ def measure_layer(
         shape: the layer.
         workspace: large enough.
         config: how our kernels run; where it is the default, ours finds its way by its first calls.
-        turns: how many times each contender is timed, and how many calls of it in a row each time.
+        turns: how each contender is timed.
         seed: of operands and routing.
         more: further ways to run our kernels, timed beside them by name.
     """
@@ -226,9 +227,7 @@ def measure_layer(
     for name, other in more.items():
         calls[name] = lambda other=other: ours_with(other)  # type: ignore[misc]  # its own
     mine = ("kernels", "ours", *more)
-    measured = measure(
-        calls, rounds=turns[0], in_a_row=turns[1], group=workspace.group, check=workspace.check, risky=mine
-    )
+    measured = measure(calls, **turns._asdict(), group=workspace.group, check=workspace.check, risky=mine)
     seconds = {name: value for name, value in measured.seconds.items() if math.isfinite(value)}
     note = "; ".join(f"{name}: {error}" for name, error in measured.errors.items())
     if "kernels" in seconds:

@@ -141,7 +141,7 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
     import torch.distributed as dist
 
     from megascale_kernels.bench.moe import moe_table as table
-    from megascale_kernels.bench.moe.measure import MoeRow, measure_layer
+    from megascale_kernels.bench.moe.measure import MoeRow, Turns, measure_layer
     from megascale_kernels.bench.moe.training_layer import measure_training
     from megascale_kernels.memory.workspace import Workspace
     from megascale_kernels.moe.moe_config import MoeConfig
@@ -166,7 +166,9 @@ def _measure(options: argparse.Namespace, layers: list[MoeShape], command: str, 
                 continue
             if workspace is None:
                 workspace = Workspace(max_rows=tokens, max_gather_cols=hidden, deadline_s=DEADLINE_S)
-            row = measure_one(layer, workspace, config, (options.rounds, options.in_a_row), options.seed, more=more)
+            row = measure_one(
+                layer, workspace, config, Turns(options.rounds, options.in_a_row), options.seed, more=more
+            )
             rows.append(row)
             report.both(table.text_row(row), table.csv_row(row))
             if workspace.broken is not None:

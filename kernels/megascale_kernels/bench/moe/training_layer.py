@@ -14,6 +14,7 @@ from megascale_kernels.bench.moe.measure import (
     WRONG,
     MoeRow,
     Operands,
+    Turns,
     by_shards,
     copies,
     local_share,
@@ -64,13 +65,7 @@ def differentiated(layer: Layer, given: Operands, grad: Tensor) -> Callable[[], 
 
 
 def measure_training(
-    shape: MoeShape,
-    workspace: Workspace,
-    config: MoeConfig,
-    turns: tuple[int, int],
-    seed: int,
-    *,
-    more: dict[str, MoeConfig],
+    shape: MoeShape, workspace: Workspace, config: MoeConfig, turns: Turns, seed: int, *, more: dict[str, MoeConfig]
 ) -> MoeRow:
     """One row, as `measure_layer` makes it of the forward alone. Collective."""
     given = operands(shape, workspace, seed)
@@ -116,10 +111,8 @@ def measure_training(
         "ours": ours,
         **{name: by(moe_experts, config=other, fused=True) for name, other in more.items()},
     }
-    measured = measure(
-        calls, rounds=turns[0], in_a_row=turns[1], group=workspace.group, check=workspace.check,
-        risky=("kernels", "ours", *more),
-    )  # fmt: skip
+    mine = ("kernels", "ours", *more)
+    measured = measure(calls, **turns._asdict(), group=workspace.group, check=workspace.check, risky=mine)
     seconds = {name: value for name, value in measured.seconds.items() if math.isfinite(value)}
     notes = [f"{name}: {error}" for name, error in measured.errors.items()]
     if not tuned_distance < WRONG:
