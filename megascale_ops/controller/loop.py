@@ -139,6 +139,7 @@ class Loop:
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)
+            job.aside = self.incidents.get(job.record.aside)
             if job.state in SUSPECTING:
                 wanted = [order.id for order in job.orders.values() if order.kind.startswith("dump_")]
                 job.suspected = Suspected(wanted, job.incident.evidence if job.incident is not None else ())

@@ -119,6 +119,7 @@ class Job:
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before
         self.note_asked(*record.orders)
         self.incident: Incident | None = None
+        self.aside: Incident | None = None  # open as well: the job was on its way back from it
         self.notices = Notices()
         self.owed_checks: dict[str, OwedCheck] = {}  # by incident: of GPUs that a verdict speaks of
         self.checks_noted: set[str] = set()  # incidents whose verdict has been looked at for that

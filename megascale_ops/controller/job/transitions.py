@@ -111,7 +111,8 @@ class Transitions:
             job.note_homes()
         if move.state in SUSPECTING:
             job.suspected = job.suspected or Suspected()
-        elif job.suspected is not None or job.suspicion is not None:
+        elif job.suspected is not None or job.suspicion is not None or job.aside is not None:
+            self._take_up(job, move.state)
             job.suspected = None
             job.round.silence = SilenceCheck()  # they move again, or the incident names them
         job.entered_s = self.clock()
@@ -123,6 +124,18 @@ class Transitions:
         self.note(job, event.value, text)
         if move.state in FINAL:
             self._end_warnings(job, f"the job is {move.state.value}")
+
+    def _take_up(self, job: Job, state: State) -> None:
+        """A suspicion is over that began on the way back from an incident: the job is on that way again, or it ends."""
+        aside, job.aside = job.aside, None
+        if aside is None:
+            return
+        goes_on = state is State.CATCHING_UP
+        job.change(aside="", **({"incident": aside.id} if goes_on else {}))
+        if goes_on:
+            job.incident = aside
+        else:
+            self.put_incident(job, msgspec.structs.replace(aside, state="ended"))
 
     def _end_warnings(self, job: Job, text: str) -> None:
         for key in list(job.round.warnings):
@@ -152,9 +165,15 @@ class Transitions:
             extra={"job": job.name, "node": node, "rank": rank, "incident": record.incident},
         )
 
-    def open_incident(self, job: Job, verdict: Verdict, *, detected: float) -> Incident:
-        """Open the job's next incident; one that is still open is closed, its round ended before it had recovered."""
-        if job.incident is not None:
+    def open_incident(self, job: Job, verdict: Verdict, *, detected: float, aside: bool = False) -> Incident:
+        """Open the job's next incident; one that is still open is closed, its round ended before it had recovered.
+
+        ``aside``: that stays open beside it, since this one is only suspected.
+        """
+        if job.incident is not None and aside:
+            job.aside = job.incident
+            job.change(aside=job.aside.id)
+        elif job.incident is not None:
             self.put_incident(job, msgspec.structs.replace(job.incident, state="ended"))
         number = self._number(job)
         incident_id = f"{job.name}-{number}"
@@ -199,7 +218,9 @@ class Transitions:
         self._book[incident.id] = incident
         if len(self._book) > MOST_INCIDENTS:
             self._book.popitem(last=False)
-        if incident.state == "open":
+        if job.aside is not None and job.aside.id == incident.id:
+            job.aside = incident
+        elif incident.state == "open":
             job.incident = incident
         elif job.incident is not None and job.incident.id == incident.id:
             job.incident = None

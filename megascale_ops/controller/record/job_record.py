@@ -63,6 +63,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     failure: Failure | None = None
     verdict: Verdict | None = None  # what ends this round, once that is known
     incident: str = ""  # the incident that is open
+    aside: str = ""  # the one that the job was on its way back from when what is open now was suspected
     incidents: int = 0  # how many there were
     ended_verdict: Verdict | None = None  # what ended the round before
     ended_incident: str = ""

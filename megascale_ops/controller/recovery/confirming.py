@@ -46,12 +46,13 @@ HARMLESS_FACTOR = 2.0
 def begin(transitions: Transitions, job: Job, suspicion: Suspicion) -> bool:
     """Open an incident and ask for evidence, if it is time; return whether it was."""
     early = not suspicion.lost
-    known = job.incident is not None  # the job is on its way back from one, which must not be closed lightly
+    # On its way back from an incident a job is given the time in which what looks stuck may come back by itself.
+    is_back = job.incident is None or suspicion.age_s > job.record.policy.stuck_patience_s
     due = suspicion.held or suspicion.age_s > suspicion.name_s
-    if early and (known or not due or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
+    if early and not (is_back and due and suspicion.age_s > HARMLESS_FACTOR * job.harmless_s):
         return False
     verdict = suspicion.verdict
-    transitions.open_incident(job, verdict, detected=job.record.since_wall_s)
+    transitions.open_incident(job, verdict, detected=job.record.since_wall_s, aside=early)
     event = EventKind.LOOK if early else EventKind.LOST
     # The job gets its verdict once it is acted upon; a rank that dies before is better evidence than silence.
     _look(transitions, job, event, verdict.reason, None if early else verdict)

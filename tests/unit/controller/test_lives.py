@@ -37,6 +37,7 @@ FULL = JobRecord(
     failure=Failure("ValueError: no", 12),
     verdict=VERDICT,
     incident="job-9",
+    aside="job-7",
     incidents=9,
     ended_verdict=VERDICT,
     ended_incident="job-8",
