@@ -123,8 +123,8 @@ def _fits(sizes: "Sizes", config: MoeConfig, workspace: "Workspace") -> bool:
 def moe_contenders(sizes: "Sizes", workspace: "Workspace", *, serial: bool = True) -> list[MoeConfig | None]:
     """The ways that may be best for a layer, what `choose_moe` gives first; only that where a tuning has found it.
 
-    The serial path takes the place of the least likely way where the model gives our kernels no sure lead over it and
-    it needs no wait of the host: in other layers' contests it would be a turn lost.
+    The serial path takes the place of the least likely way where the model gives our kernels no sure lead over it, it
+    needs no wait of the host and little memory: in other layers' contests it would be a turn lost, or a model's end.
 
     Args:
         sizes: of the layer.
@@ -139,6 +139,7 @@ def moe_contenders(sizes: "Sizes", workspace: "Workspace", *, serial: bool = Tru
         return [chosen]
     others = [way for way in likely_ways(sizes) if _fits(sizes, way, workspace)]
     ways: list[MoeConfig | None] = list(dict.fromkeys([chosen, *others]))[:MOST_WAYS]
-    if serial and may_be_serial(sizes) and not sync_free.why_not(sizes, workspace):
+    is_small = sync_free.bytes_of(sizes) <= sync_free.MOST_TRIED_BYTES
+    if serial and is_small and may_be_serial(sizes) and not sync_free.why_not(sizes, workspace):
         ways = [*ways[: MOST_WAYS - 1], None]
     return ways

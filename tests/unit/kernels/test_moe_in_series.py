@@ -52,6 +52,15 @@ def test_layers_of_padded_tiles_are_tried_in_series(name: str) -> None:
     assert None not in moe_contenders(sizes, rank)
 
 
+def test_a_try_takes_no_more_memory_than_a_model_can_spare() -> None:
+    """The same layer with three times the tokens may be served in series where that is asked for, and is not tried."""
+    sizes, rank = PADDED["E96"]._replace(pitch=3 * 6787), workspaces(1)[0]
+
+    assert may_be_serial(sizes)
+    assert sync_free.why_sizes_cannot(sizes, torch.bfloat16) == ""
+    assert None not in moe_contenders(sizes, rank)
+
+
 def test_what_a_tuning_has_found_is_not_contested() -> None:
     """Neither by the serial path where a tuning kept our kernels, nor by them where it kept that path."""
     kept = MoeConfig(chunks=1)
