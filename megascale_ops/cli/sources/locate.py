@@ -167,8 +167,8 @@ def _nothing(wanted: Wanted, folders: list[Path], *, journal_too: bool) -> str:
         )
     if not journal_too and any((folder / JOURNAL_FILE).is_file() for folder in folders):
         return (
-            f"no controller runs under {where}: `megascale-ops status`, `incidents`, `why` and `report` still read what "
-            "the last run left; --controller URL asks another machine's"
+            f"no controller runs under {where}: `megascale-ops status`, `incidents`, `why` and `report` still read "
+            "what the last run left; --controller URL asks another machine's"
         )
     what = "neither a running controller nor a journal was" if journal_too else "no running controller was"
     return f"{what} found under {where}: start a run, or give --controller URL"

@@ -127,7 +127,7 @@ def test_what_needs_a_controller_points_to_what_a_finished_run_left(state: Path)
     """``top`` needs a controller; when only a journal is left, the sentence says what still works."""
     run_folder(state, "done", 1.0)
 
-    with pytest.raises(ControllerUnreachableError, match="`megascale-ops status` and `incidents` still read what"):
+    with pytest.raises(ControllerUnreachableError, match="`incidents`, `why` and `report` still read what"):
         find_place(Wanted(), journal_too=False)
 
 
