@@ -76,11 +76,13 @@ def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
     if not silent:
         return _judge_start(ranks, live, policy, wall_s)
     base_s = max(each_s for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2)
+    is_said = any(not has_learned(rank.report) for rank in silent)
     found = _name_culprits(ranks, live, silent, base_s, policy)
     if found is None or found.age_s <= (found.base_s if found.held else found.name_s) / 2:
-        return None
+        # Some have reached half of what a start may take, others not yet: they stand as they did the moment before.
+        return _judge_start(ranks, live, policy, wall_s) if is_said else None
     seen = _suspect(found, live, policy, wall_s, absent_s=_absent_s(silent, policy), excused=excused)
-    return seen._replace(is_said=any(not has_learned(rank.report) for rank in silent))
+    return seen._replace(is_said=is_said)
 
 
 def _absent_s(silent: Sequence[RankView], policy: JobPolicy) -> float:

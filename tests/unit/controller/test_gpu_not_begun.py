@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from megascale_ops.diagnosis.hangs.verdict import Judgement
+from megascale_ops.diagnosis.watchdog import judge
 from megascale_ops.schema.gpu_queue import GpuOperation, GpuQueue
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
@@ -227,3 +228,16 @@ def test_a_host_that_waits_for_its_gpu_is_told_as_such(frame: str) -> None:
 
     assert (found.fault, found.culprits, found.confidence) == ("gpu_stuck", (1,), 0.8)
     assert "it waits for its GPU in" in found.reason
+
+
+@pytest.mark.parametrize("ages_s", [(899.8, 899.9), (899.8, 900.2), (900.2, 900.3)])
+def test_ranks_that_stand_stay_suspected_past_half_of_what_a_start_may_take(ages_s: tuple[float, float]) -> None:
+    """Half an hour is looked at in another way from its half on, which ranks reach one after the other."""
+    views = [rank_view(rank, silent_s=age_s, seen=4) for rank, age_s in enumerate(ages_s)]
+
+    assert judge(views, PATIENT, 1e6) is not None
+
+
+def test_ranks_that_began_to_wait_just_now_are_not_suspected() -> None:
+    """The same ranks after five seconds."""
+    assert judge([rank_view(rank, silent_s=5.0, seen=4) for rank in range(2)], PATIENT, 1e6) is None
