@@ -37,8 +37,10 @@ from megascale_ops.schema.progress import Progress, RankReport
 _TELLING = frozenset({"T", "D", *GONE})
 # 1 s: as much faster may a heartbeat be on its way than the one before.
 LATE_S = 1.0
-# 15 s: so old may the ages be in what people read of a wait.
+# 15 s: so old may the ages be in what people read of a wait. Of 100,000 ranks a judgement takes 3 s of a core: a
+# minute.
 MOST_HELD_S = 15.0
+HELD_EACH_RANK_S = 60.0 / 100_000
 
 
 def is_as_before(
@@ -112,7 +114,9 @@ def _has_progressed(before: Progress | None, now: Progress | None, sent_mono_s: 
 def holds_s(
     ranks: Sequence[RankView], suspicion: Suspicion, judged: Judgement, looks: Mapping[int, Look], policy: JobPolicy
 ) -> float:
-    """Return for how long time alone changes nothing about a judgement, at most ``MOST_HELD_S``; 0: it may at once.
+    """Return for how long time alone changes nothing about a judgement; 0: it may at once.
+
+    At most ``MOST_HELD_S``, of more than 25,000 ranks ``HELD_EACH_RANK_S`` for each.
 
     Args:
         ranks: all ranks of the round that have been reported, as they were judged.
@@ -125,7 +129,8 @@ def holds_s(
     if judged.is_outrun or age_s >= judged.patience_s or _may_lose_lock(ranks, suspicion, judged, looks):
         return 0.0
     ends = (judged.patience_s, suspicion.patience_s, suspicion.name_s, suspicion.base_s)
-    left_s = min([MOST_HELD_S + UNHEARD_S + LATE_S, *(end_s - age_s for end_s in ends if end_s >= age_s)])
+    most_s = max(MOST_HELD_S, HELD_EACH_RANK_S * len(ranks))
+    left_s = min([most_s + UNHEARD_S + LATE_S, *(end_s - age_s for end_s in ends if end_s >= age_s)])
     heard_age_s = 0.0
     for rank in ranks:
         report = rank.report
@@ -135,7 +140,7 @@ def holds_s(
         left_s = min(left_s, _left_s(rank, policy))
     if heard_age_s >= UNHEARD_S:
         return 0.0
-    return min(MOST_HELD_S, max(0.0, left_s - heard_age_s - LATE_S))
+    return min(most_s, max(0.0, left_s - heard_age_s - LATE_S))
 
 
 def _left_s(rank: RankView, policy: JobPolicy) -> float:
