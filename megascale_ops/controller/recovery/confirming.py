@@ -22,7 +22,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy.actions import GO_ON, is_uncured, rule_for
 from megascale_ops.controller.record.state_machine import EventKind
-from megascale_ops.diagnosis.hangs import asking, habits
+from megascale_ops.diagnosis.hangs import habits, standing
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem, Order
@@ -132,12 +132,12 @@ def learn(job: Job) -> None:
 
 
 def _narrow(transitions: Transitions, job: Job, named: Collection[int], now_s: float) -> None:
-    """Leave out of the next look who would show what was seen before (``asking``); of a small job none is left out."""
+    """Leave out of the next look who would show what was seen before (``standing``); of a small job none."""
     if job.record.world_size < LEAST_NARROW:
         return
     suspected, ranks = job.suspects, diagnose.ranks(transitions.registry, job, now_s)
-    if not asking.is_whole(suspected.looks_taken, named):
-        asked = asking.asked_again(ranks, suspected.looks, suspected.seen, named)
+    if not standing.is_whole(suspected.looks_taken, named):
+        asked = standing.asked_again(ranks, suspected.looks, suspected.seen, named)
         suspected.asks = frozenset(view.node for view in ranks if view.report.rank in asked)
     # A node's ranks are looked at together.
     suspected.seen.update(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For how long does a judgement of a wait stand, while nothing happens but that time passes?
+"""For how long does a judgement of a wait stand, and of which ranks a look, while nothing happens but time passes?
 
 A rank that is merely absent is waited for nine minutes, and all that while thousands of ranks tell that they are where
 they were. What the watchdog and the questions about a hang rest on changes in two ways. A heartbeat or evidence
@@ -10,10 +10,15 @@ sentences.
 Ages are those of the last heartbeats, and grow with each: after some seconds they are at most as many seconds older,
 and what the last heartbeat was old, and what the next ones are faster on their way.
 
-Pure: reports and ages in, yes or no, or seconds, out.
+A look stands in the same way. It costs each rank a tenth of a second and the controller a judgement of what is said; a
+rank that was seen to wait in a collective, and of which every heartbeat since tells the same, is where it was.
+``asked_again`` knows the others: who is named, who does not wait, who gave no answer, whose data did not leave it,
+whose kernels wait for tiles, whose calls went on between two looks, and of whom a heartbeat has told anything new.
+
+Pure: reports, evidence and ages in, yes or no, seconds, or ranks out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.diagnosis.hangs.patience import (
@@ -28,6 +33,7 @@ from megascale_ops.diagnosis.hangs.patience import (
 from megascale_ops.diagnosis.hangs.progress import STEP_PHASES
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S, Suspicion
 from megascale_ops.diagnosis.hangs.verdict import UNHEARD_S, Judgement
+from megascale_ops.diagnosis.hangs.wait_graph import stand_of
 from megascale_ops.diagnosis.rank_view import GONE, RankView
 from megascale_ops.schema.messages import JobReport
 from megascale_ops.schema.policy import JobPolicy
@@ -41,6 +47,10 @@ LATE_S = 1.0
 # minute.
 MOST_HELD_S = 15.0
 HELD_EACH_RANK_S = 60.0 / 100_000
+# 2 looks at all ranks: the second tells whether stacks, calls and tiles have stayed as they were.
+WHOLE_LOOKS = 2
+# 8: each eighth look is at all ranks again. What no heartbeat tells (a GPU that works off its queue) is seen then.
+WHOLE_EVERY = 8
 
 
 def is_as_before(
@@ -180,3 +190,51 @@ def _beats(rank: RankView) -> bool:
     if progress is None or not progress.beat_mono_s:
         return False
     return rank.silent_s + progress.moved_mono_s - progress.beat_mono_s <= STALE_BEAT_S
+
+
+def is_whole(looks_taken: int, named: Collection[int]) -> bool:
+    """Return whether the next look is at all ranks: one of the first, each eighth, and any while no rank is named."""
+    return looks_taken < WHOLE_LOOKS or looks_taken % WHOLE_EVERY == 0 or not named
+
+
+def asked_again(
+    ranks: Sequence[RankView], looks: Mapping[int, Look], known: Mapping[int, RankView], named: Collection[int]
+) -> set[int]:
+    """Return the ranks of which another look may show something else.
+
+    Args:
+        ranks: all ranks of the round that have been reported.
+        looks: the evidence on each rank; those that are missing gave none.
+        known: each rank as its heartbeats described it when it was looked at last.
+        named: the ranks that are blamed.
+    """
+    blamed = frozenset(named)
+    return {
+        view.report.rank
+        for view in ranks
+        if view.report.rank in blamed
+        or _is_open(looks.get(view.report.rank, NOTHING))
+        or _is_new(known.get(view.report.rank), view)
+        or not stand_of(view, looks).waits
+    }
+
+
+def _is_open(look: Look) -> bool:
+    """Return whether a look was not answered, or shows what another look decides."""
+    return (
+        look is NOTHING
+        or "no_answer" in look.marks
+        or bool(look.stuck or look.tiles)
+        or look.went_on
+        or look.tiles_went_on
+    )
+
+
+def _is_new(before: RankView | None, now: RankView) -> bool:
+    """Return whether heartbeats have told something new since a rank was looked at."""
+    if before is None or before.report is now.report:
+        return before is None
+    progress = before.report.progress
+    # A recorder that was silent then, and beats now, tells that; one that has beaten all the time tells nothing.
+    told_mono_s = progress.moved_mono_s + before.silent_s if progress is not None else 0.0
+    return has_changed(before.report, now.report, told_mono_s)

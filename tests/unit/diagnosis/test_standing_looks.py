@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is looked at again while thousands wait: whom another look may show something new of, and nobody else."""
+"""Who is looked at again while thousands wait: whom another look may show something new of, and no other rank."""
 
 import msgspec
 import pytest
 
-from megascale_ops.diagnosis.hangs.asking import WHOLE_EVERY, WHOLE_LOOKS, asked_again, is_whole
 from megascale_ops.diagnosis.hangs.evidence import Look, gather
+from megascale_ops.diagnosis.hangs.standing import WHOLE_EVERY, WHOLE_LOOKS, asked_again, is_whole
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import EvidenceItem, StuckConnection
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
