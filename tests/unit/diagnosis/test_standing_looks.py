@@ -53,7 +53,7 @@ def test_who_does_not_wait_is_asked_though_another_is_named() -> None:
     "odd",
     [
         EvidenceItem("process", ok=True, connections=(StuckConnection("10.0.0.1:4000", "10.0.0.2:5000"),)),
-        EvidenceItem("collectives", ok=True, tiles=(TileFact("ws", 3, "ag_gemm", 8, 4),)),
+        EvidenceItem("collectives", ok=True, tiles=(TileFact("ws", "ag_gemm", 3, 4, 8),)),
         EvidenceItem("stacks", ok=False, marks=("no_answer",)),
     ],
     ids=["data does not leave it", "tiles", "no answer"],
