@@ -2,7 +2,7 @@
 """What people and dashboards see of a job: plain functions from what the controller knows to the schema's views."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ def job_status(
     unknown = job.round.step if registry is None else -1
     progress = [rank.report.progress for rank in ranks if rank.report.progress is not None]
     step_s = [one.step_p50_s for one in progress if one.step_p50_s > 0]
+    blamed = _blamed(job)
     return JobStatus(
         job=job.name,
         state=job.told_state.value,
@@ -38,7 +39,7 @@ def job_status(
         restarts=record.restarts_in_all,
         since_wall_s=record.since_wall_s,
         nodes=_node_statuses(job, registry, now_s) if registry is not None else (),
-        ranks=tuple(_rank_status(rank, job, now_s) for rank in ranks),
+        ranks=tuple(_rank_status(rank, job, now_s, blamed) for rank in ranks),
         incidents=record.incidents,
         useful_ratio=useful_ratio(job, wall_s),
         goodput=goodput.ratio if goodput is not None else -1.0,
@@ -126,16 +127,22 @@ def _starts(rank: RankView, job: Job, now_s: float) -> bool:
     return starts.without_box if progress is None else starts.with_box and progress.steps_seen == 0
 
 
-def _rank_status(rank: RankView, job: Job, now_s: float) -> RankStatus:
+def _blamed(job: Job) -> dict[int, str]:
+    """Return the ranks that are blamed, with the word for it; a hang may name all of a hundred thousand."""
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return dict.fromkeys(suspicion.verdict.culprits, "lost" if suspicion.lost else "suspect")
+    accused = _accused(job)
+    return dict.fromkeys(accused.culprits, "lost") if accused is not None else {}
+
+
+def _rank_status(rank: RankView, job: Job, now_s: float, blamed: Mapping[int, str]) -> RankStatus:
     judged, cause, cost = "ok", "", 0.0
     warning = job.round.warnings.get(f"{STRAGGLER}{rank.report.rank}")
     if warning is not None and warning.verdict is not None:
         judged, cause, cost = "slow", warning.verdict.cause, warning.verdict.cost
-    suspicion = job.told_suspicion
-    if suspicion is not None and rank.report.rank in suspicion.verdict.culprits:
-        judged = "lost" if suspicion.lost else "suspect"
-    elif suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
-        judged = "lost"
+    if rank.report.rank in blamed:
+        judged = blamed[rank.report.rank]
     elif judged == "ok" and not rank.gone and _starts(rank, job, now_s):
         judged = "starting"
     silent_s = rank.silent_s if rank.report.progress is not None else -1.0

@@ -13,6 +13,7 @@ from megascale_ops.controller.cluster.node_view import FRESH_HEARTBEATS
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Hold, SilenceCheck
+from megascale_ops.controller.record.job_record import JobRecord
 from megascale_ops.diagnosis import hardware, watchdog
 from megascale_ops.diagnosis.exits import first_cause
 from megascale_ops.diagnosis.exits.classify import Ended
@@ -67,18 +68,25 @@ def _stands(registry: Registry, job: Job, check: SilenceCheck, now_s: float, int
 
     Before the suspects are looked at again it is made anew, so that what is said then has the ages of that moment.
     """
-    hold, suspected, record = check.hold, job.suspected, job.record
+    hold, suspected = check.hold, job.suspected
     return (
         hold is not None
-        and now_s < hold.until_s
         and suspected is not None
         and not suspected.evidence_wanted
         and not _has_news(job, check)
         and now_s + interval_s <= suspected.look_at_s
+        and _lasts(hold, job.record, now_s)
+        and hold.stirred == _stirred(registry, job, now_s)
+    )
+
+
+def _lasts(hold: Hold, record: JobRecord, now_s: float) -> bool:
+    """Return whether no deadline has passed since, and what a judgement goes by is as it was."""
+    return (
+        now_s < hold.until_s
         and hold.policy is record.policy
         and hold.prices_s is record.prices_s
         and hold.habits is record.habits
-        and hold.stirred == _stirred(registry, job, now_s)
     )
 
 
@@ -114,11 +122,15 @@ def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float)
         earned_s = habits.granted_s(job.record.habits, known.verdict.place)
         known = known._replace(patience_s=max(known.patience_s, earned_s))
     check = job.round.silence
-    suspected.judged, check.hold = (check, known), None
-    stirred = _stirred(registry, job, now_s) if job.record.world_size >= LEAST_HELD and check.at_s == now_s else None
-    if stirred is not None and not suspected.evidence_wanted:
-        record = job.record
-        until_s = now_s + standing.holds_s(seen, suspicion, known, suspected.looks, policy)
+    before, check.hold = check.hold, None
+    suspected.judged = (check, known)
+    stirred = _stirred(registry, job, now_s) if job.record.world_size >= LEAST_HELD else None
+    # Evidence has come, and since the ranks were judged nothing but time has passed: that judgement need not be made.
+    record = job.record
+    is_new = check.at_s == now_s or (before is not None and before.stirred == stirred and _lasts(before, record, now_s))
+    if stirred is not None and is_new and not suspected.evidence_wanted:
+        aged = suspicion._replace(age_s=suspicion.age_s + now_s - check.at_s)
+        until_s = now_s + standing.holds_s(seen, aged, known, suspected.looks, policy)
         check.hold = Hold(until_s, stirred, record.policy, record.prices_s, record.habits)
     return known
 

@@ -15,6 +15,7 @@ from megascale_ops.schema.messages import EvidenceItem
 if TYPE_CHECKING:
     from megascale_ops.controller.job.round import SilenceCheck
     from megascale_ops.diagnosis.hangs.verdict import Judgement
+    from megascale_ops.diagnosis.rank_view import RankView
 
 SUSPECTING = frozenset({State.SUSPECT, State.CONFIRMING})
 
@@ -33,6 +34,8 @@ class Suspected:
         self.looks = gather(evidence)  # the ranks by the evidence
         self.looks_taken = 0
         self.look_at_s = 0.0  # when they are looked at again, the controller's clock
+        self.asks: frozenset[str] | None = None  # the nodes that the next look is at; None: all
+        self.seen: dict[int, RankView] = {}  # of large jobs: ranks by their heartbeats, when they were looked at
         self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last announced; 0: not announced
         self.judged: tuple[SilenceCheck, Judgement] | None = None  # confidence of the suspicion, with this evidence
 
@@ -40,6 +43,7 @@ class Suspected:
         """Note that evidence was asked for."""
         self.looks_taken += 1
         self.evidence_wanted = set(wanted)
+        self.asks = None
 
     def ingest_evidence(self, items: Iterable[EvidenceItem]) -> None:
         """Take evidence in; what the suspicion was worth without it does not count any more."""

@@ -24,7 +24,7 @@ from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.journal.parts import split
 from megascale_ops.controller.journal.rows import Batch
-from megascale_ops.controller.record.state_machine import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
+from megascale_ops.controller.record.state_machine import ACTS_THAT_CHANGE, FINAL, LOOKS, Act, EventKind, State, react
 from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import Verdict
@@ -353,7 +353,7 @@ class Transitions:
                 ranks=ranks,
                 incident=record.incident,
                 reason=reason,
-                deadline_s=deadline_s if act in (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER) else 5.0,
+                deadline_s=deadline_s if act in LOOKS else 5.0,
             )
             for node, ranks in self._receivers(job, act)
         ]
@@ -370,6 +370,8 @@ class Transitions:
             return [(node, ()) for node in nodes if node not in job.waiting and node not in job.round.left]
         now_s = self.clock()
         with_agent = [node for node in job.nodes if self.registry.agent_is_fresh(job.name, node, now_s)]
+        if act in LOOKS and job.suspected is not None and (asks := job.suspected.asks) is not None:
+            return [(node, ()) for node in with_agent if node in asks]
         if act is not Act.KILL_CULPRITS:
             return [(node, ()) for node in with_agent]
         verdict = job.record.verdict

@@ -89,8 +89,9 @@ class Move(NamedTuple):
 _S, _E = State, EventKind
 _STOP = (Act.PRESERVE, Act.RESTART)
 _STOP_SUSPECTS = (Act.PRESERVE, Act.KILL_CULPRITS, Act.RESTART)
-_LOOK = (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)
 _END = (Act.SHUTDOWN,)
+# Evidence.
+LOOKS = (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)
 
 # What a dry run does not order. The end of a job is sent to all, or nodes that were not hit would wait without end.
 ACTS_THAT_CHANGE = (Act.KILL_CULPRITS, Act.RESTART)
@@ -120,9 +121,9 @@ TABLE: dict[tuple[State, EventKind], Move] = {
     (_S.SUSPECT, _E.MOVED): Move(_S.RUNNING),
     (_S.SUSPECT, _E.MOVED_SHORT): Move(_S.DEGRADED),
     (_S.SUSPECT, _E.MOVED_EARLY): Move(_S.CATCHING_UP),
-    (_S.SUSPECT, _E.LOOK): Move(_S.CONFIRMING, _LOOK),
-    (_S.SUSPECT, _E.LOST): Move(_S.CONFIRMING, _LOOK),
-    (_S.CONFIRMING, _E.LOOK): Move(_S.CONFIRMING, _LOOK),
+    (_S.SUSPECT, _E.LOOK): Move(_S.CONFIRMING, LOOKS),
+    (_S.SUSPECT, _E.LOST): Move(_S.CONFIRMING, LOOKS),
+    (_S.CONFIRMING, _E.LOOK): Move(_S.CONFIRMING, LOOKS),
     (_S.CONFIRMING, _E.MOVED): Move(_S.RUNNING),
     (_S.CONFIRMING, _E.MOVED_SHORT): Move(_S.DEGRADED),
     (_S.CONFIRMING, _E.MOVED_EARLY): Move(_S.CATCHING_UP),

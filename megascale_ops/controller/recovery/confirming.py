@@ -13,6 +13,8 @@ evaluates for 20 s without declaring it brings one harmless incident, not one ev
 place of the script gets a multiple of it (``diagnosis.hangs.habits``).
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from megascale_ops.controller.job import diagnose, incidents
@@ -20,7 +22,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy.actions import GO_ON, is_uncured, rule_for
 from megascale_ops.controller.record.state_machine import EventKind
-from megascale_ops.diagnosis.hangs import habits
+from megascale_ops.diagnosis.hangs import habits, standing
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem, Order
@@ -37,6 +39,8 @@ MOST_LOOKS = 5
 # 10 s after the fifth look, 20 after the sixth, ... 60: a rank that works for half an hour and hangs then is found
 # within a minute, and a look costs each rank 0.1 s of CPU.
 LOOK_ON_S, LOOK_ON_MOST_S = 10.0, 60.0
+# 1,024 ranks: of fewer each look is at all; of more, a look at all takes the controller seconds.
+LEAST_NARROW = 1_024
 # 2 s: the moment of the restart is announced anew when it has moved by more; looks and heartbeats jitter by less.
 RETELL_S = 2.0
 # Twice the longest pause that was harmless.
@@ -54,6 +58,7 @@ def begin(transitions: Transitions, job: Job, suspicion: Suspicion) -> bool:
     verdict = suspicion.verdict
     transitions.open_incident(job, verdict, detected=job.record.since_wall_s, aside=early)
     event = EventKind.LOOK if early else EventKind.LOST
+    _narrow(transitions, job, (), transitions.clock())
     # The job gets its verdict once it is acted upon; a rank that dies before is better evidence than silence.
     _look(transitions, job, event, verdict.reason, None if early else verdict)
     return True
@@ -97,6 +102,7 @@ def weigh(transitions: Transitions, job: Job, suspicion: Suspicion, now_s: float
     looks_again = extra < 0 or judged.is_outrun or not judged.is_proven
     job.suspects.look_at_s = job.entered_s + again_s if looks_again else float("inf")
     if looks_again and now_s - job.entered_s >= again_s:
+        _narrow(transitions, job, verdict.culprits, now_s)
         _look(transitions, job, EventKind.LOOK, f"look {looks + 1}: {verdict.reason}", job.record.verdict)
     return None
 
@@ -123,6 +129,20 @@ def learn(job: Job) -> None:
     verdict = job.incident.verdict if job.incident is not None else None
     if verdict is not None and verdict.place:
         job.change(habits=habits.learned(job.record.habits, verdict.place, age_s))
+
+
+def _narrow(transitions: Transitions, job: Job, named: Collection[int], now_s: float) -> None:
+    """Leave out of the next look who would show what was seen before (``standing``); of a small job none."""
+    if job.record.world_size < LEAST_NARROW:
+        return
+    suspected, ranks = job.suspects, diagnose.ranks(transitions.registry, job, now_s)
+    if not standing.is_whole(suspected.looks_taken, named):
+        asked = standing.asked_again(ranks, suspected.looks, suspected.seen, named)
+        suspected.asks = frozenset(view.node for view in ranks if view.report.rank in asked)
+    # A node's ranks are looked at together.
+    suspected.seen.update(
+        (view.report.rank, view) for view in ranks if suspected.asks is None or view.node in suspected.asks
+    )
 
 
 def _look(transitions: Transitions, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:

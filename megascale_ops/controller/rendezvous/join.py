@@ -182,7 +182,8 @@ class Joining:
     def _take_word(self, job: Job, join: Join) -> None:
         """Take in a node's report of the round that is over for it."""
         failures.take_exits(job, join.node, join.exits, join.mono_s, self._clock())
-        nodes = list(job.nodes)
+        # Thousands join at once, and hardly any has missed a node: all are not listed for each.
+        nodes = list(job.nodes) if join.unmet else []
         job.round.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
 
     def _keep_runner(self, job: Job, join: Join, now_s: float) -> None:

@@ -24,6 +24,8 @@ _OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 
 def taken_before(stands: Sequence[RankWait]) -> tuple[list[int], CollectiveFact | None]:
     """Return the ranks that had not come to a call when their records were taken, and the call, which has ended."""
+    if any(stand.look.seen_mono_s for stand in stands):
+        return [], None
     ended: dict[str, CollectiveFact] = {}
     for stand in stands:
         for fact in stand.look.recorded:
@@ -31,7 +33,7 @@ def taken_before(stands: Sequence[RankWait]) -> tuple[list[int], CollectiveFact 
                 known = ended.get(fact.group)
                 ended[fact.group] = fact if known is None or fact.seq > known.seq else known
     found: dict[int, CollectiveFact] = {}
-    for stand in stands if not any(stand.look.seen_mono_s for stand in stands) else ():
+    for stand in stands:
         for at in stand.positions:
             if at.group in ended and 0 <= at.entered < ended[at.group].seq:
                 found.setdefault(stand.rank, ended[at.group])

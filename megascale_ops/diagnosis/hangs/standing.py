@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For how long does a judgement of a wait stand, while nothing happens but that time passes?
+"""For how long does a judgement of a wait stand, and of which ranks a look, while nothing happens but time passes?
 
 A rank that is merely absent is waited for nine minutes, and all that while thousands of ranks tell that they are where
 they were. What the watchdog and the questions about a hang rest on changes in two ways. A heartbeat or evidence
@@ -10,10 +10,15 @@ sentences.
 Ages are those of the last heartbeats, and grow with each: after some seconds they are at most as many seconds older,
 and what the last heartbeat was old, and what the next ones are faster on their way.
 
-Pure: reports and ages in, yes or no, or seconds, out.
+A look stands in the same way. It costs each rank a tenth of a second and the controller a judgement of what is said; a
+rank that was seen to wait in a collective, and of which every heartbeat since tells the same, is where it was.
+``asked_again`` knows the others: who is named, who does not wait, who gave no answer, whose data did not leave it,
+whose kernels wait for tiles, whose calls went on between two looks, and of whom a heartbeat has told anything new.
+
+Pure: reports, evidence and ages in, yes or no, seconds, or ranks out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.diagnosis.hangs.patience import (
@@ -28,6 +33,7 @@ from megascale_ops.diagnosis.hangs.patience import (
 from megascale_ops.diagnosis.hangs.progress import STEP_PHASES
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S, Suspicion
 from megascale_ops.diagnosis.hangs.verdict import UNHEARD_S, Judgement
+from megascale_ops.diagnosis.hangs.wait_graph import stand_of
 from megascale_ops.diagnosis.rank_view import GONE, RankView
 from megascale_ops.schema.messages import JobReport
 from megascale_ops.schema.policy import JobPolicy
@@ -37,8 +43,14 @@ from megascale_ops.schema.progress import Progress, RankReport
 _TELLING = frozenset({"T", "D", *GONE})
 # 1 s: as much faster may a heartbeat be on its way than the one before.
 LATE_S = 1.0
-# 15 s: so old may the ages be in what people read of a wait.
+# 15 s: so old may the ages be in what people read of a wait. Of 100,000 ranks a judgement takes 3 s of a core: a
+# minute.
 MOST_HELD_S = 15.0
+HELD_EACH_RANK_S = 60.0 / 100_000
+# 2 looks at all ranks: the second tells whether stacks, calls and tiles have stayed as they were.
+WHOLE_LOOKS = 2
+# 8: each eighth look is at all ranks again. What no heartbeat tells (a GPU that works off its queue) is seen then.
+WHOLE_EVERY = 8
 
 
 def is_as_before(
@@ -112,7 +124,9 @@ def _has_progressed(before: Progress | None, now: Progress | None, sent_mono_s: 
 def holds_s(
     ranks: Sequence[RankView], suspicion: Suspicion, judged: Judgement, looks: Mapping[int, Look], policy: JobPolicy
 ) -> float:
-    """Return for how long time alone changes nothing about a judgement, at most ``MOST_HELD_S``; 0: it may at once.
+    """Return for how long time alone changes nothing about a judgement; 0: it may at once.
+
+    At most ``MOST_HELD_S``, of more than 25,000 ranks ``HELD_EACH_RANK_S`` for each.
 
     Args:
         ranks: all ranks of the round that have been reported, as they were judged.
@@ -125,7 +139,8 @@ def holds_s(
     if judged.is_outrun or age_s >= judged.patience_s or _may_lose_lock(ranks, suspicion, judged, looks):
         return 0.0
     ends = (judged.patience_s, suspicion.patience_s, suspicion.name_s, suspicion.base_s)
-    left_s = min([MOST_HELD_S + UNHEARD_S + LATE_S, *(end_s - age_s for end_s in ends if end_s >= age_s)])
+    most_s = max(MOST_HELD_S, HELD_EACH_RANK_S * len(ranks))
+    left_s = min([most_s + UNHEARD_S + LATE_S, *(end_s - age_s for end_s in ends if end_s >= age_s)])
     heard_age_s = 0.0
     for rank in ranks:
         report = rank.report
@@ -135,7 +150,7 @@ def holds_s(
         left_s = min(left_s, _left_s(rank, policy))
     if heard_age_s >= UNHEARD_S:
         return 0.0
-    return min(MOST_HELD_S, max(0.0, left_s - heard_age_s - LATE_S))
+    return min(most_s, max(0.0, left_s - heard_age_s - LATE_S))
 
 
 def _left_s(rank: RankView, policy: JobPolicy) -> float:
@@ -175,3 +190,51 @@ def _beats(rank: RankView) -> bool:
     if progress is None or not progress.beat_mono_s:
         return False
     return rank.silent_s + progress.moved_mono_s - progress.beat_mono_s <= STALE_BEAT_S
+
+
+def is_whole(looks_taken: int, named: Collection[int]) -> bool:
+    """Return whether the next look is at all ranks: one of the first, each eighth, and any while no rank is named."""
+    return looks_taken < WHOLE_LOOKS or looks_taken % WHOLE_EVERY == 0 or not named
+
+
+def asked_again(
+    ranks: Sequence[RankView], looks: Mapping[int, Look], known: Mapping[int, RankView], named: Collection[int]
+) -> set[int]:
+    """Return the ranks of which another look may show something else.
+
+    Args:
+        ranks: all ranks of the round that have been reported.
+        looks: the evidence on each rank; those that are missing gave none.
+        known: each rank as its heartbeats described it when it was looked at last.
+        named: the ranks that are blamed.
+    """
+    blamed = frozenset(named)
+    return {
+        view.report.rank
+        for view in ranks
+        if view.report.rank in blamed
+        or _is_open(looks.get(view.report.rank, NOTHING))
+        or _is_new(known.get(view.report.rank), view)
+        or not stand_of(view, looks).waits
+    }
+
+
+def _is_open(look: Look) -> bool:
+    """Return whether a look was not answered, or shows what another look decides."""
+    return (
+        look is NOTHING
+        or "no_answer" in look.marks
+        or bool(look.stuck or look.tiles)
+        or look.went_on
+        or look.tiles_went_on
+    )
+
+
+def _is_new(before: RankView | None, now: RankView) -> bool:
+    """Return whether heartbeats have told something new since a rank was looked at."""
+    if before is None or before.report is now.report:
+        return before is None
+    progress = before.report.progress
+    # A recorder that was silent then, and beats now, tells that; one that has beaten all the time tells nothing.
+    told_mono_s = progress.moved_mono_s + before.silent_s if progress is not None else 0.0
+    return has_changed(before.report, now.report, told_mono_s)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.hangs import standing
 from megascale_ops.diagnosis.hangs.evidence import Look, gather
 from megascale_ops.diagnosis.hangs.standing import LATE_S, MOST_HELD_S, has_changed, holds_s
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
@@ -92,6 +93,17 @@ def test_the_end_of_patience_is_not_slept_through() -> None:
     assert near == pytest.approx(540.0 - 530.0 - LATE_S)
     assert there == 0.0
     assert _of(_judged(_views(539.5), looks)) != _of(_judged(_views(540.5), looks))
+
+
+def test_of_more_ranks_a_judgement_stands_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to what it costs; the end of patience is none of that."""
+    monkeypatch.setattr(standing, "HELD_EACH_RANK_S", 10.0)
+    looks = _looks(ASLEEP)
+
+    far, near = (_held_s(_views(silent_s), looks) for silent_s in (100.0, 530.0))
+
+    assert far == 10.0 * SIZE > MOST_HELD_S
+    assert near == pytest.approx(540.0 - 530.0 - LATE_S)
 
 
 @pytest.mark.parametrize(
