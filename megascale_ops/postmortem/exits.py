@@ -23,6 +23,7 @@ from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.postmortem import kernel, launched
+from megascale_ops.postmortem.good_ends import good_end
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
@@ -71,6 +72,8 @@ def judge_logs(
     launchers = "\n".join(without_prefixes(launchers.splitlines()))
     # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
     told = launched.told_in(launchers)
+    if not any(told.codes.values()) and (sentence := good_end({-1: launchers, **logs})):
+        return _ended_well(sentence)
     of_kernel = kernel.of_ranks(faults, logs, launchers, told.pids)
     owners = [rank for rank in told.first if rank not in logs]
     texts = _texts(logs, told, owners, launchers)
@@ -96,6 +99,15 @@ def judge_logs(
     if told.is_local and owners and verdict.culprits == told.first:
         verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
     return verdict
+
+
+def _ended_well(sentence: str) -> Verdict:
+    return Verdict(
+        fault="unknown",
+        reason=f'the job ended well, and what its logs tell of before that was survived: "{sentence}"',
+        confidence=0.2,
+        otherwise="a rank that failed before that and has no log here",
+    )
 
 
 def _by_first_hit(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:

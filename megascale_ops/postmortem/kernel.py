@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
+from megascale_agents.collectors.xid_table import meaning_of
+
 _LINE = re.compile(
     r"^(?:<\d+>)?(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ (?:[\d:]{8} )?(?:\S+ )?kernel:|\d{4}-\d\d-\d\dT\S+ \S+ kernel:"
     r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\])"
@@ -29,6 +31,8 @@ _NCCL = re.compile(
 )
 # The driver clears a GPU's channels behind a fault, which may be another GPU's that it is linked to.
 _ECHO = re.compile(r"Xid \([^)]{1,40}\): 45\b")
+_NUMBER = re.compile(r"NVRM: Xid \([^)]{1,40}\): (\d{1,5})\b")
+_OF_A_PROCESS = (43, 45)
 _DATED = re.compile(r"\b(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _OF_DMESG = re.compile(rf"\[\w{{3}} ({'|'.join(_MONTHS)}) +(\d{{1,2}}) (\d\d)[\d:]{{6}} (20\d\d)\]")
@@ -48,7 +52,16 @@ def is_kernels(text: str) -> bool:
 
 def faults_in(text: str) -> list[str]:
     """Return the lines of a kernel's log that tell of the end of a process or of a fault of a GPU."""
-    return [line for line in text.splitlines() if _FAULT.search(line)]
+    return [line for line in text.splitlines() if _FAULT.search(line) and not _is_note(line)]
+
+
+def _is_note(line: str) -> bool:
+    """Return whether a line is an Xid that ends nothing: memory that was or will be mended, power, firmware.
+
+    Of a process whose work was given up (43, 45) another line has the reason, and these say whose it was.
+    """
+    number = int(found[1]) if (found := _NUMBER.search(line)) is not None else 0
+    return number not in (0, *_OF_A_PROCESS) and meaning_of(number).action == "none"
 
 
 def of_ranks(

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.last_words import CARRIED, RAISED_ALIKE
+from megascale_ops.diagnosis.exits.last_words import CARRIED, RAISED_ALIKE, goes_on, is_a_warning
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
@@ -43,7 +43,7 @@ def with_error(exit_: RankExit) -> RankExit:
 
 def read(tail: str) -> RankError | None:
     """Return the exception with whose traceback ``tail`` ends, or None."""
-    lines = without_prefixes(tail.rstrip().splitlines())
+    lines = without_prefixes(line for line in tail.rstrip().splitlines() if "\\n" not in line or not is_a_warning(line))
     at, after = len(lines), 0
     while at > 1 and after <= _MOST_AFTER:
         at -= 1
@@ -54,6 +54,8 @@ def read(tail: str) -> RankError | None:
         carried = CARRIED.match(lines[at - 1])
         was_raised |= raised is not None and carried is not None and raised["type"].endswith(carried["type"])
         if raised is not None and was_raised and not _OF_ANOTHER.search(raised["type"]):
+            if at + 1 < len(lines) and goes_on(lines[at + 1]):
+                return None
             message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
             own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
             where = _where((own or frames)[-1]) if frames else ""
