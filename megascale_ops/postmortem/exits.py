@@ -91,13 +91,21 @@ def judge_logs(
     if verdict is None or verdict.fault == "unknown":
         somebody = _of_somebody("" if owners else launchers, of_kernel.get(-1, []), has_ranks=bool(logs))
         verdict = _better(verdict, somebody, texts, launchers)
+    verdict = _by_who_ended_all(verdict, texts, launchers)
+    if told.is_local and owners and verdict.culprits == told.first:
+        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
+    return verdict
+
+
+def _by_who_ended_all(verdict: Verdict, texts: Mapping[int, str], launchers: str) -> Verdict:
+    """Return the verdict by what a batch system or a launcher tells of the whole job, where that says more."""
     # Where others lost them, the ranks that were taken away are the reason.
     is_all = verdict.fault == "killed" and set(verdict.culprits) == set(texts)
     own = "".join(texts[rank] for rank in verdict.culprits) if is_all else ""
     if (line := launched.why_ended(launchers) or launched.why_ended(own)) and verdict.fault in ("killed", "unknown"):
         verdict = _by_a_batch_system(verdict, line)
-    if told.is_local and owners and verdict.culprits == told.first:
-        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
+    if verdict.fault == "unknown" and (nodes := launched.lost_nodes(launchers)):
+        verdict = _by_a_lost_node(nodes)
     return verdict
 
 
@@ -136,10 +144,25 @@ def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], 
     texts = {rank: text[-_SOUGHT:] for rank, text in logs.items()}
     for rank, line in told.lines.items():
         if rank not in logs:
-            before = _own_part(launched.before_the_cancel(launchers)[-_SOUGHT:]) if rank in owners else ""
+            before = _own_part(_unsaid(launchers)) if rank in owners else ""
             is_others = SIGNAL_FAULTS.get(signal_of(told.codes[rank])) == "segfault" and not _speaks(before)
             texts[rank] = line if is_others else before.strip("\n") or line
     return texts
+
+
+def _unsaid(launchers: str) -> str:
+    """Return what no rank is known to have said, without a launcher's own words of a lost node or a cancelled step."""
+    return launched.without_lost_daemons(launched.before_the_cancel(launchers))[-_SOUGHT:]
+
+
+def _by_a_lost_node(nodes: tuple[str, ...]) -> Verdict:
+    return Verdict(
+        fault="node_lost",
+        reason=f"a launcher lost {', '.join(nodes)}, and no rank's end before that is told of",
+        confidence=_DOUBTFUL,
+        nodes=nodes,
+        otherwise="what that node says of itself, if it comes back: its own log, or its console's",
+    )
 
 
 def _by_a_batch_system(verdict: Verdict, line: str) -> Verdict:

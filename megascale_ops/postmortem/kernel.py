@@ -20,8 +20,15 @@ _LINE = re.compile(
 )
 # 0.6 of all lines: a job's log has some of the kernel's where a console mixes them.
 _MOST = 0.6
-_FAULT = re.compile(r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset)|fallen off the bus|segfault at")
-_KILLED = re.compile(r"[Kk]illed process (\d{1,8})\b")
+_FAULT = re.compile(
+    r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset)|fallen off the bus|segfault at"
+    r"|(?:Sending SIGBUS to|Killing) .{1,64}:\d{1,8} due to hardware memory corruption"
+)
+# By the OOM killer; for a page of memory that is broken; by a memory fault of its own.
+_KILLED = re.compile(
+    r"[Kk]illed process (\d{1,8})\b|(?:Sending SIGBUS to|Killing) .{1,64}?:(\d{1,8}) due to hardware memory"
+    r"|\[(\d{1,8})\]: segfault at"
+)
 _XID = re.compile(r"Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}):[0-9a-fA-F.]+\): \d+(?:, pid='?(\d{1,8}))?")
 _HOST = re.compile(r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) (\S+) kernel:")
 # init.cc: host:process:thread [device] NCCL INFO ... rank 3 nranks 16 cudaDev 3 nvmlDev 3 busId 9b000
@@ -80,12 +87,22 @@ def of_ranks(
     for text in (rest, *logs.values()):
         for host, rank, bus in _NCCL.findall(text):
             homes.setdefault((host, _bus_of_nccl(bus)), set()).add(int(rank))
+    known = {**_own_pids(logs), **known}
     for rank, text in logs.items():
         known |= {int(pid): rank for pid in _LOADER.findall(text)}
     found: dict[int, list[str]] = {}
     for line in faults:
         found.setdefault(_rank_of(line, known, homes), []).append(line)
     return found
+
+
+def _own_pids(logs: Mapping[int, str]) -> dict[int, int]:
+    """Return the processes that logs of ranks name as "pid 48213", each where one rank alone names it."""
+    named: dict[int, set[int]] = {}
+    for rank, text in logs.items():
+        for pid in set(_OWN_PID.findall(text)):
+            named.setdefault(int(pid), set()).add(rank)
+    return {pid: next(iter(ranks)) for pid, ranks in named.items() if len(ranks) == 1}
 
 
 def since(faults: Iterable[str], begins: Iterable[str]) -> list[str]:
@@ -139,7 +156,13 @@ def first_hit(of_ranks_: Mapping[int, list[str]], ranks: Iterable[int]) -> tuple
 
 def _rank_of(line: str, pids: Mapping[int, int], homes: Mapping[tuple[str, str], set[int]]) -> int:
     xid, killed, host = _XID.search(line), _KILLED.search(line), _HOST.match(line)
-    pid = int(killed[1]) if killed is not None else int(xid[2]) if xid is not None and xid[2] else -1
+    pid = (
+        int(killed[1] or killed[2] or killed[3])
+        if killed is not None
+        else int(xid[2])
+        if xid is not None and xid[2]
+        else -1
+    )
     if pid in pids:
         return pids[pid]
     if xid is None:

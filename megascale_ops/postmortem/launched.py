@@ -34,7 +34,8 @@ _HOW = (
     r"|: ?(?P<named>" + "|".join(_NAMES) + r")\b"
     r"|(?:exit(?:ed|s)?(?: with)?(?: exit)? |return |exit |\] )(?:code|status(?: code)?)[ :=]{1,3}(?P<code>-?\d{1,4})\b"
     r"|\bwith (?:exit |error)?code (?P<with>-?\d{1,4})\b"
-    r"|(?P<bare>terminated with the following error|has (?:failed|crashed|died)\b|was (?:killed|aborted)\b))"
+    r"|(?P<bare>terminated with the following error|exiting improperly|has (?:failed|crashed|died)\b"
+    r"|was (?:killed|aborted)\b))"
 )
 # 400 characters between the two: a container's command stands there.
 _SENTENCE = re.compile(_WHO + r"(?P<between>[^\n]{0,400}?)" + _HOW)
@@ -55,9 +56,12 @@ _CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED")
 _FOR_A_REASON = re.compile(r"CANCELLED[^\n]{0,80}DUE TO|TERM_RUNLIMIT|DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE)")
 # Slurm's reason for a step of which a node was lost.
 LOST_NODE = "DUE TO NODE FAILURE"
+# MPI's launchers, of a node that they hear no more of: their own word, and no rank's.
+_LOST_DAEMON = re.compile(r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon[^\n]*\n?")
+_ON_NODE = re.compile(r"\bRemote daemon *: \S{1,200} on node (\S{1,200})|\berror: Node failure on (\S{1,200})")
 _GOES_ON = re.compile(r"\bretry|\brestart(?:ing|ed)\b|\bwill\b|\battempt \d", re.IGNORECASE)
 # A sentence that is broken after the word before a number.
-_BROKEN = re.compile(r"\b(on|with|by|of)\n(?=\S)")
+_BROKEN = re.compile(r"\b(on|with|by|of|exiting)\n(?=\S)")
 # A bar before each line, as programs draw it that quote another's output.
 _FRAMED = re.compile(r"^[ \t]{0,40}[|│] ", re.MULTILINE)
 # How launchers and batch systems stop the rest.
@@ -108,6 +112,16 @@ def before_the_cancel(text: str) -> str:
     """Return a text up to where a batch system has ended the step: what follows are consequences."""
     found = _CANCELLED.search(text)
     return text[: found.start()] if found is not None else text
+
+
+def lost_nodes(text: str) -> tuple[str, ...]:
+    """Return the nodes that a launcher has lost, by name."""
+    return tuple(sorted({found[1] or found[2] for found in _ON_NODE.finditer(text)}))
+
+
+def without_lost_daemons(text: str) -> str:
+    """Return a text without the line by which MPI's launcher tells that it lost a node: no rank of it has said that."""
+    return _LOST_DAEMON.sub("", text)
 
 
 def why_ended(text: str) -> str:

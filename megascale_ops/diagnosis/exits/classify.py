@@ -22,6 +22,7 @@ from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_
 from megascale_ops.diagnosis.exits.last_traceback import before_it
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
+from megascale_ops.diagnosis.exits.torn_files import torn_file
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, NOBODY, VICTIM, Row
 from megascale_ops.diagnosis.exits.word_table import GPU_WAIT
 from megascale_ops.schema.fault_classes import FAULTS
@@ -131,7 +132,10 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
         return _of_gathered(one, error, gathered)
     row = _row_of(error, one.exit.stderr_tail)
     fault = "collective_mismatch" if row is None else fault_of(row)
-    hint = f" ({row.hint})" if row is not None and row.hint else ""
+    meaning = (row.hint if row is not None else "") or (
+        torn_file(error, one.exit.stderr_tail) if fault == "exception" else ""
+    )
+    hint = f" ({meaning})" if meaning else ""
     own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
     is_anothers = fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)
     if own and (is_anothers or (fault == "exception" and _POINTS_ELSEWHERE.search(error.message))):

@@ -22,4 +22,13 @@ NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
         sure=0.9,
         hint="the image of its container does not come",
     ),
+    # Ray, of the node below a rank.
+    cause(
+        "ray_node_dead",
+        r"\bmarked dead because the detector has missed too many heartbeats",
+        "node_lost",
+        "Ray's head, which hears no more of a node",
+        sure=0.9,
+        hint="Ray's head hears no more of its node",
+    ),
 )

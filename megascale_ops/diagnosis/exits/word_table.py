@@ -423,6 +423,13 @@ PATTERNS: tuple[Row, ...] = (
         weak=True,
     ),
     cause(
+        "poisoned_page",
+        r"due to hardware memory corruption",
+        "segfault",
+        "the kernel's mm/memory-failure.c: SIGBUS to the process that owns a page that can't be read any more",
+        hint="memory of its host is broken; see the kernel's log and edac-util",
+    ),
+    cause(
         "segfault",
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)|Segmentation fault"
         r"|signal(?:: | )(?:SIGSEGV|SIGBUS|SIGILL|SIGFPE|11 )|Bus error"

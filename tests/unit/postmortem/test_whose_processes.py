@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line is a rank's, too, by the process, container or pod that it names, where something tells that one's rank."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.postmortem import launched
+from megascale_ops.postmortem.examine import examine
+from megascale_ops.postmortem.exits import judge_logs
+from megascale_ops.postmortem.kernel import of_ranks
+from megascale_ops.postmortem.tags import by_rank
+from megascale_ops.schema.health import Verdict
+
+ACTOR = "(WorkerDict pid={}) "
+NCCL = "n7:{0}:5{0} [0] NCCL INFO comm 0x1 rank {1} nranks {2} cudaDev 0 busId 1000 commId 0x9 - Init START"
+LOST = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error"
+
+
+def judged(folder: Path, files: dict[str, str]) -> Verdict:
+    """Judge a folder of files."""
+    for name, text in files.items():
+        raw = text.encode()
+        (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return examine([folder]).verdicts[0]
+
+
+def test_an_actor_is_the_rank_that_another_of_its_lines_has() -> None:
+    """Of which a crash handler writes no tag; an actor that shows two ranks, and two that show one, tell nothing."""
+    one = [
+        f"{ACTOR.format(7)}[rank3] ready",
+        f"{ACTOR.format(8)}[rank1] ready",
+        f"{ACTOR.format(7)}Fatal Python error: x",
+    ]
+    two = [*one, f"{ACTOR.format(7)}[rank2] said"]
+    shared = [*one, f"{ACTOR.format(9)}[rank3] ready"]
+
+    assert "Fatal Python error: x" in by_rank("\n".join(one)).lines[3]
+    assert one[2] in by_rank("\n".join(two)).lines[-1]
+    assert one[2] in by_rank("\n".join(shared)).lines[-1]
+
+
+def test_nccls_process_is_the_rank_that_nccl_has_told() -> None:
+    """Where groups of several sizes number it differently, it is none."""
+    warns = "n7:41:541 [0] NCCL WARN Cuda failure 2 'out of memory'"
+    text = f"[rank0]: a\n[rank5]: b\n{NCCL.format(41, 5, 8)}\n{warns}"
+
+    assert warns in by_rank(text).lines[5]
+    assert warns in by_rank(f"{text}\n{NCCL.format(41, 1, 2)}").lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks"),
+    [
+        (["w-0  | a", "w-1  | b", "w-1 exited with code 1"], [0, 1]),
+        (["trainer_0 | a", "trainer_3 | b"], [0, 3]),
+        (["w-1  | a", "w-2  | b"], []),  # counted from 1, or the first has no line: nothing tells which
+        (["w-0  | a", "db-1  | b"], []),
+        (["w-0  | a", "b", "c"], []),
+        (["loss 0 | 1.2", "loss 1 | 1.1"], []),
+    ],
+)
+def test_containers_of_one_name_are_ranks_by_their_numbers(lines: list[str], ranks: list[int]) -> None:
+    """All lines have a name, a number and a bar, and the numbers count from 0."""
+    assert sorted(rank for rank in by_rank("\n".join(lines)).lines if rank >= 0) == ranks
+
+
+def test_a_launchers_own_lines_do_not_count_among_those_that_it_labels() -> None:
+    """The number of a task stands before what tasks print; srun puts nothing before its own words."""
+    labelled = [f" {task}: step" for task in range(4)]
+    own = [
+        "srun: error: n1: task 2: Exited with exit code 1",
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED ***",
+        "",
+    ]
+
+    assert sorted(by_rank("\n".join([*labelled, *own])).lines) == [-1, 0, 1, 2, 3]
+    assert by_rank("\n".join([*labelled, "step", "step"])).lines == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("2026-07-19 01:00:02 INFO rank=5 host=c12 pid=9", 5),
+        ("[2026-07-19 01:00:02,100] [INFO] rank=5: ready", 5),
+        ("rank=5 step 7", 5),
+        ("2026-07-19 01:00:02 ERROR rank=5 did not answer", None),
+        ("2026-07-19 01:00:02 INFO peer of rank=5 is up", None),
+    ],
+)
+def test_a_field_behind_a_time_and_a_level_is_a_tag(line: str, rank: int | None) -> None:
+    """A sentence about a rank is none."""
+    assert {found for found in by_rank(line).lines if found >= 0} == ({rank} - {None})
+
+
+def test_rays_dead_node_takes_its_workers_with_it() -> None:
+    """By the address of each, which Ray tells at the start."""
+    told = "".join(
+        f"(T pid=9) - (node_id=ab, ip=10.0.0.{node}, pid=7{rank}) world_rank={rank}, local_rank=0, node_rank={node}\n"
+        for rank, node in enumerate((1, 1, 2, 2))
+    )
+    dead = (
+        "WARNING worker.py:2058 -- The node with node id: bb07 and address: 10.0.0.2 and node name: 10.0.0.2 has been "
+        "marked dead because the detector has missed too many heartbeats from it."
+    )
+
+    lines = by_rank(f"{told}{dead}\n").lines
+
+    assert dead in lines[2]
+    assert dead in lines[3]
+    assert dead not in lines.get(0, ())
+    elsewhere = dead.replace("10.0.0.2", "10.0.0.9")
+    assert elsewhere in by_rank(f"{told}{elsewhere}\n").lines[-1]
+
+
+def test_ranks_in_lines_of_progress_tell_whose_a_file_is(tmp_path: Path) -> None:
+    """Each file another one, and always the same; lines of other ranks tell nothing."""
+    step = "2026/03/21 15:17:15 DEBUG TRAIN Batch 1/200 loss 86.5 rank {}\n"
+    raised = (
+        'Traceback (most recent call last):\n  File "/w/p.py", line 98, in tar\ntarfile.ReadError: unexpected end\n'
+    )
+
+    verdict = judged(
+        tmp_path, {"worker-0.log.gz": step.format(4) + f"{LOST}\n", "worker-1.log.gz": step.format(5) + raised}
+    )
+
+    assert (verdict.fault, verdict.culprits) == ("exception", (5,))
+
+
+def test_a_file_with_steps_of_several_ranks_is_of_none(tmp_path: Path) -> None:
+    """It is one log of them all."""
+    step = "TRAIN Batch 1/200 loss 86.5 rank {}\n"
+    raised = (
+        'Traceback (most recent call last):\n  File "/w/p.py", line 98, in tar\ntarfile.ReadError: unexpected end\n'
+    )
+
+    verdict = judged(tmp_path, {"a.log": step.format(4) + step.format(5) + raised, "b.log": step.format(6)})
+
+    assert verdict.culprits == ()
+
+
+DESCRIBED = (
+    "Name:             {0}\nNamespace:  train\nContainers:\n  pytorch:\n    State:  Running\n"
+    "    Last State:     Terminated\n      Reason:       {1}\n      Exit Code:    {2}\n"
+)
+
+
+@pytest.mark.parametrize(("reason", "code", "culprits"), [("OOMKilled", 137, (3,)), ("Completed", 0, ())])
+def test_what_kubectl_describes_is_of_the_pods_rank(
+    reason: str, code: int, culprits: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Worker 2 of a job with a master is rank 3; a container that ended in order is no end."""
+    text = DESCRIBED.format("gpt-master-0", "Completed", 0) + DESCRIBED.format("gpt-worker-2", reason, code)
+
+    verdict = judged(tmp_path, {"describe.txt": text, "gpt-master-0.log": f"step 3 loss 2\n{LOST}\n"})
+
+    assert verdict.culprits == culprits, verdict.reason
+
+
+def test_a_page_that_broke_ends_the_rank_whose_process_had_it() -> None:
+    """By the number that a rank's own log has; of which two have one, none."""
+    killed = "Sending SIGBUS to python3:90117 due to hardware memory corruption"
+    line = f"Jul 19 02:44:10 n3 kernel: Memory failure: 0x18: {killed}"
+    logs = {5: "host n3 pid=90116", 6: "host n3 pid=90117"}
+
+    assert judge_logs(logs, faults=[line]).culprits == (6,)
+    assert judge_logs(logs, faults=[line]).fault == "segfault"
+    assert list(of_ranks([line], {**logs, 7: "parent pid=90117"}, "", {})) == [-1]
+
+
+def test_a_node_that_mpis_launcher_lost_is_told() -> None:
+    """With a rank of it where the launcher names one, and else by the node alone."""
+    lost = (
+        "PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [p@0,0] on node n1\n"
+        "  Remote daemon: [p@0,1] on node n2\n"
+    )
+    named = (
+        "prterun has exited due to process rank 2 with PID 17 on node n2 exiting\nimproperly. There are three reasons\n"
+    )
+
+    assert launched.told_in(named).first == (2,)
+    assert judge_logs({0: LOST}, lost + named).culprits == (2,)
+    alone = judge_logs({0: LOST}, lost)
+    assert (alone.fault, alone.nodes, alone.culprits) == ("node_lost", ("n2",), ())
