@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from megascale_ops.diagnosis.exits.last_words import heard_in, weight_of
-from megascale_ops.diagnosis.exits.prefixes import strip_prefix
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefix
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 
 # As much of a log as its end is looked for in, and the last 60 lines for the sentence: trackers print summaries.
@@ -32,13 +32,25 @@ _SENTENCE = re.compile(
 _NOT_YET = re.compile(r"\b(?:not|n't|until|before|once|when|if|unless|never|wait(?:s|ing)?|cannot)\b", re.IGNORECASE)
 
 
+# How Python's loggers and their like begin a record: "ERROR:root:", "2026-... - ERROR - ", "[ERROR] ", "| ERROR    |".
+_RECORD = re.compile(r"(?:^|[\s|\[(-])(?:ERROR|WARNING|WARN|error|warning|warn)\b ?[:\])|-]?")
+# What a launcher says as it stops ranks.
+_STOPS = re.compile(
+    r"closing signal SIG|death signal|Killing subprocess|exitcode|CANCELLED|Terminat(?:ed|ing)\b|Killed\b"
+)
+
+
 def good_end(texts: Mapping[int, str]) -> str:
     """Return the sentence by which a job ended well, "" where none says so or something speaks against it.
+
+    Of a job that has not ended: the step to which all ranks that told of an error went on, where each was a record of a
+    logger, for what ends a process is printed by no logger.
 
     Args:
         texts: what each rank printed, by -1 what no rank did.
     """
     found = ""
+    went_on: list[str] = []
     for text in texts.values():
         tail = text[-_SOUGHT:]
         spoken = heard_in(tail)
@@ -47,10 +59,20 @@ def good_end(texts: Mapping[int, str]) -> str:
         causes = [one.line for one in spoken if one.row.role == CAUSE]
         behind = tail[tail.rfind(causes[-1]) + len(causes[-1]) :] if causes else tail
         sentence = _sentence_of(behind)
-        if causes and not sentence and not any(weight_of(line) > _OF_A_STEP for line in behind.splitlines()):
+        steps = [line for line in behind.splitlines() if weight_of(line) > _OF_A_STEP] if causes else []
+        if causes and not sentence and not steps:
             return ""
+        if causes and steps:
+            went_on.append(steps[-1].strip()[:200] if all(_is_logged(tail, cause) for cause in causes) else "")
         found = found or sentence
-    return found
+    return found or (went_on[0] if all(went_on) and went_on and not _STOPS.search("\n".join(texts.values())) else "")
+
+
+def _is_logged(text: str, line: str) -> bool:
+    """Return whether a logger's record of an error, or of a warning, stands right before the traceback of a line."""
+    begins = text.rfind(TRACEBACK_BEGINS, 0, text.rfind(line))
+    before = text[:begins].rstrip().rpartition("\n")[2] if begins > 0 else ""
+    return _RECORD.search(strip_prefix(before)[:120]) is not None
 
 
 def _sentence_of(text: str) -> str:

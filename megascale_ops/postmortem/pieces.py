@@ -35,6 +35,7 @@ _NAMED = (
     re.compile(r"^(\d{1,4})(?=[_\-.]|$)"),
     re.compile(r"(?:^|[_\-.])(\d{1,4})$"),
 )
+_BARE = 5  # from here on nothing but the number tells it
 _ENDINGS = re.compile(r"\.(?:txt|log|out|err|stderr|stdout|stacks?|json|dump|pickle|pkl|bt|gdb|trace|pyspy|py-spy)+$")
 # What was packed and what was put by when a log grew too long: rank3.log.2.gz is older than rank3.log.1.
 _PACKED = re.compile(r"\.(?:gz|bz2|xz)$")
@@ -118,9 +119,11 @@ def gather(files: Iterable[Path]) -> Gathered:
         binary += [path] if is_binary else []
         if data.strip() and not is_binary:
             read[path] = data
-            pieces += _split(path, data, is_alone=len(files) <= _FEW)
+    names = _named_apart(list(read))
+    for path, data in read.items():
+        pieces += _split(path, data, names[path], is_alone=len(files) <= _FEW)
     if len(read) > 1 and _is_one_each(pieces):
-        pieces = [piece for path, data in read.items() for piece in _split(path, data, is_alone=False)]
+        pieces = [piece for path, data in read.items() for piece in _split(path, data, names[path], is_alone=False)]
     notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
     notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
     pieces = _as_their_likes(_by_their_lines(_as_tasks(pods.numbered(pods.described(pieces)))))
@@ -176,15 +179,41 @@ def rank_of(path: Path) -> int:
     if (folder := _FOLDER.match(path.parent.name)) and not re.search(r"\d", name):
         return int(folder[1])
     without_node = _NODE.sub("_", name)
-    for form in _NAMED[3:]:
+    for at, form in enumerate(_NAMED[3:], 3):
         if found := form.search(without_node):
-            return int(found[1])
+            is_counted = at >= _BARE and _NO_RANK.search(without_node[: found.start(1)]) is not None
+            return -1 if is_counted else int(found[1])
     return int(folder[1]) if folder else -1
 
 
-def _split(path: Path, data: bytes, *, is_alone: bool) -> list[Piece]:
+def _named_apart(paths: Sequence[Path]) -> dict[Path, int]:
+    """Return the rank that each name tells, -1 where it tells none.
+
+    A number that all files of one shape share is no rank, as of a job or of how many ranks there are: then the one by
+    which they differ is, where it counts from 0 and is not a node's or an attempt's.
+    """
+    found = {path: rank_of(path) for path in paths}
+    alike: dict[str, list[Path]] = {}
+    for path in paths:
+        alike.setdefault(_shape(path), []).append(path)
+    for files in alike.values():
+        told = {found[path] for path in files}
+        if len(files) < _FEWEST_ALIKE or len(told) > 1:
+            continue
+        numbers = {path: _A_NUMBER.findall(path.name) for path in files}
+        before = _A_NUMBER.split(files[0].name)
+        counted = [
+            at
+            for at in range(len(before) - 1)
+            if {int(own[at]) for own in numbers.values()} == set(range(len(files))) and not _NO_RANK.search(before[at])
+        ]
+        for path in files:
+            found[path] = int(numbers[path][counted[0]]) if len(counted) == 1 else -1
+    return found
+
+
+def _split(path: Path, data: bytes, named: int, *, is_alone: bool) -> list[Piece]:
     """Cut a log of several ranks apart, by what stands before its lines; a job's only files are those of all ranks."""
-    named = rank_of(path)
     is_other = _OTHER.match(data) is not None and b"\n{" not in data  # lines of JSON are a log
     text = "" if is_other else data.decode("utf-8", "replace")
     lines, is_global = tags.by_rank(text)

@@ -93,8 +93,12 @@ def by_rank(text: str) -> Tagged:
         if any(rank >= 0 for rank, _ in tagged):
             tagged = marks.of_nccl(lines, marks.with_rays(lines, tagged)) if forms is _GLOBAL else tagged
             return Tagged(_gathered(tagged), forms is _GLOBAL)
-    # An engine may serve a job whose own ranks have tags.
-    if tagged := _of_pods(lines) or _with_tracebacks(_of_places(lines)) or marks.of_containers(lines):
+    return _of_untagged(text, lines)
+
+
+def _of_untagged(text: str, lines: list[str]) -> Tagged:
+    """Return lines by what is no rank's tag: an engine's places (it may serve a job whose ranks have tags), numbers."""
+    if tagged := _of_pods(lines) or _with_tracebacks(_of_places(lines)):
         return Tagged(_gathered(tagged))
     if "Exception in device=" in text:
         return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
@@ -102,6 +106,8 @@ def by_rank(text: str) -> Tagged:
     own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
     if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own:
         return Tagged(_gathered(numbered))
+    if marked := marks.of_any_shape(lines):
+        return Tagged(_gathered(marked.lines), marked.is_global)
     return Tagged({})
 
 

@@ -45,7 +45,8 @@ _GIVES_UP = re.compile(
 _A_WARNING = re.compile(r"[\"']?\b(?:level|levelname|severity|lvl)[\"']? ?[:=] ?[\"']?warn(?:ing)?\b", re.IGNORECASE)
 # Frames of C++ and NCCL's notes: neither has the reason.
 _MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
-_IGNORED = "Exception ignored in"
+# Python reports it and goes on: of a destructor, and of a coroutine that nobody waits for.
+_IGNORED = re.compile(r"^Exception ignored in|\b(?:Task|Future) exception was never retrieved")
 # Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.
 _NO_LINE = re.compile(r"^(?:\s|#\d|frame #|wandb: |\S{0,200} ?NCCL INFO|\[[IWE]\d{3,4} |$)|^\S{0,60}:\d+:\d+ \[\d+\] ")
 _PROGRESS = re.compile(
@@ -97,7 +98,7 @@ class LineReader:
 
     def _read(self, line: str) -> Row | None:
         bare = self._prefixes.bare(line)
-        if bare.startswith(_IGNORED):
+        if _IGNORED.search(bare):
             self._traceback = self._traceback._replace(is_ignored=True)
             return None
         if bare.startswith(TRACEBACK_BEGINS):
@@ -122,6 +123,11 @@ class LineReader:
 def is_a_warning(line: str) -> bool:
     """Return whether a logger has written a line of fields as a warning: what it carries ended nothing."""
     return _A_WARNING.search(line) is not None
+
+
+def is_ignored(line: str) -> bool:
+    """Return whether Python says by a line that the traceback below it ended nothing."""
+    return _IGNORED.search(line) is not None
 
 
 def goes_on(line: str) -> bool:

@@ -86,3 +86,42 @@ def test_an_xid_of_what_was_mended_is_no_fault(number: int, is_fault: bool) -> N
     line = f"[Wed Jun  3 12:41:55 2026] NVRM: Xid (PCI:0000:17:00): {number}, pid=8112, name=python3, words"
 
     assert bool(faults_in(line)) is is_fault
+
+
+LOGGED = "ERROR:root:could not send metrics\n"
+
+
+@pytest.mark.parametrize(
+    ("of_1", "launchers", "culprits"),
+    [
+        (f"{LOGGED}{RAISED}step 20 loss 2.0\n", "", ()),
+        (f"{RAISED}step 20 loss 2.0\n", "", (1,)),  # what a process has in its buffer comes behind its last words
+        (f"{LOGGED}{RAISED}", "", (1,)),
+        (f"{LOGGED}{RAISED}step 20 loss 2.0\n", "W0 api.py:900] Sending process 7 closing signal SIGTERM\n", (1,)),
+        (f"{LOGGED}{RAISED}step 20 loss 2.0\n{RAISED}", "", (1,)),
+    ],
+)
+def test_what_a_logger_recorded_was_survived_where_the_rank_went_on(
+    of_1: str, launchers: str, culprits: tuple[int, ...]
+) -> None:
+    """By a step behind it, and where nothing tells that ranks were stopped."""
+    verdict = judge_logs({0: "step 20 loss 2.0\n", 1: of_1}, launchers)
+
+    assert verdict.culprits == culprits, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("above", "is_end"),
+    [
+        ("ERROR:asyncio:Task exception was never retrieved\nfuture: <Task finished name='T-9' coro=<x()>>\n", False),
+        ("Exception ignored in: <function _Iter.__del__ at 0x7f>\n", False),
+        ("Exception in thread Thread-4 (_run):\n", True),
+        ("step 9 loss 2.0\n", True),
+    ],
+)
+def test_what_python_only_reports_ended_nothing(above: str, is_end: bool) -> None:
+    """Of a coroutine that nobody waited for, or of a destructor."""
+    text = f"{above}{RAISED}"
+
+    assert (read(text) is not None) is is_end
+    assert bool(heard_in(text)) is is_end

@@ -66,6 +66,80 @@ def test_containers_of_one_name_are_ranks_by_their_numbers(lines: list[str], ran
     assert sorted(rank for rank in by_rank("\n".join(lines)).lines if rank >= 0) == ranks
 
 
+@pytest.mark.parametrize(
+    ("before", "is_global"),
+    [
+        ("2026-01-01 10:00:00,100 - rank {} - INFO - ", True), ("(rank {}) ", True), ("<rank {}> ", True),
+        ("rank_{}: ", True), ("Rank {} | ", True), ("Rank[{}] ", True), ("[Rank-{}] ", True), ("n1 rank{}: ", True),
+        ("[RANK: {}/4] ", True), ("[2026-01-01 10:00:00] [rank-{}] ", True), ("[mpirank {}] ", True),
+        ("R{} | ", True), ("worker{}> ", True), ("[{}]: ", True), ("{}| ", True), ("[trainer-{}/python] ", True),
+        ("GPU{}: ", False), ("[cuda:{}] ", False), ("[default-{}] ", False),
+    ],
+)  # fmt: skip
+def test_a_mark_of_any_shape_before_all_lines_is_a_tag(before: str, is_global: bool) -> None:
+    """A GPU's number is a place on its node."""
+    tagged = by_rank(
+        "\n".join(before.format(number) + text for number in range(3) for text in ("step 1", "KeyError: 'x'"))
+    )
+
+    assert {rank: [line.rpartition("- ")[2] for line in lines] for rank, lines in tagged.lines.items()} == {
+        number: ["step 1", "KeyError: 'x'"] for number in range(3)
+    }
+    assert tagged.is_global is is_global
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "epoch {}: ", "[step {}] ", "layer.{}: ", "attempt {}: ", "node{}: ", "[host-{}] ", "pid {}: ", "loss {} | ",
+        "the copy of rank {}: ", "12:00:0{} ", "{} of 3: ",
+        "[E316 07:39:53.792630246 ProcessGroupNCCL.cpp:616] [Rank {}] ",  # a place in a group
+    ],
+)  # fmt: skip
+def test_what_counts_something_else_is_no_tag(before: str) -> None:
+    """Steps, tries, layers, machines, processes' numbers, times, a sentence about a rank, a watchdog's group."""
+    lines = [before.format(number) + text for number in range(3) for text in ("begun", "KeyError: 'x'")]
+
+    assert {rank for rank in by_rank("\n".join(lines)).lines if rank >= 0} == set()
+
+
+def test_numbers_of_a_shape_count_from_0_and_are_few() -> None:
+    """Unless a word says that they are ranks."""
+    assert by_rank("w3> a\nw4> b\nw5> c").lines == {}
+    assert by_rank("w0> a\nw9> b\nw70> c").lines == {}
+    assert sorted(by_rank("(rank 8) a\n(rank 9) b\n(rank 15) c").lines) == [8, 9, 15]
+
+
+def test_a_traceback_below_a_record_of_an_error_is_its_ranks() -> None:
+    """Where only a logger's records have a mark; below another record, or none, it is nobody's."""
+    begins = "Traceback (most recent call last):"
+    raised = [begins, '  File "t.py", line 3, in f', "KeyError: 'x'"]
+    record = "2026-01-01 10:00:00,100 - rank {} - {} - x"
+    steps = [record.format(rank, "INFO") for rank in (0, 1, 2, 0)]
+
+    assert by_rank("\n".join([*steps, record.format(2, "ERROR"), *raised])).lines[2][-1] == "KeyError: 'x'"
+    assert begins in by_rank("\n".join([*steps, record.format(2, "INFO"), *raised])).lines[-1]
+    assert begins in by_rank("\n".join([*steps, record.format(2, "ERROR"), "down", *raised])).lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "culprits"),
+    [
+        ("train-{}-of-4.log", (2,)), ("1234.{}.out", (2,)), ("job_7_n2_t{}.log", (2,)), ("train_0000{}.log", (2,)),
+        ("node{}.log", ()), ("attempt-{}.log", ()), ("restart_{}_of_4.log", ()),
+    ],
+)  # fmt: skip
+def test_the_number_by_which_names_differ_is_the_rank(name: str, culprits: tuple[int, ...], tmp_path: Path) -> None:
+    """And one that all of them share is none; nodes and attempts are none either."""
+    raised = 'Traceback (most recent call last):\n  File "/w/p.py", line 98, in f\nKeyError: 1\n'
+    files = {name.format(number): f"{LOST}\n" for number in (0, 1, 3)}
+
+    verdict = judged(tmp_path, {**files, name.format(2): raised})
+
+    assert verdict.culprits == culprits, verdict.reason
+    assert verdict.fault == "exception"
+
+
 def test_a_launchers_own_lines_do_not_count_among_those_that_it_labels() -> None:
     """The number of a task stands before what tasks print; srun puts nothing before its own words."""
     labelled = [f" {task}: step" for task in range(4)]
