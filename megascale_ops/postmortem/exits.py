@@ -22,6 +22,7 @@ from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefi
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
+from megascale_ops.diagnosis.exits.word_table import LOADER_ASKED
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.postmortem.good_ends import good_end
 from megascale_ops.schema.fault_classes import FAULTS
@@ -190,7 +191,7 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
         is_late = bool(told.first) and rank not in told.first and one.exit.code in _OF_WHO_FOLLOWS
         return one._replace(exit=_stopped(rank)) if is_late and not heard_in(tail) else one
     judged = classify(one, None, None)
-    if judged.fault == _NOTHING_SAID:
+    if judged.fault == _NOTHING_SAID or LOADER_ASKED in judged.said:
         return one._replace(exit=_stopped(rank))
     if judged.fault == "killed" and _CANCELLED in judged.said:
         return one._replace(exit=msgspec.structs.replace(exit_, code=-15))

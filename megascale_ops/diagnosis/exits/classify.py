@@ -24,7 +24,7 @@ from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
 from megascale_ops.diagnosis.exits.torn_files import torn_file
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, NOBODY, VICTIM, Row
-from megascale_ops.diagnosis.exits.word_table import GPU_WAIT
+from megascale_ops.diagnosis.exits.word_table import GPU_WAIT, LOADER_ASKED
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import RankExit
@@ -147,7 +147,8 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
-    return Judged(one, fault, f"{words(error)}{hint}", sure)
+    was_asked = row is not None and row.name == LOADER_ASKED
+    return Judged(one, fault, f"{words(error)}{hint}", sure, was_asked=was_asked)
 
 
 def _root_of(exit_: RankExit) -> tuple[RankError, Row] | None:

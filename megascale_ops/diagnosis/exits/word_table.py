@@ -23,8 +23,14 @@ from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, N
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
 GPU_WAIT = "gpu_wait"  # kernels that waited for another rank and trapped: CUDA's error behind it is a consequence
+LOADER_ASKED = "loader_asked"
 RENDEZVOUS_CLOSED = "rendezvous_closed"  # found so by agents; torch closes it at every end of one but by a signal
 _OUT_OF = "out_of_memory"
+# What ranks do together.
+_TOGETHER = (
+    "[Bb]arrier|[Cc]ollective(?: operation)?|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast"
+    "|[Rr]endezvous|quorum|pair closure"
+)
 PATTERNS: tuple[Row, ...] = (
     # None at all.
     Row(
@@ -143,11 +149,20 @@ PATTERNS: tuple[Row, ...] = (
     # A data loader's worker died: its rank raises, and is no rank that failed by itself.
     cause(
         "loader_killed",
-        r"DataLoader worker \(pid[^:]{1,80} is killed by signal: (?:Killed|Terminated)",
+        r"DataLoader worker \(pid[^:]{1,80} is killed by signal: Killed",
         "killed",
         "torch's DataLoader: SIGCHLD told it that one of its workers was killed",
         sure=0.9,
         hint="a worker of its data loader was killed; the usual sender is the kernel's out-of-memory killer",
+    ),
+    cause(
+        LOADER_ASKED,
+        r"DataLoader worker \(pid[^:]{1,80} is killed by signal: (?:Terminated|Hangup|Interrupt)",
+        "killed",
+        "torch's DataLoader, one of whose workers got the signal by which launchers stop a rank's processes",
+        weak=True,
+        sure=0.8,
+        hint="somebody asked a worker of its data loader to go",
     ),
     cause(
         "loader_died",
@@ -481,6 +496,17 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.85,
         hint="so says a shell; the usual sender is the kernel's out-of-memory killer",
     ),
+    # Of a peer, in words that no row above knows: every library of collectives has its own.
+    victim(
+        "generic_wait",
+        rf"\b(?:{_TOGETHER})\b.{{0,80}}\b(?:time[ds]?[ -]?out|timeout|aborted)\b"
+        rf"|\b(?:time[ds]?[ -]?out|timeout)\b.{{0,60}}\b(?:{_TOGETHER})\b"
+        r"|\b(?:time[ds]?[ -]?out|timeout|gave up)\b.{0,60}\bwait(?:ing)? (?:for|on)\b.{0,30}"
+        r"\b(?:ranks?|peers?|(?:other|remaining) (?:processes|workers|nodes))\b"
+        r"|^(?:[\w.]{1,80}\.)?RuntimeError: Process group watchdog thread terminated",
+        "any library whose barrier or collective gave up: this rank had come to it",
+        in_traceback=True,
+    ),
     # Python, last: any exception at all.
     cause(
         "own_network",
@@ -492,6 +518,18 @@ PATTERNS: tuple[Row, ...] = (
         in_traceback=True,
         weak=True,
         hint="a connection of the script's own, and no lost peer",
+    ),
+    victim(
+        "generic_peer",
+        # Of no service, whose connection is the script's own.
+        r"^(?!.*(?:\b(?:s3|gs|gcs|az|abfs|hdfs|https?|ftp|oss|hf)://|\b(?:S3|GCS|HTTPS?|Azure|hub)\b)).*?(?:"
+        r"\b(?:[Pp]eer(?: rank| process)?|remote (?:rank|process|peer|worker|endpoint|node))\b(?! access).{0,60}"
+        r"\b(?:clos(?:ed|ure)|reset|lost|gone|die[ds]|dead|failed|exited|aborted|disconnect(?:ed)?|unreachable"
+        r"|time[ds]?[ -]?out|timeout|(?:not|n't) (?:respond|answer|reach)\w*|no (?:response|answer))\b"
+        r"|\b(?:closed|reset|aborted|lost|terminated) by (?:the )?(?:remote )?peer\b"
+        r"|\bMPI_ERR_(?:PROC_FAILED|REVOKED)\b|\bMPI error: Process failed)",
+        "any library over MPI, UCX, NVSHMEM or sockets of its own whose other end has gone",
+        in_traceback=True,
     ),
     cause("assertion", r"^AssertionError\b", "exception", "CPython: a failed assert", in_traceback=True, weak=True),
     cause(

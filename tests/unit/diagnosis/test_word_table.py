@@ -47,6 +47,24 @@ SAMPLES = (
         "a worker is marked dead when the detector has missed heartbeats of it (health_check_failure_threshold)",
     ),
     Sample(
+        "generic_wait",
+        "TimeoutError: timed out waiting for 4 ranks at barrier save-900, 3 came",
+        "TimeoutError: timed out waiting for the lock of /ck/index",
+        ends_traceback=True,
+    ),
+    Sample(
+        "generic_peer",
+        "RuntimeError: NVSHMEM error: peer 3 did not respond, timeout",
+        "RuntimeError: failed to fetch s3://c/0812.tar: Generic S3 error: connection error: Connection reset by peer",
+        ends_traceback=True,
+    ),
+    Sample(
+        "loader_asked",
+        "RuntimeError: DataLoader worker (pid 3312) is killed by signal: Terminated. ",
+        "RuntimeError: DataLoader worker (pid 3312) is killed by signal: Killed. ",
+        ends_traceback=True,
+    ),
+    Sample(
         "poisoned_page",
         "[188988.765862] Memory failure: 0x1840200: Sending SIGBUS to python3:33395 due to hardware memory corruption",
         "Memory failure: 0x1840200: recovery action for dirty LRU page: Recovered",
