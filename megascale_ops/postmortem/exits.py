@@ -16,15 +16,16 @@ from megascale_ops.diagnosis.exits.classify import Ended, classify
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, STALE_LINES, end_of, heard_in, weight_of
+from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefix, without_prefixes
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.diagnosis.exits.word_table import LOADER_ASKED
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.postmortem.good_ends import good_end
+from megascale_ops.postmortem.last_lines import complaint, raising_line
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
@@ -199,26 +200,36 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
 
 
 def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
-    """Return the verdict by lines that raise, where nothing comes after them and the tracebacks before were left out.
+    """Return the verdict by last lines: those that raise and lack their tracebacks, and complaints of any program.
 
     The words of those that lost a peer may be new: so half of the ranks at most, and only where others have lost them;
     else nothing tells that the line ended its rank.
     """
-    raised: list[Ended] = []
-    for one in ended:
-        lines = [bare for line in texts[one.exit.rank].splitlines() if (bare := strip_prefix(line).rstrip())]
-        has_own = len(lines) > 1 and lines[-2][:1].isspace()  # a traceback, which was read and is ignored
-        if one.exit.by_us and lines and not has_own and RAISED_ALIKE.match(lines[-1]):
-            text = f"{TRACEBACK_BEGINS}\n{lines[-1]}"
-            raised += [one._replace(exit=RankExit(one.exit.rank, one.exit.rank, 0, 1, 0.0, stderr_tail=text))]
-    few = 2 * len(raised) <= len(ended)
+    stopped = [one for one in ended if one.exit.by_us]
+    lines = {one.exit.rank: raising_line(texts[one.exit.rank]) for one in stopped}
+    raised = [
+        one._replace(exit=RankExit(rank, rank, 0, 1, 0.0, stderr_tail=f"{TRACEBACK_BEGINS}\n{lines[rank]}"))
+        for one in stopped
+        if lines[rank := one.exit.rank]
+    ]
     lost = any(told.row.consequence for text in texts.values() for told in heard_in(text[-_TAIL:]))
     own = [any(told.row.role == CAUSE for told in heard_in(one.exit.stderr_tail)) for one in raised]
-    if not raised or not few or not lost or not all(own):
+    if raised and lost and all(own) and 2 * len(raised) <= len(ended):
+        known = {one.exit.rank: one for one in raised}
+        again = _judged([known.get(one.exit.rank, one) for one in ended])
+        return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
+    complaints = {one.exit.rank: said for one in stopped if (said := complaint(texts[one.exit.rank][-_SOUGHT:]))}
+    if not complaints or not lost or 2 * len(complaints) > len(ended):
         return verdict
-    who = {one.exit.rank: one for one in raised}
-    again = _judged([who.get(one.exit.rank, one) for one in ended])
-    return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
+    who = named(sorted(complaints))
+    words = (
+        f'ended with a complaint, and {len(ended) - len(stopped)} others lost a peer: "{complaints[min(complaints)]}"'
+    )
+    return msgspec.structs.replace(
+        verdict, fault="exit_code", culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
+        reason=f"{who} {words}",
+        otherwise="an error in the log of another rank, for which these were stopped",
+    )  # fmt: skip
 
 
 def _stopped(rank: int) -> RankExit:

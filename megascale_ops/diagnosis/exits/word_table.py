@@ -368,6 +368,7 @@ PATTERNS: tuple[Row, ...] = (
         r"|[Cc]uda failure (?:\d+ )?'unc|no CUDA-capable device is detected|CUDA-capable device\(s\) is/are busy"
         r"|CUDA unknown error|GPU is lost|Failed to initialize NVML|nvml error: "
         r"|[Uu]nable to determine the device handle for"
+        r"|\bcuInit failed\b|NVIDIA Driver is present, but CUDA failed to initialize"
         r"|CUDA driver initialization failed|[Ff]ound no NVIDIA driver|NVIDIA driver on your system is too old"
         r"|NVMLError_(?:Unknown|DriverNotLoaded|LibRmVersionMismatch|GpuIsLost|IrqIssue)\b"
         r"|cudaErrorSystemNotReady|cudaErrorECCUncorrectable|cudaErrorDevicesUnavailable|CUDA_ERROR_SYSTEM_NOT_READY",
@@ -450,10 +451,11 @@ PATTERNS: tuple[Row, ...] = (
         r"|signal(?:: | )(?:SIGSEGV|SIGBUS|SIGILL|SIGFPE|11 )|Bus error"
         r"|(?:Illegal instruction|Floating point exception) \("
         rf"|^(?:zsh|fish|ksh|csh): (?:segmentation fault|bus error)|(?:^|: +\d+ )(?:{'|'.join(SEGFAULT)})(?:$|  | \()"
+        r"|AddressSanitizer: SEGV\b|^#  SIG(?:SEGV|BUS|ILL) \(0x"
         r"|\*\*\* SIG(?:SEGV|BUS|ILL|FPE)\b.{0,40} received|\w\[\d+\]:? (?:segfault at|general protection fault)",
         "segfault",
         "CPython's faulthandler, the shell, torch's DataLoader, glibc's catchsegv, the handlers of absl and glog, the "
-        "kernel's log",
+        "kernel's log, Java's VM, AddressSanitizer",
         late=True,
     ),
     cause(
@@ -471,9 +473,10 @@ PATTERNS: tuple[Row, ...] = (
         "aborted",
         r"Fatal Python error: |terminate called (?:after throwing|without an active)|Aborted +\(|^Aborted$"
         r"|^libc\+\+abi: terminating|^(?:zsh|fish|ksh|csh): abort"
+        r"|^F(?:\d{4} | external/).{0,200}\] Check failed: |^panic: (?:runtime error|\w)|^thread '.{0,80}' panicked at "
         r"|is killed by signal: Aborted|\*\*\* SIGABRT\b.{0,40} received|Trace/breakpoint trap \(",
         "aborted",
-        "CPython's fatal errors, libstdc++'s terminate, the shell, the handlers of absl and glog",
+        "CPython's fatal errors, libstdc++'s terminate, the shell, the handlers and checks of absl and glog, Go, Rust",
         weak=True,
     ),
     cause(
