@@ -34,7 +34,8 @@ _HOW = (
     r"|: ?(?P<named>" + "|".join(_NAMES) + r")\b"
     r"|(?:exit(?:ed|s)?(?: with)?(?: exit)? |return |exit |\] )(?:code|status(?: code)?)[ :=]{1,3}(?P<code>-?\d{1,4})\b"
     r"|\bwith (?:exit |error)?code (?P<with>-?\d{1,4})\b"
-    r"|(?P<bare>terminated with the following error|exiting improperly|has (?:failed|crashed|died)\b"
+    r"|(?P<bare>terminated with the following error|exiting improperly|has (?:failed|crashed|died)\b|\bstart failed\b"
+    r"|\b(?:died|exited|ended) unexpectedly\b|\bon (?:host|node) \S{1,120} (?:failed|died|exited) and\b"
     r"|was (?:killed|aborted)\b))"
 )
 # 400 characters between the two: a container's command stands there.

@@ -56,8 +56,9 @@ _FEWEST = 2
 _SPARSE = 2
 # What a launcher or a composer says itself, of no rank.
 LAUNCHERS = re.compile(
-    r"^\s*$|^(?:srun|slurmstepd|sbatch|salloc|mpirun|mpiexec|prterun|prun|pdsh)\b[^:\n]{0,80}: "
-    r"|^\S{1,80} exited with code \d{1,3}$|^Attaching to "
+    r"^[\s=*-]*$|^(?:srun|slurmstepd|sbatch|salloc|mpirun|mpiexec|prterun|prun|pdsh|clush|jsrun|aprun|yhrun|flux-job)\b"
+    r"[^:\n]{0,80}: |^\d{1,9}\.\d{3}s: (?:flux-shell\[|job\.exception )"
+    r"|^\S{1,80} exited with code \d{1,3}$|^Attaching to |^[WE]\d{4} .{0,60}torch/distributed/elastic/"
 )
 # 0.9 of all lines: a name and a bar before a few are no composer's.
 MOST_LINES = 0.9
@@ -132,7 +133,7 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
         (int(one["number"]), line[one.end() :]) if one is not None else (-1, line)
         for line, one in zip(plain, heads, strict=True)
     ]
-    whole = tagged if count >= MOST_LINES * len(own) else _with_logged(plain, tagged)
+    whole = tagged if count >= MOST_LINES * len(own) else with_logged(plain, tagged)
     return Marked(whole, says_rank or _OF_A_NODE.search(name) is None)
 
 
@@ -152,8 +153,11 @@ def _shape_of(one: re.Match[str]) -> tuple[str, ...] | None:
     return (before, one["open"], _DIGITS.sub("#", name), one["join"], one["close"] or "", (one["sign"] or "").strip())
 
 
-def _with_logged(lines: Sequence[str], tagged: _Tagged) -> _Tagged:
-    """Give a traceback right below a record of an error to the rank that it is of, where only records have marks."""
+def with_logged(lines: Sequence[str], tagged: _Tagged) -> _Tagged:
+    """Give a traceback right below a record of an error to the rank that it is of, where only records have marks.
+
+    What stands below a record of something else is nobody's.
+    """
     whole: _Tagged = []
     owner, is_inside = -1, False
     for line, (rank, bare) in zip(lines, tagged, strict=True):

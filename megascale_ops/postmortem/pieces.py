@@ -61,6 +61,13 @@ _FEWEST_ALIKE = 2
 # "step 7 loss 2.0 rank 5", as scripts print it; 256 KiB of a log's end are asked.
 _SAYS_RANK = re.compile(r"(?<![\w-])(?:global_)?rank[=: ]{1,2}(\d{1,6})\b(?! ?/| of )")
 _SAID_IN = 1 << 18
+# Lightning, Megatron and others; fairseq; detectron2; variables of torchrun, Slurm and MPI; "rank 3 of 8".
+_SAYS_ITSELF = re.compile(
+    r"\b(?:GLOBAL_RANK|[Gg]lobal[ _-][Rr]ank|WORLD_RANK|[Ww]orld[ _-][Rr]ank)\b['\"]?[=: ]{1,3}(\d{1,6})\b"
+    r"|\b(?:distributed init \(|initiali[sz]ed host \S{1,120} as |[Rr]ank of current process: )(?:rank )?(\d{1,6})\b"
+    r"|(?:^|[\s;])(?:export )?(?:RANK|SLURM_PROCID|(?:OMPI_COMM_WORLD|PMIX?)_RANK)=(\d{1,6})\b"
+    r"|(?<!local )(?<!node )\b[Rr]ank[ =:]{0,2}(\d{1,6}) ?(?:/|of) ?\d{1,6}\b"
+)
 # TensorFlow's and JAX's names of processes.
 _A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
@@ -279,23 +286,30 @@ def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _by_their_lines(pieces: Sequence[Piece]) -> list[Piece]:
-    """Take the number that a log's own lines of progress end with or carry as "rank 5" for its rank.
+    """Take for a log's rank what its own lines say: "rank 5" in lines of progress, or a sentence about itself.
 
     Only where no file has a rank otherwise, and each that says one says another, always the same.
     """
     if len(pieces) < _FEWEST_ALIKE or any(piece.rank >= 0 for piece in pieces):
         return list(pieces)
-    told = [_said_in(piece.text[-_SAID_IN:]) for piece in pieces]
-    numbers = [next(iter(own)) for own in told if len(own) == 1]
-    if len(numbers) < _FEWEST_ALIKE or len(set(numbers)) < len(numbers) or any(len(own) > 1 for own in told):
-        return list(pieces)
-    return [piece._replace(rank=next(iter(own), -1)) for piece, own in zip(pieces, told, strict=True)]
+    for said_in in (_said_of_steps, _said_of_itself):
+        told = [said_in(piece.text[-_SAID_IN:]) for piece in pieces]
+        numbers = [next(iter(own)) for own in told if len(own) == 1]
+        is_one_each = len(numbers) >= _FEWEST_ALIKE and len(set(numbers)) == len(numbers)
+        if is_one_each and all(len(own) <= 1 for own in told):
+            return [piece._replace(rank=next(iter(own), -1)) for piece, own in zip(pieces, told, strict=True)]
+    return list(pieces)
 
 
-def _said_in(text: str) -> set[int]:
+def _said_of_steps(text: str) -> set[int]:
     """Return the ranks that lines of progress carry."""
     found = ((_SAYS_RANK.search(line), line) for line in text.splitlines() if "ank" in line)
     return {int(one[1]) for one, line in found if one is not None and weight_of(line) > 1}
+
+
+def _said_of_itself(text: str) -> set[int]:
+    """Return the ranks of the job that sentences and variables of frameworks and launchers tell."""
+    return {int(one) for found in _SAYS_ITSELF.findall(text) for one in found if one}
 
 
 def _as_their_likes(pieces: Sequence[Piece]) -> list[Piece]:

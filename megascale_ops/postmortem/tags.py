@@ -91,7 +91,8 @@ def by_rank(text: str) -> Tagged:
             continue
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
-            tagged = marks.of_nccl(lines, marks.with_rays(lines, tagged)) if forms is _GLOBAL else tagged
+            if forms is _GLOBAL:
+                tagged = marks.of_nccl(lines, marks.with_rays(lines, marks.with_logged(lines, tagged)))
             return Tagged(_gathered(tagged), forms is _GLOBAL)
     return _of_untagged(text, lines)
 

@@ -122,6 +122,54 @@ def test_a_traceback_below_a_record_of_an_error_is_its_ranks() -> None:
     assert begins in by_rank("\n".join([*steps, record.format(2, "ERROR"), "down", *raised])).lines[-1]
 
 
+def test_a_traceback_without_a_tag_below_a_tagged_error_is_its_ranks() -> None:
+    """As a logger with a field of the rank prints it; below a tagged line of something else it is nobody's."""
+    record = "[2026-07-25 10:00:01][oumi][rank{}][pid:1][{}] x"
+    raised = ["Traceback (most recent call last):", '  File "t.py", line 3, in f', "KeyError: 'x'"]
+
+    assert by_rank("\n".join([record.format(0, "INFO"), record.format(3, "ERROR"), *raised])).lines[3][1:] == raised
+    assert by_rank("\n".join([record.format(0, "INFO"), record.format(3, "INFO"), *raised])).lines[-1] == raised
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        ("initializing ddp: GLOBAL_RANK: {}, MEMBER: 2/2", (4, 9)),
+        ("| distributed init (rank {}): env://", (4, 9)),
+        ("initialized host 5b1a as rank {}", (4, 9)),
+        ("Rank of current process: {}. World size: 16", (4, 9)),
+        ("export SLURM_PROCID={}", (4, 9)), ("RANK={}", (4, 9)), ("rank {} of 16 on n1", (4, 9)),
+        ("LOCAL_RANK={}", ()), ("NODE_RANK={}", ()), ("the peer is rank {}", ()), ("local rank {} of 8", ()),
+    ],
+)  # fmt: skip
+def test_a_log_that_says_which_rank_it_is_of(said: str, ranks: tuple[int, ...], tmp_path: Path) -> None:
+    """In a framework's or a launcher's words for ranks of the whole job, once in each file, each another one."""
+    raised = 'Traceback (most recent call last):\n  File "/w/p.py", line 98, in f\nKeyError: 1\n'
+    files = {"a.log": f"{said.format(4)}\n{LOST}\n", "b.log": f"{said.format(9)}\n{raised}"}
+
+    assert judged(tmp_path, files).culprits == ranks[1:]
+
+
+@pytest.mark.parametrize(
+    ("line", "first"),
+    [
+        (
+            "2210.0s: flux-shell[1]: FATAL: task-exit: t.sh: task rank 5 on host c294 failed and exit-on-error is set",
+            (5,),
+        ),
+        ('1660.9 exception type="exec" note="task 1 (host c294): start failed: python: No such file"', (1,)),
+        ("ERROR [ray_executor_v2.py:410] RayWorkerProc rank=[6] died unexpectedly, shutting down executor.", (6,)),
+        ("flux-shell[0]: FATAL: doom: sh: rank 3 on host f10490 exited and exit-timeout=30s has expired", (3,)),
+        ("rank 3 on host f10490 failed, attempt 2 of 5", ()),
+        ("rank 3 on host f10490 is slow", ()),
+        ("task 1 (host c294): started", ()),
+    ],
+)
+def test_more_ways_to_say_which_rank_has_ended(line: str, first: tuple[int, ...]) -> None:
+    """Flux's and vLLM's; not what is tried again, nor what has not ended."""
+    assert launched.told_in(line).first == first
+
+
 @pytest.mark.parametrize(
     ("name", "culprits"),
     [
