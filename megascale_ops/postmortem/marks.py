@@ -36,7 +36,8 @@ _OF_A_NODE = re.compile(r"(?:^|[^a-z])(?:gpu|cuda|device|local|local[_-]?rank|de
 # What numbers count that are no processes.
 _NO_PROCESS = re.compile(
     r"(?:^|[^a-z])(?:step|iter(?:ation)?|epoch|layer|batch|line|loss|attempt|try|retry|round|node|host|pid|tid|port|job|v|version"
-    r"|seed|shard|part|chunk|file|block|stage|phase|size|count|total|time|h|m|s|ms|day)s?$",
+    r"|seed|shard|part|chunk|file|block|stage|phase|size|count|total|time|h|m|s|ms|day"
+    r"|frame|item|entry|thread|level|index|slot|core|cpu|numa|channel|ring|tree|bucket|group|expert|head|token|row|col)s?$",
     re.IGNORECASE,
 )
 _LETTERS = re.compile(r"[a-z]{2}")
@@ -50,6 +51,8 @@ _IS_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|error|critical|fatal)\b")
 _ASKED = 400
 # 0.3 of the lines: records of a logger that names ranks, beside what is printed without one.
 _SOME_LINES = 0.3
+# 2 lines of each: what comes once each is a list.
+_LINES_EACH = 2
 # 2 lines: one alone may be a sentence of somebody about a rank.
 _FEWEST = 2
 # Numbers that begin with 0 and leave out one of two at most are of processes.
@@ -123,6 +126,7 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
     says_rank = _A_RANK.search(name) is not None
     numbers = {int(one["number"]) for one in heads if one is not None}
     is_counted = 0 in numbers and len(numbers) > 1 and max(numbers) < _SPARSE * len(numbers)
+    is_counted = is_counted and count >= _LINES_EACH * len(numbers)
     if (
         count < _FEWEST
         or count < (_SOME_LINES if says_rank else MOST_LINES) * len(own)

@@ -53,8 +53,8 @@ def test_nccls_process_is_the_rank_that_nccl_has_told() -> None:
 @pytest.mark.parametrize(
     ("lines", "ranks"),
     [
-        (["w-0  | a", "w-1  | b", "w-1 exited with code 1"], [0, 1]),
-        (["trainer_0 | a", "trainer_3 | b"], [0, 3]),
+        (["w-0  | a", "w-1  | b", "w-0  | a", "w-1  | c", "w-1 exited with code 1"], [0, 1]),
+        (["trainer_0 | a", "trainer_3 | b", "trainer_3 | c", "trainer_1 | a"] * 2, [0, 1, 3]),
         (["w-1  | a", "w-2  | b"], []),  # counted from 1, or the first has no line: nothing tells which
         (["w-0  | a", "db-1  | b"], []),
         (["w-0  | a", "b", "c"], []),
@@ -106,7 +106,10 @@ def test_what_counts_something_else_is_no_tag(before: str) -> None:
 def test_numbers_of_a_shape_count_from_0_and_are_few() -> None:
     """Unless a word says that they are ranks."""
     assert by_rank("w3> a\nw4> b\nw5> c").lines == {}
-    assert by_rank("w0> a\nw9> b\nw70> c").lines == {}
+    assert by_rank("w0> a\nw9> b\nw70> c\n" * 2).lines == {}
+    assert by_rank("w0> a\nw1> b\nw2> c").lines == {}  # a list: each comes once
+    assert by_rank("frame #0: a\nframe #1: b\n" * 2).lines == {}
+    assert sorted(by_rank("w0> a\nw1> b\nw2> c\n" * 2).lines) == [0, 1, 2]
     assert sorted(by_rank("(rank 8) a\n(rank 9) b\n(rank 15) c").lines) == [8, 9, 15]
 
 
