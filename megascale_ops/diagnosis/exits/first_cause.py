@@ -104,7 +104,7 @@ def judge_exits(
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
     judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended], missing)
-    judged = followers.excuse_lost_connections(judged)
+    judged = followers.excuse_wrapped(followers.excuse_lost_connections(judged))
     causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
     closed = _found_closed(victims, causes)

@@ -89,3 +89,31 @@ def test_of_two_errors_without_times_the_rarer_one_came_first() -> None:
 
     assert verdict.culprits == (3,)
     assert verdict.confidence <= 0.6
+
+
+CHAIN = (
+    'Traceback (most recent call last):\n  File "/w/t.py", line 9, in train\n    out = step(batch)\n{}\n\n'
+    "The above exception was the direct cause of the following exception:\n\n"
+    'Traceback (most recent call last):\n  File "/w/t.py", line 31, in main\n    train()\ntrain.StepFailed: step 40\n'
+)
+GONE = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:3318"
+
+
+@pytest.mark.parametrize(
+    ("root", "ranks", "culprits"),
+    [
+        (GONE, (0, 1, 2), ()),
+        (GONE, (0,), (0,)),  # alone it may have another reason
+        ("ValueError: bad record", (0, 1, 2), (0, 1, 2)),
+    ],
+)
+def test_several_that_raised_over_a_lost_peer_are_victims(
+    root: str, ranks: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    """By the exception at the root of the chain."""
+    ended = [Ended("", RankExit(rank, rank, 9, 1, 0.0, stderr_tail=CHAIN.format(root)), 0.1) for rank in ranks]
+    ended.append(Ended("", RankExit(3, 3, 9, -15, 0.0, by_us=True), 0.1))
+
+    verdict = judge_exits(ended, world_size=4, missing=(), reports={}, hosts={}, round_=0, wall_s=0.0)
+
+    assert verdict.culprits == culprits, verdict.reason
