@@ -16,7 +16,7 @@ from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefi
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 
 # As much of a log as its end is looked for in, and the last 60 lines for the sentence: trackers print summaries.
-_SOUGHT, _LAST_LINES = 64_000, 60
+_SOUGHT, _LAST_LINES = 32_000, 60
 # 51: the weight of a line about a step, more than any other line has.
 _OF_A_STEP = 50
 _SENTENCE = re.compile(
@@ -51,8 +51,10 @@ def good_end(texts: Mapping[int, str]) -> str:
     """
     found = ""
     went_on: list[str] = []
-    for text in texts.values():
-        tail = text[-_SOUGHT:]
+    tails = [text[-_SOUGHT:] for text in texts.values()]
+    if not any(TRACEBACK_BEGINS in tail or _sentence_of(tail) for tail in tails):
+        return ""
+    for tail in tails:
         spoken = heard_in(tail)
         if any(one.row.consequence for one in spoken):
             return ""
@@ -76,6 +78,6 @@ def _is_logged(text: str, line: str) -> bool:
 
 
 def _sentence_of(text: str) -> str:
-    lines = [bare for line in text.splitlines() if (bare := strip_prefix(line).strip())][-_LAST_LINES:]
-    said = (line for line in reversed(lines) if _SENTENCE.search(line) and not _NOT_YET.search(line))
+    lines = [bare for line in text.splitlines()[-2 * _LAST_LINES :] if (bare := strip_prefix(line).strip())]
+    said = (line for line in reversed(lines[-_LAST_LINES:]) if _SENTENCE.search(line) and not _NOT_YET.search(line))
     return next(said, "")[:200]

@@ -43,8 +43,11 @@ _NO_PROCESS = re.compile(
 _LETTERS = re.compile(r"[a-z]{2}")
 # Two words of a sentence, or an observer's note about a rank: no mark of it.
 _SENTENCE = re.compile(r"\b[a-z]{2,20},? [a-z]{2,20}\b")
-# NCCL's watchdogs tell places in groups; ``pieces`` reads those.
-_OF_WATCHDOGS, _ABOUT = "ProcessGroup", re.compile(r"Watchdog caught|Child process with PID \d")
+# NCCL's watchdogs tell places in groups, which ``pieces`` reads, and its lines devices of a node.
+_OF_WATCHDOGS, _ABOUT = (
+    "ProcessGroup",
+    re.compile(r"Watchdog caught|Child process with PID \d|(?:\S{1,80} )?NCCL (?:INFO|WARN|TRACE)\b"),
+)
 _DIGITS, _LEVEL = re.compile(r"\d+"), re.compile(r"\b[A-Z]{4,8}\b")
 _IS_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|error|critical|fatal)\b")
 # 400 lines: enough to see that most have no mark.
@@ -113,7 +116,8 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
     plain = [COLOURS.sub("", line) if "\x1b" in line else line for line in lines]
     own = [line for line in plain if LAUNCHERS.match(line) is None]
     asked = own[:: max(1, len(own) // _ASKED)]
-    if not own or sum(_HEAD.match(line) is not None for line in asked) < _SOME_LINES / 2 * len(asked):
+    heads = (_HEAD.match(line) for line in asked)
+    if not own or sum(one is not None and _shape_of(one) is not None for one in heads) < _SOME_LINES / 2 * len(asked):
         return None
     found = [_HEAD.match(line) for line in plain]
     shapes = Counter(_shape_of(one) for one in found if one is not None)
@@ -121,10 +125,10 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
     if not shapes:
         return None
     shape, count = shapes.most_common(1)[0]
-    heads = [one if one is not None and _shape_of(one) == shape else None for one in found]
+    marks = [one if one is not None and _shape_of(one) == shape else None for one in found]
     name = shape[2] if shape is not None else ""
     says_rank = _A_RANK.search(name) is not None
-    numbers = {int(one["number"]) for one in heads if one is not None}
+    numbers = {int(one["number"]) for one in marks if one is not None}
     is_counted = 0 in numbers and len(numbers) > 1 and max(numbers) < _SPARSE * len(numbers)
     is_counted = is_counted and count >= _LINES_EACH * len(numbers)
     if (
@@ -135,7 +139,7 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
         return None
     tagged = [
         (int(one["number"]), line[one.end() :]) if one is not None else (-1, line)
-        for line, one in zip(plain, heads, strict=True)
+        for line, one in zip(plain, marks, strict=True)
     ]
     whole = tagged if count >= MOST_LINES * len(own) else with_logged(plain, tagged)
     return Marked(whole, says_rank or _OF_A_NODE.search(name) is None)

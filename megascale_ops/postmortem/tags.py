@@ -92,9 +92,18 @@ def by_rank(text: str) -> Tagged:
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
             if forms is _GLOBAL:
-                tagged = marks.of_nccl(lines, marks.with_rays(lines, marks.with_logged(lines, tagged)))
+                tagged = _with_marks(text, lines, tagged)
             return Tagged(_gathered(tagged), forms is _GLOBAL)
     return _of_untagged(text, lines)
+
+
+def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Give lines without a tag to the ranks that what stands above them, or their processes, tell."""
+    if TRACEBACK_BEGINS in text:
+        tagged = marks.with_logged(lines, tagged)
+    if " pid=" in text:
+        tagged = marks.with_rays(lines, tagged)
+    return marks.of_nccl(lines, tagged) if " nranks " in text else tagged
 
 
 def _of_untagged(text: str, lines: list[str]) -> Tagged:

@@ -94,6 +94,7 @@ def test_a_mark_of_any_shape_before_all_lines_is_a_tag(before: str, is_global: b
         "epoch {}: ", "[step {}] ", "layer.{}: ", "attempt {}: ", "node{}: ", "[host-{}] ", "pid {}: ", "loss {} | ",
         "the copy of rank {}: ", "12:00:0{} ", "{} of 3: ",
         "[E316 07:39:53.792630246 ProcessGroupNCCL.cpp:616] [Rank {}] ",  # a place in a group
+        "n1:77:80 [{}] NCCL INFO ", "n1:77:80 [{}] misc/socket.cc:88 NCCL WARN ",  # a device of a node
     ],
 )  # fmt: skip
 def test_what_counts_something_else_is_no_tag(before: str) -> None:
