@@ -56,7 +56,7 @@ _ASKED = 400
 _SOME_LINES = 0.3
 # 2 lines of each: what comes once each is a list.
 _LINES_EACH = 2
-# 2 lines: one alone may be a sentence of somebody about a rank.
+# 2 lines: one alone may be a sentence about a rank.
 _FEWEST = 2
 # Numbers that begin with 0 and leave out one of two at most are of processes.
 _SPARSE = 2

@@ -45,7 +45,7 @@ _GIVES_UP = re.compile(
 _A_WARNING = re.compile(r"[\"']?\b(?:level|levelname|severity|lvl)[\"']? ?[:=] ?[\"']?warn(?:ing)?\b", re.IGNORECASE)
 # Frames of C++ and NCCL's notes: neither has the reason.
 _MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
-# Python reports it and goes on: of a destructor, and of a coroutine that nobody waits for.
+# Python reports it and goes on: of a destructor, and of a coroutine that no task waits for.
 _IGNORED = re.compile(r"^Exception ignored in|\b(?:Task|Future) exception was never retrieved")
 # Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.
 _NO_LINE = re.compile(r"^(?:\s|#\d|frame #|wandb: |\S{0,200} ?NCCL INFO|\[[IWE]\d{3,4} |$)|^\S{0,60}:\d+:\d+ \[\d+\] ")
