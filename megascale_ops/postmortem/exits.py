@@ -15,6 +15,7 @@ import msgspec
 from megascale_ops.diagnosis.exits.classify import Ended, classify
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
+from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
@@ -22,7 +23,6 @@ from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_pre
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
-from megascale_ops.diagnosis.exits.word_table import LOADER_ASKED
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.postmortem.good_ends import good_end
 from megascale_ops.postmortem.last_lines import complaint, raising_line

@@ -164,7 +164,7 @@ def _shape_of(one: re.Match[str]) -> tuple[str, ...] | None:
 def with_logged(lines: Sequence[str], tagged: _Tagged) -> _Tagged:
     """Give a traceback right below a record of an error to the rank that it is of, where only records have marks.
 
-    What stands below a record of something else is nobody's.
+    What stands below a record of something else is of no rank.
     """
     whole: _Tagged = []
     owner, is_inside = -1, False

@@ -17,14 +17,14 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, words
+from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, torn_file, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
+from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
 from megascale_ops.diagnosis.exits.last_traceback import before_it
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
-from megascale_ops.diagnosis.exits.torn_files import torn_file
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, NOBODY, VICTIM, Row
-from megascale_ops.diagnosis.exits.word_table import GPU_WAIT, LOADER_ASKED
+from megascale_ops.diagnosis.exits.word_table import GPU_WAIT
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import RankExit

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from megascale_ops.diagnosis.exits import followers, tile_timeouts
+from megascale_ops.diagnosis.exits import tile_timeouts
 from megascale_ops.diagnosis.exits.absentees import blame_absent
 from megascale_ops.diagnosis.exits.classify import SURE, Ended, Judged, classify, text_of
 from megascale_ops.diagnosis.exits.error_records import age_s, ended_it, error_of, sentence
@@ -22,7 +22,7 @@ from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal
 from megascale_ops.diagnosis.exits.last_calls import blame_caller
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.last_words import row_of_error
-from megascale_ops.diagnosis.exits.observers import excuse
+from megascale_ops.diagnosis.exits.observers import excuse, excuse_lost_connections, excuse_wrapped
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import (
     Told,
@@ -104,7 +104,7 @@ def judge_exits(
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
     judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended], missing)
-    judged = followers.excuse_wrapped(followers.excuse_lost_connections(judged))
+    judged = excuse_wrapped(excuse_lost_connections(judged))
     causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
     closed = _found_closed(victims, causes)

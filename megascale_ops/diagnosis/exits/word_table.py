@@ -18,19 +18,21 @@ holds a real line for each row, and a near miss that it must leave alone.
 import re
 
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
-from megascale_ops.diagnosis.exits.orderly_ends import NO_FAILURE_OF_A_PROCESS
+from megascale_ops.diagnosis.exits.general_rows import (
+    GENERIC_PEER,
+    GENERIC_WAIT,
+    LOADER_STOPPED,
+    NO_ADDRESS,
+    NO_FAILURE_OF_A_PROCESS,
+    POISONED_PAGE,
+    PORT_TAKEN,
+)
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
 GPU_WAIT = "gpu_wait"  # kernels that waited for another rank and trapped: CUDA's error behind it is a consequence
-LOADER_ASKED = "loader_asked"
 RENDEZVOUS_CLOSED = "rendezvous_closed"  # found so by agents; torch closes it at every end of one but by a signal
 _OUT_OF = "out_of_memory"
-# What ranks do together.
-_TOGETHER = (
-    "[Bb]arrier|[Cc]ollective(?: operation)?|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast"
-    "|[Rr]endezvous|quorum|pair closure"
-)
 PATTERNS: tuple[Row, ...] = (
     # None at all.
     Row(
@@ -155,15 +157,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.9,
         hint="a worker of its data loader was killed; the usual sender is the kernel's out-of-memory killer",
     ),
-    cause(
-        LOADER_ASKED,
-        r"DataLoader worker \(pid[^:]{1,80} is killed by signal: (?:Terminated|Hangup|Interrupt)",
-        "killed",
-        "torch's DataLoader, one of whose workers got the signal by which launchers stop a rank's processes",
-        weak=True,
-        sure=0.8,
-        hint="somebody asked a worker of its data loader to go",
-    ),
+    LOADER_STOPPED,
     cause(
         "loader_died",
         r"DataLoader worker \(pid\(s\) [\d, ]{1,80}\) exited unexpectedly(?! with exit code)",
@@ -283,22 +277,8 @@ PATTERNS: tuple[Row, ...] = (
         r"failed to pass monitoredBarrier|successfully reached monitoredBarrier, but|timed out in monitoredBarrier",
         "torch's ProcessGroupGloo: rank 0 names who did not come in time, the others tell that they did (torch 2.13)",
     ),
-    cause(
-        "port_taken",
-        r"EADDRINUSE|[Aa]ddress already in use",
-        "exception",
-        "errno EADDRINUSE, by torch's TCPStore and anybody else: another process has the port",
-        hint="another process has the port",
-    ),
-    cause(
-        "no_address",
-        r"\(gai error: -\d|host not found: ",
-        "exception",
-        "torch's socket.cpp, raised where the address of the store's host cannot be looked up",
-        in_traceback=True,
-        sure=0.8,
-        hint="a name that this rank's host cannot look up",
-    ),
+    PORT_TAKEN,
+    NO_ADDRESS,
     victim(
         "mpi_daemon_lost",
         r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon",
@@ -438,13 +418,7 @@ PATTERNS: tuple[Row, ...] = (
         hint="so says a launcher below the rank",
         weak=True,
     ),
-    cause(
-        "poisoned_page",
-        r"due to hardware memory corruption",
-        "segfault",
-        "the kernel's mm/memory-failure.c: SIGBUS to the process that owns a page that can't be read any more",
-        hint="memory of its host is broken; see the kernel's log and edac-util",
-    ),
+    POISONED_PAGE,
     cause(
         "segfault",
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)|Segmentation fault"
@@ -500,16 +474,7 @@ PATTERNS: tuple[Row, ...] = (
         hint="so says a shell; the usual sender is the kernel's out-of-memory killer",
     ),
     # Of a peer, in words that no row above knows: every library of collectives has its own.
-    victim(
-        "generic_wait",
-        rf"\b(?:{_TOGETHER})\b.{{0,80}}\b(?:time[ds]?[ -]?out|timeout|aborted)\b"
-        rf"|\b(?:time[ds]?[ -]?out|timeout)\b.{{0,60}}\b(?:{_TOGETHER})\b"
-        r"|\b(?:time[ds]?[ -]?out|timeout|gave up)\b.{0,60}\bwait(?:ing)? (?:for|on)\b.{0,30}"
-        r"\b(?:ranks?|peers?|(?:other|remaining) (?:processes|workers|nodes))\b"
-        r"|^(?:[\w.]{1,80}\.)?RuntimeError: Process group watchdog thread terminated",
-        "any library whose barrier or collective gave up: this rank had come to it",
-        in_traceback=True,
-    ),
+    GENERIC_WAIT,
     # Python, last: any exception at all.
     cause(
         "own_network",
@@ -522,18 +487,7 @@ PATTERNS: tuple[Row, ...] = (
         weak=True,
         hint="a connection of the script's own, and no lost peer",
     ),
-    victim(
-        "generic_peer",
-        # Of no service, whose connection is the script's own.
-        r"^(?!.*(?:\b(?:s3|gs|gcs|az|abfs|hdfs|https?|ftp|oss|hf)://|\b(?:S3|GCS|HTTPS?|Azure|hub)\b)).*?(?:"
-        r"\b(?:[Pp]eer(?: rank| process)?|remote (?:rank|process|peer|worker|endpoint|node))\b(?! access).{0,60}"
-        r"\b(?:clos(?:ed|ure)|reset|lost|gone|die[ds]|dead|failed|exited|aborted|disconnect(?:ed)?|unreachable"
-        r"|time[ds]?[ -]?out|timeout|(?:not|n't) (?:respond|answer|reach)\w*|no (?:response|answer))\b"
-        r"|\b(?:closed|reset|aborted|lost|terminated) by (?:the )?(?:remote )?peer\b"
-        r"|\bMPI_ERR_(?:PROC_FAILED|REVOKED)\b|\bMPI error: Process failed)",
-        "any library over MPI, UCX, NVSHMEM or sockets of its own whose other end has gone",
-        in_traceback=True,
-    ),
+    GENERIC_PEER,
     cause("assertion", r"^AssertionError\b", "exception", "CPython: a failed assert", in_traceback=True, weak=True),
     cause(
         "exception",

@@ -4,8 +4,8 @@
 import pytest
 
 from megascale_ops.diagnosis.exits.classify import Ended, classify
+from megascale_ops.diagnosis.exits.error_records import TORN
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.torn_files import HINT
 from megascale_ops.schema.messages import RankExit
 
 FRAMES = {
@@ -49,4 +49,4 @@ def test_a_torn_file_is_told(frames: str, raised: str, is_torn: bool) -> None:
     judged = classify(Ended("n1", exit_, 0.1), None, None)
 
     assert judged.fault == "exception"
-    assert (HINT in judged.why) is is_torn, judged.why
+    assert (TORN in judged.why) is is_torn, judged.why
