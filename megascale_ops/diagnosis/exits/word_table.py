@@ -17,16 +17,8 @@ holds a real line for each row, and a near miss that it must leave alone.
 
 import re
 
+from megascale_ops.diagnosis.exits import general_rows
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
-from megascale_ops.diagnosis.exits.general_rows import (
-    GENERIC_PEER,
-    GENERIC_WAIT,
-    LOADER_STOPPED,
-    NO_ADDRESS,
-    NO_FAILURE_OF_A_PROCESS,
-    POISONED_PAGE,
-    PORT_TAKEN,
-)
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
@@ -157,7 +149,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.9,
         hint="a worker of its data loader was killed; the usual sender is the kernel's out-of-memory killer",
     ),
-    LOADER_STOPPED,
+    general_rows.LOADER_STOPPED,
     cause(
         "loader_died",
         r"DataLoader worker \(pid\(s\) [\d, ]{1,80}\) exited unexpectedly(?! with exit code)",
@@ -186,7 +178,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
-    *NO_FAILURE_OF_A_PROCESS,
+    *general_rows.NO_FAILURE_OF_A_PROCESS,
     # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     victim(
         "gloo_peer_closed",
@@ -277,8 +269,8 @@ PATTERNS: tuple[Row, ...] = (
         r"failed to pass monitoredBarrier|successfully reached monitoredBarrier, but|timed out in monitoredBarrier",
         "torch's ProcessGroupGloo: rank 0 names who did not come in time, the others tell that they did (torch 2.13)",
     ),
-    PORT_TAKEN,
-    NO_ADDRESS,
+    general_rows.PORT_TAKEN,
+    general_rows.NO_ADDRESS,
     victim(
         "mpi_daemon_lost",
         r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon",
@@ -418,7 +410,7 @@ PATTERNS: tuple[Row, ...] = (
         hint="so says a launcher below the rank",
         weak=True,
     ),
-    POISONED_PAGE,
+    general_rows.POISONED_PAGE,
     cause(
         "segfault",
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)|Segmentation fault"
@@ -474,7 +466,7 @@ PATTERNS: tuple[Row, ...] = (
         hint="so says a shell; the usual sender is the kernel's out-of-memory killer",
     ),
     # Of a peer, in words that no row above knows: every library of collectives has its own.
-    GENERIC_WAIT,
+    general_rows.GENERIC_WAIT,
     # Python, last: any exception at all.
     cause(
         "own_network",
@@ -487,7 +479,7 @@ PATTERNS: tuple[Row, ...] = (
         weak=True,
         hint="a connection of the script's own, and no lost peer",
     ),
-    GENERIC_PEER,
+    general_rows.GENERIC_PEER,
     cause("assertion", r"^AssertionError\b", "exception", "CPython: a failed assert", in_traceback=True, weak=True),
     cause(
         "exception",
