@@ -116,8 +116,9 @@ class _Left:
 
     def _take_kernels(self, piece: Piece) -> bool:
         """Take in the kernel's log, and say whether it is one."""
-        is_ranks = piece.rank >= 0 and not _OF_KERNEL.search(piece.path.name)
-        if is_ranks or not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
+        is_named = _OF_KERNEL.search(piece.path.name) is not None
+        end = piece.text[-_LOOKED_AT:]
+        if not (is_named or piece.rank < 0) or not (kernel.is_kernels(end) or (is_named and kernel.is_journal(end))):
             return False
         self.faults += kernel.faults_in(piece.text)
         self.kernels += piece.text

@@ -76,6 +76,7 @@ def judge_logs(
     told = launched.told_in(launchers)
     if not any(told.codes.values()) and (sentence := good_end({-1: launchers, **logs})):
         return _ended_well(sentence)
+    faults = kernel.without_strangers(faults, logs, told.pids)
     of_kernel = kernel.of_ranks(faults, logs, launchers, told.pids)
     owners = [rank for rank in told.first if rank not in logs]
     texts = _texts(logs, told, owners, launchers)

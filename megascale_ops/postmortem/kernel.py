@@ -40,6 +40,10 @@ _NCCL = re.compile(
 _ECHO = re.compile(r"Xid \([^)]{1,40}\): 45\b")
 _NUMBER = re.compile(r"NVRM: Xid \([^)]{1,40}\): (\d{1,5})\b")
 _OF_A_PROCESS = (43, 45)
+# A line of any unit in a journal; who was killed, and names of what ranks start.
+_OF_UNITS = re.compile(r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ [\w./@:-]{1,80}(?:\[\d+\])?: ")
+_WHO = re.compile(r"[Kk]illed process (\d{1,8}),? (?:UID \d+,? )?\(([^)]{1,64})\)")
+_OF_A_JOB = re.compile(r"py|^pt_|ray|torch|train", re.IGNORECASE)
 _DATED = re.compile(r"\b(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _OF_DMESG = re.compile(rf"\[\w{{3}} ({'|'.join(_MONTHS)}) +(\d{{1,2}}) (\d\d)[\d:]{{6}} (20\d\d)\]")
@@ -55,6 +59,29 @@ def is_kernels(text: str) -> bool:
     """Return whether a text is a kernel's log, by what its lines begin with."""
     lines = [line for line in text.splitlines()[:2000] if line.strip()]
     return bool(lines) and sum(_LINE.match(line) is not None for line in lines) >= _MOST * len(lines)
+
+
+def is_journal(text: str) -> bool:
+    """Return whether a text is a node's journal, in which lines of services stand among the kernel's."""
+    lines = [line for line in text.splitlines()[:2000] if line.strip()]
+    return any(map(_LINE.match, lines)) and sum(_OF_UNITS.match(line) is not None for line in lines) >= _MOST * len(
+        lines
+    )
+
+
+def without_strangers(faults: Iterable[str], logs: Mapping[int, str], pids: Mapping[int, int]) -> list[str]:
+    """Return the lines without those of processes that were killed and are no part of the job.
+
+    That is known where each rank tells its own process, and the killed one is none of them and no Python.
+    """
+    own = _own_pids(logs)
+    if not logs or {*own.values()} != {*logs}:
+        return list(faults)
+    return [
+        line
+        for line in faults
+        if (found := _WHO.search(line)) is None or int(found[1]) in {*own, *pids} or _OF_A_JOB.search(found[2])
+    ]
 
 
 def faults_in(text: str) -> list[str]:

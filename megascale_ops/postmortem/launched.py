@@ -51,6 +51,11 @@ _REPORT = re.compile(
     r"rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d{1,6}\)\s+exitcode\s*: (?P<code>-?\d{1,4})"
     r"(?: \(pid: (?P<pid>\d{1,8})\))?"
 )
+# LSF's table of a job's tasks.
+_TABLE = re.compile(r"^TID +HOST_NAME .*$", re.MULTILINE)
+_OF_TABLE = re.compile(
+    r"^(\d{1,6}) +\S{1,120} .{1,200}?\b(?:Exit \((\d{1,3})\)|Signaled \((SIG[A-Z]{2,6})\))", re.MULTILINE
+)
 _ROOT = re.compile(r"Root Cause \(first observed failure\):.{0,400}?rank\s*: (\d{1,6})", re.DOTALL)
 _LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d{1,4})\) local_rank: (?P<rank>\d{1,6}) \(pid: (?P<pid>\d{1,8})\)")
 _CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED")
@@ -150,6 +155,9 @@ def _by_sentences(text: str) -> tuple[dict[int, int], dict[int, str]]:
     found = [(one.start(), ranks_of(one["who"]), _code_of(one), one) for one in _SENTENCE.finditer(text, 0, until)]
     hydras = _HYDRA.finditer(text)
     found += [(one.start(), [int(one[1])], -int(one[2]) if one[2] else int(one[3]), one) for one in hydras]
+    if (table := _TABLE.search(text)) is not None:
+        rows = _OF_TABLE.finditer(text, table.end())
+        found += [(one.start(), [int(one[1])], int(one[2]) if one[2] else -_number_of(one[3]), one) for one in rows]
     alone = (one for form in (_MPI_ABORT, _SNIPPET, _CARRIED) for one in form.finditer(text))
     found += [(one.start(), [int(one[1])], 1, one) for one in alone]
     for at, ranks, code, one in sorted(found, key=lambda told: told[0]):
@@ -162,11 +170,15 @@ def _by_sentences(text: str) -> tuple[dict[int, int], dict[int, str]]:
     return codes, lines
 
 
+def _number_of(name: str) -> int:
+    return int(getattr(signal, name, signal.SIGKILL))
+
+
 def _code_of(found: re.Match[str]) -> int:
     if number := found["signal"]:
         return -int(number)
     if name := found["name"]:
-        return -int(getattr(signal, name, 9))
+        return -_number_of(name)
     if words := found["words"] or found["named"]:
         known = next((number for text, number in _NAMES.items() if text.startswith(words)), 0)
         return -known if known else 1

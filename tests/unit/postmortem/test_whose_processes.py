@@ -309,3 +309,37 @@ def test_a_node_that_mpis_launcher_lost_is_told() -> None:
     assert judge_logs({0: LOST}, lost + named).culprits == (2,)
     alone = judge_logs({0: LOST}, lost)
     assert (alone.fault, alone.nodes, alone.culprits) == ("node_lost", ("n2",), ())
+
+
+def test_lsfs_table_of_tasks_tells_ends() -> None:
+    """By its first column; a row without the table's head is none."""
+    rows = "00000 h1 python Exit (1) 03/04\n00002 h2 python Signaled (SIGSEGV) 03/04\n00003 h2 python Exit (0) 03/04\n"
+
+    assert launched.told_in(f"TID   HOST_NAME  COMMAND_LINE STATUS\n{rows}").codes == {0: 1, 2: -11}
+    assert launched.told_in(rows).codes == {}
+
+
+KILLED = "May 05 10:02:11 n4 kernel: Out of memory: Killed process {} ({}) total-vm:9kB, anon-rss:8kB\n"
+UNITS = "May 05 10:00:01 n4 CRON[9912]: (root) CMD (x)\nMay 05 10:02:12 n4 systemd[1]: x.service: Failed.\n"
+
+
+@pytest.mark.parametrize(
+    ("pid", "name", "of_1", "fault"),
+    [
+        (40110, "java", "pid 7002 step 2 loss 2.8\n", "unknown"),
+        (40110, "python3", "pid 7002 step 2 loss 2.8\n", "out_of_memory"),  # it may be a child of a rank
+        (7002, "java", "pid 7002 step 2 loss 2.8\n", "out_of_memory"),
+        (40110, "java", "step 2 loss 2.8\n", "out_of_memory"),  # rank 1 does not tell its own process
+    ],
+)
+def test_a_killed_process_that_is_no_part_of_the_job_is_no_reason(
+    pid: int, name: str, of_1: str, fault: str, tmp_path: Path
+) -> None:
+    """Known where each rank tells its own; in a journal of all units as well."""
+    files = {
+        "node.journal": UNITS + KILLED.format(pid, name),
+        "rank0.log": "pid 7001 step 2 loss 2.8\n",
+        "rank1.log": of_1,
+    }
+
+    assert judged(tmp_path, files).fault == fault
