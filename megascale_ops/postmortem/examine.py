@@ -17,6 +17,7 @@ from megascale_ops.diagnosis.hangs.stack_groups import Stood
 from megascale_ops.errors import UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.postmortem import exits, hangs, kernel, launched, pieces
+from megascale_ops.postmortem.piece import Piece
 from megascale_ops.schema.fault_classes import FAULTS, Hang
 from megascale_ops.schema.health import Verdict
 
@@ -68,7 +69,7 @@ def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
     return (not verdict.culprits or is_end, is_hang, -verdict.confidence)
 
 
-def _told_when(piece: pieces.Piece) -> tuple[int, bool]:
+def _told_when(piece: Piece) -> tuple[int, bool]:
     """Order what one rank left: logs that were put by first, and what tells of an end behind what goes on.
 
     Its output and its errors are two files of one time, and words age by what stands behind them.
@@ -94,7 +95,7 @@ class _Left:
             self.names = {number: piece.path.name for number, piece in enumerate(kept)}
             kept = [piece._replace(rank=number) for number, piece in enumerate(kept)]
             self.notes.append("nothing tells the ranks of these files, so they are named by their files")
-        texts: dict[int, list[pieces.Piece]] = {}
+        texts: dict[int, list[Piece]] = {}
         for piece in kept:
             if not self._take_dump(piece):
                 texts.setdefault(piece.rank, []).append(piece)
@@ -105,7 +106,7 @@ class _Left:
         if len(kept) > 1:
             self._take_owned(texts.get(-1, ()))
 
-    def _take_owned(self, told: Sequence[pieces.Piece]) -> None:
+    def _take_owned(self, told: Sequence[Piece]) -> None:
         """Take a file for the log of the rank that a launcher in it has seen fail first, where it is one of several."""
         for piece in told:
             first = launched.told_in(piece.text).first
@@ -113,16 +114,17 @@ class _Left:
                 self.logs[first[0]] = piece.text
                 self.unranked -= 1
 
-    def _take_kernels(self, piece: pieces.Piece) -> bool:
+    def _take_kernels(self, piece: Piece) -> bool:
         """Take in the kernel's log, and say whether it is one."""
-        is_ranks = piece.rank >= 0 and not _OF_KERNEL.search(piece.path.name)
-        if is_ranks or not kernel.is_kernels(piece.text[-_LOOKED_AT:]):
+        is_named = _OF_KERNEL.search(piece.path.name) is not None
+        end = piece.text[-_LOOKED_AT:]
+        if not (is_named or piece.rank < 0) or not (kernel.is_kernels(end) or (is_named and kernel.is_journal(end))):
             return False
         self.faults += kernel.faults_in(piece.text)
         self.kernels += piece.text
         return True
 
-    def _take_dump(self, piece: pieces.Piece) -> bool:
+    def _take_dump(self, piece: Piece) -> bool:
         """Take in a flight recorder's dump, and say whether it is one."""
         begin = piece.data.lstrip()[:1]
         is_json = begin == b"{" and any(key in piece.data for key in _OF_A_DUMP)

@@ -15,14 +15,17 @@ import msgspec
 from megascale_ops.diagnosis.exits.classify import Ended, classify
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
+from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, STALE_LINES, end_of, heard_in, weight_of
+from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefix, without_prefixes
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.postmortem import kernel, launched
+from megascale_ops.postmortem.good_ends import good_end
+from megascale_ops.postmortem.last_lines import complaint, raising_line
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
@@ -71,6 +74,9 @@ def judge_logs(
     launchers = "\n".join(without_prefixes(launchers.splitlines()))
     # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
     told = launched.told_in(launchers)
+    if not any(told.codes.values()) and (sentence := good_end({-1: launchers, **logs})):
+        return _ended_well(sentence)
+    faults = kernel.without_strangers(faults, logs, told.pids)
     of_kernel = kernel.of_ranks(faults, logs, launchers, told.pids)
     owners = [rank for rank in told.first if rank not in logs]
     texts = _texts(logs, told, owners, launchers)
@@ -88,14 +94,31 @@ def judge_logs(
     if verdict is None or verdict.fault == "unknown":
         somebody = _of_somebody("" if owners else launchers, of_kernel.get(-1, []), has_ranks=bool(logs))
         verdict = _better(verdict, somebody, texts, launchers)
+    verdict = _by_who_ended_all(verdict, texts, launchers)
+    if told.is_local and owners and verdict.culprits == told.first:
+        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
+    return verdict
+
+
+def _by_who_ended_all(verdict: Verdict, texts: Mapping[int, str], launchers: str) -> Verdict:
+    """Return the verdict by what a batch system or a launcher tells of the whole job, where that says more."""
     # Where others lost them, the ranks that were taken away are the reason.
     is_all = verdict.fault == "killed" and set(verdict.culprits) == set(texts)
     own = "".join(texts[rank] for rank in verdict.culprits) if is_all else ""
     if (line := launched.why_ended(launchers) or launched.why_ended(own)) and verdict.fault in ("killed", "unknown"):
         verdict = _by_a_batch_system(verdict, line)
-    if told.is_local and owners and verdict.culprits == told.first:
-        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
+    if verdict.fault == "unknown" and (nodes := launched.lost_nodes(launchers)):
+        verdict = _by_a_lost_node(nodes)
     return verdict
+
+
+def _ended_well(sentence: str) -> Verdict:
+    return Verdict(
+        fault="unknown",
+        reason=f'the job ended well, and what its logs tell of before that was survived: "{sentence}"',
+        confidence=0.2,
+        otherwise="a rank that failed before that and has no log here",
+    )
 
 
 def _by_first_hit(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:
@@ -124,10 +147,25 @@ def _texts(logs: Mapping[int, str], told: launched.Told, owners: Sequence[int], 
     texts = {rank: text[-_SOUGHT:] for rank, text in logs.items()}
     for rank, line in told.lines.items():
         if rank not in logs:
-            before = _own_part(launched.before_the_cancel(launchers)[-_SOUGHT:]) if rank in owners else ""
+            before = _own_part(_unsaid(launchers)) if rank in owners else ""
             is_others = SIGNAL_FAULTS.get(signal_of(told.codes[rank])) == "segfault" and not _speaks(before)
             texts[rank] = line if is_others else before.strip("\n") or line
     return texts
+
+
+def _unsaid(launchers: str) -> str:
+    """Return what no rank is known to have said, without a launcher's own words of a lost node or a cancelled step."""
+    return launched.without_lost_daemons(launched.before_the_cancel(launchers))[-_SOUGHT:]
+
+
+def _by_a_lost_node(nodes: tuple[str, ...]) -> Verdict:
+    return Verdict(
+        fault="node_lost",
+        reason=f"a launcher lost {', '.join(nodes)}, and no rank's end before that is told of",
+        confidence=_DOUBTFUL,
+        nodes=nodes,
+        otherwise="what that node says of itself, if it comes back: its own log, or its console's",
+    )
 
 
 def _by_a_batch_system(verdict: Verdict, line: str) -> Verdict:
@@ -155,7 +193,7 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
         is_late = bool(told.first) and rank not in told.first and one.exit.code in _OF_WHO_FOLLOWS
         return one._replace(exit=_stopped(rank)) if is_late and not heard_in(tail) else one
     judged = classify(one, None, None)
-    if judged.fault == _NOTHING_SAID:
+    if judged.fault == _NOTHING_SAID or LOADER_ASKED in judged.said:
         return one._replace(exit=_stopped(rank))
     if judged.fault == "killed" and _CANCELLED in judged.said:
         return one._replace(exit=msgspec.structs.replace(exit_, code=-15))
@@ -163,26 +201,36 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
 
 
 def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
-    """Return the verdict by lines that raise, where nothing comes after them and the tracebacks before were left out.
+    """Return the verdict by last lines: those that raise and lack their tracebacks, and complaints of any program.
 
     The words of those that lost a peer may be new: so half of the ranks at most, and only where others have lost them;
     else nothing tells that the line ended its rank.
     """
-    raised: list[Ended] = []
-    for one in ended:
-        lines = [bare for line in texts[one.exit.rank].splitlines() if (bare := strip_prefix(line).rstrip())]
-        has_own = len(lines) > 1 and lines[-2][:1].isspace()  # a traceback, which was read and is ignored
-        if one.exit.by_us and lines and not has_own and RAISED_ALIKE.match(lines[-1]):
-            text = f"{TRACEBACK_BEGINS}\n{lines[-1]}"
-            raised += [one._replace(exit=RankExit(one.exit.rank, one.exit.rank, 0, 1, 0.0, stderr_tail=text))]
-    few = 2 * len(raised) <= len(ended)
+    stopped = [one for one in ended if one.exit.by_us]
+    lines = {one.exit.rank: raising_line(texts[one.exit.rank]) for one in stopped}
+    raised = [
+        one._replace(exit=RankExit(rank, rank, 0, 1, 0.0, stderr_tail=f"{TRACEBACK_BEGINS}\n{lines[rank]}"))
+        for one in stopped
+        if lines[rank := one.exit.rank]
+    ]
     lost = any(told.row.consequence for text in texts.values() for told in heard_in(text[-_TAIL:]))
     own = [any(told.row.role == CAUSE for told in heard_in(one.exit.stderr_tail)) for one in raised]
-    if not raised or not few or not lost or not all(own):
+    if raised and lost and all(own) and 2 * len(raised) <= len(ended):
+        known = {one.exit.rank: one for one in raised}
+        again = _judged([known.get(one.exit.rank, one) for one in ended])
+        return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
+    complaints = {one.exit.rank: said for one in stopped if (said := complaint(texts[one.exit.rank][-_SOUGHT:]))}
+    if not complaints or not lost or 2 * len(complaints) > len(ended):
         return verdict
-    who = {one.exit.rank: one for one in raised}
-    again = _judged([who.get(one.exit.rank, one) for one in ended])
-    return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
+    who = named(sorted(complaints))
+    words = (
+        f'ended with a complaint, and {len(ended) - len(stopped)} others lost a peer: "{complaints[min(complaints)]}"'
+    )
+    return msgspec.structs.replace(
+        verdict, fault="exit_code", culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
+        reason=f"{who} {words}",
+        otherwise="an error in the log of another rank, for which these were stopped",
+    )  # fmt: skip
 
 
 def _stopped(rank: int) -> RankExit:

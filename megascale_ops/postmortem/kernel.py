@@ -12,14 +12,23 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
+from megascale_agents.collectors.xid_table import meaning_of
+
 _LINE = re.compile(
     r"^(?:<\d+>)?(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ (?:[\d:]{8} )?(?:\S+ )?kernel:|\d{4}-\d\d-\d\dT\S+ \S+ kernel:"
     r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\])"
 )
 # 0.6 of all lines: a job's log has some of the kernel's where a console mixes them.
 _MOST = 0.6
-_FAULT = re.compile(r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset)|fallen off the bus|segfault at")
-_KILLED = re.compile(r"[Kk]illed process (\d{1,8})\b")
+_FAULT = re.compile(
+    r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset)|fallen off the bus|segfault at"
+    r"|(?:Sending SIGBUS to|Killing) .{1,64}:\d{1,8} due to hardware memory corruption"
+)
+# By the OOM killer; for a page of memory that is broken; by a memory fault of its own.
+_KILLED = re.compile(
+    r"[Kk]illed process (\d{1,8})\b|(?:Sending SIGBUS to|Killing) .{1,64}?:(\d{1,8}) due to hardware memory"
+    r"|\[(\d{1,8})\]: segfault at"
+)
 _XID = re.compile(r"Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}):[0-9a-fA-F.]+\): \d+(?:, pid='?(\d{1,8}))?")
 _HOST = re.compile(r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) (\S+) kernel:")
 # init.cc: host:process:thread [device] NCCL INFO ... rank 3 nranks 16 cudaDev 3 nvmlDev 3 busId 9b000
@@ -29,6 +38,12 @@ _NCCL = re.compile(
 )
 # The driver clears a GPU's channels behind a fault, which may be another GPU's that it is linked to.
 _ECHO = re.compile(r"Xid \([^)]{1,40}\): 45\b")
+_NUMBER = re.compile(r"NVRM: Xid \([^)]{1,40}\): (\d{1,5})\b")
+_OF_A_PROCESS = (43, 45)
+# A line of any unit in a journal; who was killed, and names of what ranks start.
+_OF_UNITS = re.compile(r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ [\w./@:-]{1,80}(?:\[\d+\])?: ")
+_WHO = re.compile(r"[Kk]illed process (\d{1,8}),? (?:UID \d+,? )?\(([^)]{1,64})\)")
+_OF_A_JOB = re.compile(r"py|^pt_|ray|torch|train", re.IGNORECASE)
 _DATED = re.compile(r"\b(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _OF_DMESG = re.compile(rf"\[\w{{3}} ({'|'.join(_MONTHS)}) +(\d{{1,2}}) (\d\d)[\d:]{{6}} (20\d\d)\]")
@@ -46,9 +61,41 @@ def is_kernels(text: str) -> bool:
     return bool(lines) and sum(_LINE.match(line) is not None for line in lines) >= _MOST * len(lines)
 
 
+def is_journal(text: str) -> bool:
+    """Return whether a text is a node's journal, in which lines of services stand among the kernel's."""
+    lines = [line for line in text.splitlines()[:2000] if line.strip()]
+    return any(map(_LINE.match, lines)) and sum(_OF_UNITS.match(line) is not None for line in lines) >= _MOST * len(
+        lines
+    )
+
+
+def without_strangers(faults: Iterable[str], logs: Mapping[int, str], pids: Mapping[int, int]) -> list[str]:
+    """Return the lines without those of processes that were killed and are no part of the job.
+
+    That is known where each rank tells its own process, and the killed one is none of them and no Python.
+    """
+    own = _own_pids(logs)
+    if not logs or {*own.values()} != {*logs}:
+        return list(faults)
+    return [
+        line
+        for line in faults
+        if (found := _WHO.search(line)) is None or int(found[1]) in {*own, *pids} or _OF_A_JOB.search(found[2])
+    ]
+
+
 def faults_in(text: str) -> list[str]:
     """Return the lines of a kernel's log that tell of the end of a process or of a fault of a GPU."""
-    return [line for line in text.splitlines() if _FAULT.search(line)]
+    return [line for line in text.splitlines() if _FAULT.search(line) and not _is_note(line)]
+
+
+def _is_note(line: str) -> bool:
+    """Return whether a line is an Xid that ends nothing: memory that was or will be mended, power, firmware.
+
+    Of a process whose work was given up (43, 45) another line has the reason, and these say whose it was.
+    """
+    number = int(found[1]) if (found := _NUMBER.search(line)) is not None else 0
+    return number not in (0, *_OF_A_PROCESS) and meaning_of(number).action == "none"
 
 
 def of_ranks(
@@ -67,12 +114,22 @@ def of_ranks(
     for text in (rest, *logs.values()):
         for host, rank, bus in _NCCL.findall(text):
             homes.setdefault((host, _bus_of_nccl(bus)), set()).add(int(rank))
+    known = {**_own_pids(logs), **known}
     for rank, text in logs.items():
         known |= {int(pid): rank for pid in _LOADER.findall(text)}
     found: dict[int, list[str]] = {}
     for line in faults:
         found.setdefault(_rank_of(line, known, homes), []).append(line)
     return found
+
+
+def _own_pids(logs: Mapping[int, str]) -> dict[int, int]:
+    """Return the processes that logs of ranks name as "pid 48213", each where one rank alone names it."""
+    named: dict[int, set[int]] = {}
+    for rank, text in logs.items():
+        for pid in set(_OWN_PID.findall(text)):
+            named.setdefault(int(pid), set()).add(rank)
+    return {pid: next(iter(ranks)) for pid, ranks in named.items() if len(ranks) == 1}
 
 
 def since(faults: Iterable[str], begins: Iterable[str]) -> list[str]:
@@ -126,7 +183,13 @@ def first_hit(of_ranks_: Mapping[int, list[str]], ranks: Iterable[int]) -> tuple
 
 def _rank_of(line: str, pids: Mapping[int, int], homes: Mapping[tuple[str, str], set[int]]) -> int:
     xid, killed, host = _XID.search(line), _KILLED.search(line), _HOST.match(line)
-    pid = int(killed[1]) if killed is not None else int(xid[2]) if xid is not None and xid[2] else -1
+    pid = (
+        int(killed[1] or killed[2] or killed[3])
+        if killed is not None
+        else int(xid[2])
+        if xid is not None and xid[2]
+        else -1
+    )
     if pid in pids:
         return pids[pid]
     if xid is None:

@@ -34,7 +34,9 @@ _HOW = (
     r"|: ?(?P<named>" + "|".join(_NAMES) + r")\b"
     r"|(?:exit(?:ed|s)?(?: with)?(?: exit)? |return |exit |\] )(?:code|status(?: code)?)[ :=]{1,3}(?P<code>-?\d{1,4})\b"
     r"|\bwith (?:exit |error)?code (?P<with>-?\d{1,4})\b"
-    r"|(?P<bare>terminated with the following error|has (?:failed|crashed|died)\b|was (?:killed|aborted)\b))"
+    r"|(?P<bare>terminated with the following error|exiting improperly|has (?:failed|crashed|died)\b|\bstart failed\b"
+    r"|\b(?:died|exited|ended) unexpectedly\b|\bon (?:host|node) \S{1,120} (?:failed|died|exited) and\b"
+    r"|was (?:killed|aborted)\b))"
 )
 # 400 characters between the two: a container's command stands there.
 _SENTENCE = re.compile(_WHO + r"(?P<between>[^\n]{0,400}?)" + _HOW)
@@ -49,15 +51,23 @@ _REPORT = re.compile(
     r"rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d{1,6}\)\s+exitcode\s*: (?P<code>-?\d{1,4})"
     r"(?: \(pid: (?P<pid>\d{1,8})\))?"
 )
+# LSF's table of a job's tasks.
+_TABLE = re.compile(r"^TID +HOST_NAME .*$", re.MULTILINE)
+_OF_TABLE = re.compile(
+    r"^(\d{1,6}) +\S{1,120} .{1,200}?\b(?:Exit \((\d{1,3})\)|Signaled \((SIG[A-Z]{2,6})\))", re.MULTILINE
+)
 _ROOT = re.compile(r"Root Cause \(first observed failure\):.{0,400}?rank\s*: (\d{1,6})", re.DOTALL)
 _LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d{1,4})\) local_rank: (?P<rank>\d{1,6}) \(pid: (?P<pid>\d{1,8})\)")
 _CANCELLED = re.compile(r"error: \*\*\* (?:JOB|STEP) [^\n]{0,120}CANCELLED")
 _FOR_A_REASON = re.compile(r"CANCELLED[^\n]{0,80}DUE TO|TERM_RUNLIMIT|DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE)")
 # Slurm's reason for a step of which a node was lost.
 LOST_NODE = "DUE TO NODE FAILURE"
+# MPI's launchers, of a node that they hear no more of: their own word, and no rank's.
+_LOST_DAEMON = re.compile(r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon[^\n]*\n?")
+_ON_NODE = re.compile(r"\bRemote daemon *: \S{1,200} on node (\S{1,200})|\berror: Node failure on (\S{1,200})")
 _GOES_ON = re.compile(r"\bretry|\brestart(?:ing|ed)\b|\bwill\b|\battempt \d", re.IGNORECASE)
 # A sentence that is broken after the word before a number.
-_BROKEN = re.compile(r"\b(on|with|by|of)\n(?=\S)")
+_BROKEN = re.compile(r"\b(on|with|by|of|exiting)\n(?=\S)")
 # A bar before each line, as programs draw it that quote another's output.
 _FRAMED = re.compile(r"^[ \t]{0,40}[|│] ", re.MULTILINE)
 # How launchers and batch systems stop the rest.
@@ -110,6 +120,16 @@ def before_the_cancel(text: str) -> str:
     return text[: found.start()] if found is not None else text
 
 
+def lost_nodes(text: str) -> tuple[str, ...]:
+    """Return the nodes that a launcher has lost, by name."""
+    return tuple(sorted({found[1] or found[2] for found in _ON_NODE.finditer(text)}))
+
+
+def without_lost_daemons(text: str) -> str:
+    """Return a text without the line by which MPI's launcher tells that it lost a node: no rank of it has said that."""
+    return _LOST_DAEMON.sub("", text)
+
+
 def why_ended(text: str) -> str:
     """Return the line by which a batch system says that it has ended the job, and why; "" without one."""
     found = _FOR_A_REASON.search(text)
@@ -135,6 +155,9 @@ def _by_sentences(text: str) -> tuple[dict[int, int], dict[int, str]]:
     found = [(one.start(), ranks_of(one["who"]), _code_of(one), one) for one in _SENTENCE.finditer(text, 0, until)]
     hydras = _HYDRA.finditer(text)
     found += [(one.start(), [int(one[1])], -int(one[2]) if one[2] else int(one[3]), one) for one in hydras]
+    if (table := _TABLE.search(text)) is not None:
+        rows = _OF_TABLE.finditer(text, table.end())
+        found += [(one.start(), [int(one[1])], int(one[2]) if one[2] else -_number_of(one[3]), one) for one in rows]
     alone = (one for form in (_MPI_ABORT, _SNIPPET, _CARRIED) for one in form.finditer(text))
     found += [(one.start(), [int(one[1])], 1, one) for one in alone]
     for at, ranks, code, one in sorted(found, key=lambda told: told[0]):
@@ -147,11 +170,15 @@ def _by_sentences(text: str) -> tuple[dict[int, int], dict[int, str]]:
     return codes, lines
 
 
+def _number_of(name: str) -> int:
+    return int(getattr(signal, name, signal.SIGKILL))
+
+
 def _code_of(found: re.Match[str]) -> int:
     if number := found["signal"]:
         return -int(number)
     if name := found["name"]:
-        return -int(getattr(signal, name, 9))
+        return -_number_of(name)
     if words := found["words"] or found["named"]:
         known = next((number for text, number in _NAMES.items() if text.startswith(words)), 0)
         return -known if known else 1

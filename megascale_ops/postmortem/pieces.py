@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.exits.last_words import weight_of
 from megascale_ops.errors import UsageError
-from megascale_ops.postmortem import reading, tags
+from megascale_ops.postmortem import pods, reading, tags
+from megascale_ops.postmortem.piece import Piece
 
 # 64 MB of all logs, and 256 KB of each at least: a log's end counts, and 16 MB take two to three seconds.
 _MOST_OF_ALL, _LEAST_EACH = 64 * 1024 * 1024, 256 * 1024
@@ -33,6 +35,7 @@ _NAMED = (
     re.compile(r"^(\d{1,4})(?=[_\-.]|$)"),
     re.compile(r"(?:^|[_\-.])(\d{1,4})$"),
 )
+_BARE = 5  # from here on nothing but the number tells it
 _ENDINGS = re.compile(r"\.(?:txt|log|out|err|stderr|stdout|stacks?|json|dump|pickle|pkl|bt|gdb|trace|pyspy|py-spy)+$")
 # What was packed and what was put by when a log grew too long: rank3.log.2.gz is older than rank3.log.1.
 _PACKED = re.compile(r"\.(?:gz|bz2|xz)$")
@@ -55,15 +58,18 @@ _OF_SUBMITIT = re.compile(r"^\d{1,12}_(?:(\d{1,6})_)?log$")
 _A_NUMBER = re.compile(r"\d{1,6}")
 # 2 files of a shape whose lines tell that the rank is the number, or the number and as much each time.
 _FEWEST_ALIKE = 2
+# "step 7 loss 2.0 rank 5", as scripts print it; 256 KiB of a log's end are asked.
+_SAYS_RANK = re.compile(r"(?<![\w-])(?:global_)?rank[=: ]{1,2}(\d{1,6})\b(?! ?/| of )")
+_SAID_IN = 1 << 18
+# Lightning, Megatron and others; fairseq; detectron2; variables of torchrun, Slurm and MPI; "rank 3 of 8".
+_SAYS_ITSELF = re.compile(
+    r"\b(?:GLOBAL_RANK|[Gg]lobal[ _-][Rr]ank|WORLD_RANK|[Ww]orld[ _-][Rr]ank)\b['\"]?[=: ]{1,3}(\d{1,6})\b"
+    r"|\b(?:distributed init \(|initiali[sz]ed host \S{1,120} as |[Rr]ank of current process: )(?:rank )?(\d{1,6})\b"
+    r"|(?:^|[\s;])(?:export )?(?:RANK|SLURM_PROCID|(?:OMPI_COMM_WORLD|PMIX?)_RANK)=(\d{1,6})\b"
+    r"|(?<!local )(?<!node )\b[Rr]ank[ =:]{0,2}(\d{1,6}) ?(?:/|of) ?\d{1,6}\b"
+)
 # TensorFlow's and JAX's names of processes.
 _A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
-# A line of Kubernetes' events; its object is a pod, whose log is named by the whole of its name or the end of it.
-_EVENT = re.compile(r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s")
-# What tells that a pod began after all.
-_BEGAN = re.compile(r"^\S{1,20} +Normal +(?:Started|Pulled) +pod/(\S{1,253})\s", re.MULTILINE)
-_NO_IMAGE = "Failed to pull image"
-# Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
-_POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
 _NO_RANK = re.compile(
     r"(?:node|host|worker|attempt|try|restart|epoch|step|version|run|round|part|port|iter)s?[_\-.]?$", re.IGNORECASE
@@ -71,19 +77,6 @@ _NO_RANK = re.compile(
 _ONE_NUMBER = re.compile(r"^(\D{0,80})(\d{1,6})(\D{0,80})$")
 # How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:" or a date.
 _OTHER = re.compile(rb"\x80|\s*\{|\s*\[\s*[\[{\]]")
-
-
-class Piece(NamedTuple):
-    """What one file holds of one rank; ``rank`` is -1 where nothing tells it."""
-
-    path: Path
-    rank: int
-    data: bytes
-
-    @property
-    def text(self) -> str:
-        """The data as text."""
-        return self.data.decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 class Gathered(NamedTuple):
@@ -133,12 +126,15 @@ def gather(files: Iterable[Path]) -> Gathered:
         binary += [path] if is_binary else []
         if data.strip() and not is_binary:
             read[path] = data
-            pieces += _split(path, data, is_alone=len(files) <= _FEW)
+    names = _named_apart(list(read))
+    for path, data in read.items():
+        pieces += _split(path, data, names[path], is_alone=len(files) <= _FEW)
     if len(read) > 1 and _is_one_each(pieces):
-        pieces = [piece for path, data in read.items() for piece in _split(path, data, is_alone=False)]
+        pieces = [piece for path, data in read.items() for piece in _split(path, data, names[path], is_alone=False)]
     notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
     notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
-    ranked, more = _with_nodes(_by_siblings(_with_events(_as_their_likes(_as_tasks(_of_pods(pieces))))))
+    pieces = _as_their_likes(_by_their_lines(_as_tasks(pods.numbered(pods.described(pieces)))))
+    ranked, more = _with_nodes(_by_siblings(pods.with_events(pieces)))
     begins = {path: data[:_BEGIN].decode("utf-8", "replace") for path, data in read.items()}
     return Gathered(tuple(ranked), (*notes, *more), begins)
 
@@ -190,15 +186,41 @@ def rank_of(path: Path) -> int:
     if (folder := _FOLDER.match(path.parent.name)) and not re.search(r"\d", name):
         return int(folder[1])
     without_node = _NODE.sub("_", name)
-    for form in _NAMED[3:]:
+    for at, form in enumerate(_NAMED[3:], 3):
         if found := form.search(without_node):
-            return int(found[1])
+            is_counted = at >= _BARE and _NO_RANK.search(without_node[: found.start(1)]) is not None
+            return -1 if is_counted else int(found[1])
     return int(folder[1]) if folder else -1
 
 
-def _split(path: Path, data: bytes, *, is_alone: bool) -> list[Piece]:
+def _named_apart(paths: Sequence[Path]) -> dict[Path, int]:
+    """Return the rank that each name tells, -1 where it tells none.
+
+    A number that all files of one shape share is no rank, as of a job or of how many ranks there are: then the one by
+    which they differ is, where it counts from 0 and is not a node's or an attempt's.
+    """
+    found = {path: rank_of(path) for path in paths}
+    alike: dict[str, list[Path]] = {}
+    for path in paths:
+        alike.setdefault(_shape(path), []).append(path)
+    for files in alike.values():
+        told = {found[path] for path in files}
+        if len(files) < _FEWEST_ALIKE or len(told) > 1:
+            continue
+        numbers = {path: _A_NUMBER.findall(path.name) for path in files}
+        before = _A_NUMBER.split(files[0].name)
+        counted = [
+            at
+            for at in range(len(before) - 1)
+            if {int(own[at]) for own in numbers.values()} == set(range(len(files))) and not _NO_RANK.search(before[at])
+        ]
+        for path in files:
+            found[path] = int(numbers[path][counted[0]]) if len(counted) == 1 else -1
+    return found
+
+
+def _split(path: Path, data: bytes, named: int, *, is_alone: bool) -> list[Piece]:
     """Cut a log of several ranks apart, by what stands before its lines; a job's only files are those of all ranks."""
-    named = rank_of(path)
     is_other = _OTHER.match(data) is not None and b"\n{" not in data  # lines of JSON are a log
     text = "" if is_other else data.decode("utf-8", "replace")
     lines, is_global = tags.by_rank(text)
@@ -251,18 +273,6 @@ def _of_watchdogs(path: Path, data: bytes, text: str, *, is_alone: bool) -> list
     return [Piece(path, rank, "\n".join(lines).encode()) for rank, lines in sorted(spoke.items())]
 
 
-def _of_pods(pieces: Sequence[Piece]) -> list[Piece]:
-    """Number the pods of a job that has a master: it is rank 0, and worker N is rank N + 1."""
-    found = [_POD.match(piece.path.name) or _POD.match(piece.path.parent.name) for piece in pieces]
-    jobs = {one[1] for one in found if one is not None and one[2] == "master"}
-    return [
-        piece._replace(rank=0 if one[2] == "master" else int(one[3]) + 1)
-        if one is not None and piece.rank < 0 and one[1] in jobs
-        else piece
-        for piece, one in zip(pieces, found, strict=True)
-    ]
-
-
 def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
     """Take the number behind the name of a job of TensorFlow's or JAX's for a rank, where the logs name its tasks."""
     jobs = {job for piece in pieces if piece.rank < 0 for job in _A_TASK.findall(piece.text)}
@@ -273,6 +283,33 @@ def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
     return [
         piece._replace(rank=int(one[1])) if one is not None else piece for piece, one in zip(pieces, found, strict=True)
     ]
+
+
+def _by_their_lines(pieces: Sequence[Piece]) -> list[Piece]:
+    """Take for a log's rank what its own lines say: "rank 5" in lines of progress, or a sentence about itself.
+
+    Only where no file has a rank otherwise, and each that says one says another, always the same.
+    """
+    if len(pieces) < _FEWEST_ALIKE or any(piece.rank >= 0 for piece in pieces):
+        return list(pieces)
+    for said_in in (_said_of_steps, _said_of_itself):
+        told = [said_in(piece.text[-_SAID_IN:]) for piece in pieces]
+        numbers = [next(iter(own)) for own in told if len(own) == 1]
+        is_one_each = len(numbers) >= _FEWEST_ALIKE and len(set(numbers)) == len(numbers)
+        if is_one_each and all(len(own) <= 1 for own in told):
+            return [piece._replace(rank=next(iter(own), -1)) for piece, own in zip(pieces, told, strict=True)]
+    return list(pieces)
+
+
+def _said_of_steps(text: str) -> set[int]:
+    """Return the ranks that lines of progress carry."""
+    found = ((_SAYS_RANK.search(line), line) for line in text.splitlines() if "ank" in line)
+    return {int(one[1]) for one, line in found if one is not None and weight_of(line) > 1}
+
+
+def _said_of_itself(text: str) -> set[int]:
+    """Return the ranks of the job that sentences and variables of frameworks and launchers tell."""
+    return {int(one) for found in _SAYS_ITSELF.findall(text) for one in found if one}
 
 
 def _as_their_likes(pieces: Sequence[Piece]) -> list[Piece]:
@@ -296,54 +333,6 @@ def _as_their_likes(pieces: Sequence[Piece]) -> list[Piece]:
         else piece
         for piece in pieces
     ]
-
-
-def _with_events(pieces: Sequence[Piece]) -> list[Piece]:
-    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of no rank.
-
-    A pod of a job with a master that has no log and whose image does not come is the rank that its name tells.
-    """
-    stems: dict[str, set[int]] = {}
-    masters = {one[1] for piece in pieces if (one := _POD.match(piece.path.name)) is not None and one[2] == "master"}
-    for piece in pieces:
-        stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
-    whole: list[Piece] = []
-    for piece in pieces:
-        lines = piece.text.splitlines() if piece.rank < 0 and b"pod/" in piece.data else []
-        pods = {found[1] for line in lines if (found := _EVENT.match(line)) is not None}
-        began = {*_BEGAN.findall(piece.text)} if lines else set()
-        homes: dict[str, list[str]] = {}
-        for pod in pods:
-            for stem in stems:
-                if pod == stem or (pod.endswith(f"-{stem}") and not stem.isdigit()):
-                    homes.setdefault(stem, []).append(pod)
-        owners = {
-            named[0]: next(iter(stems[stem]))
-            for stem, named in homes.items()
-            if len(named) == 1 and len(stems[stem]) == 1 and min(stems[stem]) >= 0
-        }
-        absent = {pod: 1 + int(one[3]) for pod in pods - {*owners} - began if (one := _is_of(pod, masters)) is not None}
-        # Who has a log has had its image in the end, and the image of another job's pod is no matter of this one.
-        had = {*owners, *began} if not masters else pods - {*absent}
-        kept = [line for line in lines if _NO_IMAGE not in line or had.isdisjoint(_EVENT.findall(line))]
-        shown = piece if len(kept) == len(lines) else piece._replace(data="\n".join(kept).encode())
-        lines, owners = kept, {**owners, **absent}
-        ranks = [owners.get(found[1], -1) if (found := _EVENT.match(line)) is not None else -1 for line in lines]
-        for rank in sorted({*ranks} - {-1}):
-            own = [line for line, whose in zip(lines, ranks, strict=True) if whose == rank]
-            whole.append(Piece(piece.path, rank, "\n".join(own).encode()))
-        rest = "\n".join(line for line, whose in zip(lines, ranks, strict=True) if whose < 0)
-        if not {*ranks} - {-1}:
-            whole.append(shown)
-        elif rest.strip():
-            whole.append(piece._replace(data=rest.encode()))
-    return whole
-
-
-def _is_of(pod: str, masters: set[str]) -> re.Match[str] | None:
-    """Return how a pod is named where it is a worker of a job that has a master, None for any other one."""
-    found = _POD.match(pod)
-    return found if found is not None and found[1] in masters and found[2] == "worker" else None
 
 
 def _shape(path: Path) -> str:

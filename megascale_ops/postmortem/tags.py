@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.prefixes import COLOURS, TRACEBACK_BEGINS
+from megascale_ops.postmortem import marks
 
 # 160 characters: a time, a pod's full name and a stream's stand before the rank in the longest seen.
 _ZONE = 160
@@ -23,6 +24,11 @@ _GLOBAL = (
     re.compile(r"\[\d{1,6},mpirank:(\d{1,6}),[^\]\n]{1,60}\]<std(?:err|out)>: ?"),
     # With --timestamp-output a date stands before it, without a space.
     re.compile(r"^(?:\w{3} \w{3} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
+    # A logger's field behind nothing but a time and a level; a sentence about a rank has another verb.
+    re.compile(
+        r"^(?:[\[(]?(?:[\d:.,TZ/+-]{1,40}|[A-Z]{4,8})[\])]?:?[ |]{1,3}){0,5}rank=(\d{1,6})\b[\]:,|]?"
+        r"(?! ?(?:has|is|was|did|does|failed|died|lost|timed|never|not)\b) ?"
+    ),
 )
 # A field of a structured line: nothing of it is taken away, for its message is read where it stands.
 _FIELD = re.compile(
@@ -31,12 +37,13 @@ _FIELD = re.compile(
 )
 # Ray Train tells at the start which process is which rank; its lines have the process.
 _OF_RAY = re.compile(r"\bip=(\S{1,60}?), pid=(\d{1,8})\) world_rank=(\d{1,6})\b")
-_RAYS = re.compile(
-    r"^(?:\x1b\[[\d;]*m)?\(\w{1,60} pid=(?P<pid>\d{1,8})(?:, ip=(?P<ip>\S{1,60}?))?\)(?:\x1b\[[\d;]*m)? ?"
-)
 # Of its monitor of memory, and of its driver: which process on which host was ended.
 _ENDED_BY_RAY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[\w.:]{1,60}),[^\n]{0,300}?\bpid=(?P<pid>\d{1,8}), memory used="
+)
+# Of a node that is gone, with all workers on it.
+_DEAD_NODE = re.compile(
+    r"\bnode with node id: \S{1,80} and (?:address|ip): (?P<ip>[\w.:]{1,60}?),? .{0,200}marked dead"
 )
 _CARRIED_OF = re.compile(
     r"\bRayTaskError\(\w{1,80}\): ray::[^\n]{1,200}?\(pid=(?P<pid>\d{1,8}), ip=(?P<ip>[\w.:]{1,60})\b"
@@ -55,14 +62,12 @@ _PLACE = re.compile(r"([A-Z]{2,4})(\d{1,4})")
 # torch_xla's launcher, of the process whose traceback follows.
 _OF_A_DEVICE = re.compile(r"^Exception in device=(?:TPU|XLA|CUDA|GPU|NEURON):(\d{1,4}): ")
 # Pieces of which each form has one.
-_GLOBAL_MARKS = ("[rank", "[RANK", " rank=", "][", "mpirank:", "]<std")
+_GLOBAL_MARKS = ("[rank", "[RANK", "rank=", "][", "mpirank:", "]<std")
 _LOCAL_MARKS = ("[default", "] ")
 # kubectl logs --prefix, of Kubeflow's pods of one replica each: the master is rank 0.
 _OF_POD = re.compile(r"^\[pod/(?P<job>[^\s/\]]{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})/[^\s\]]{1,63}\] ")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
 _NUMBERED = re.compile(r"^ {0,5}(?:(\d{1,6}):|\[(\d{1,6})\]) ")
-# 0.9 of all lines: a number and a colon before a few is no launcher's.
-_MOST_LINES = 0.9
 # Two words of a sentence: what stands before is a message, and no launcher's mark.
 _SENTENCE = re.compile(r"\b[a-z]{2,20},? [a-z]{2,20}\b")
 # A line of an observer about a rank is not that rank's.
@@ -81,20 +86,38 @@ def by_rank(text: str) -> Tagged:
     lines = text.splitlines()
     if tagged := _of_fields(text, lines) or _of_ray(text, lines):
         return Tagged(_gathered(tagged), is_global=True)
-    for forms, marks in ((_GLOBAL, _GLOBAL_MARKS), (_LOCAL, _LOCAL_MARKS)):
-        if not any(mark in text for mark in marks):  # a tenth of the time that asking each line takes
+    for forms, pieces in ((_GLOBAL, _GLOBAL_MARKS), (_LOCAL, _LOCAL_MARKS)):
+        if not any(piece in text for piece in pieces):  # a tenth of the time that asking each line takes
             continue
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
+            if forms is _GLOBAL:
+                tagged = _with_marks(text, lines, tagged)
             return Tagged(_gathered(tagged), forms is _GLOBAL)
-    # An engine may serve a job whose own ranks have tags.
+    return _of_untagged(text, lines)
+
+
+def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Give lines without a tag to the ranks that what stands above them, or their processes, tell."""
+    if TRACEBACK_BEGINS in text:
+        tagged = marks.with_logged(lines, tagged)
+    if " pid=" in text:
+        tagged = marks.with_rays(lines, tagged)
+    return marks.of_nccl(lines, tagged) if " nranks " in text else tagged
+
+
+def _of_untagged(text: str, lines: list[str]) -> Tagged:
+    """Return lines by what is no rank's tag: an engine's places (it may serve a job whose ranks have tags), numbers."""
     if tagged := _of_pods(lines) or _with_tracebacks(_of_places(lines)):
         return Tagged(_gathered(tagged))
     if "Exception in device=" in text:
         return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
     numbered = [_numbered(line) for line in lines]
-    if lines and sum(rank >= 0 for rank, _ in numbered) >= _MOST_LINES * len(lines):
+    own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
+    if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own:
         return Tagged(_gathered(numbered))
+    if marked := marks.of_any_shape(lines):
+        return Tagged(_gathered(marked.lines), marked.is_global)
     return Tagged({})
 
 
@@ -103,7 +126,7 @@ def _of_fields(text: str, lines: list[str]) -> list[tuple[int, str]]:
     if not any(mark in text for mark in ('rank"', "rank=")):
         return []
     found = [_FIELD.match(line) for line in lines]
-    if sum(one is not None for one in found) < _MOST_LINES * len(lines):
+    if sum(one is not None for one in found) < marks.MOST_LINES * len(lines):
         return []
     return [(int(one[1] or one[2]) if one is not None else -1, line) for one, line in zip(found, lines, strict=True)]
 
@@ -115,13 +138,16 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
         return []
     tagged = []
     for line in lines:
-        found = _RAYS.match(line) or _ENDED_BY_RAY.search(line)
+        if (lost := _DEAD_NODE.search(line)) is not None:
+            tagged += [(rank, line) for (ip, _), rank in ranks.items() if ip == lost["ip"]] or [(-1, line)]
+            continue
+        found = marks.RAYS.match(line) or _ENDED_BY_RAY.search(line)
         here = [
             rank
             for (ip, pid), rank in ranks.items()
             if found is not None and pid == found["pid"] and found["ip"] in (None, ip)
         ]
-        bare = line[found.end() :] if found is not None and found.re is _RAYS else line
+        bare = line[found.end() :] if found is not None and found.re is marks.RAYS else line
         tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
     return _with_carried(tagged, ranks)
 

@@ -2,8 +2,10 @@
 """Logs of other people's jobs, as ``inspect`` gets them: the right class and the right ranks, or none.
 
 An input is a folder of files: one log of all ranks as a launcher merges them, a log a rank, the kernel's log beside it.
+A file whose name ends in ``.gz`` is packed.
 """
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,8 @@ def test_a_folder_of_logs_names_whom_it_should(case: Case, tmp_path: Path) -> No
     for name, text in case.given["files"].items():
         path = tmp_path / "job" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        raw = text.encode()
+        path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
 
     try:
         verdict = examine([tmp_path / "job"]).verdicts[0]

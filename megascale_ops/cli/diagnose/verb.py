@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.diagnose.telling import begun, done, ended, show, silent, writable, write
-from megascale_ops.cli.terminal.options import PROGRAM, argument, json_option, log_options
+from megascale_ops.cli.terminal.options import PROGRAM, argument, either, json_option, log_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "unmeasured": "dim"}
 
 @click.command
 @argument("files", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--quick/--full", "quick", default=None, help="Half a minute (default), or up to 10 min and thorough.")
+@either("--quick/--full", "quick", default=None, help="Half a minute (default), or up to 10 min and thorough.")
 @click.option("--node", metavar="NODE", help="Check that node, through its agent; the controller is asked.")
 @click.option("--preempt", is_flag=True, help="With --node: also where a job trains; it is slower meanwhile.")
 @click.option("--controller", metavar="URL", help="With --node: address of the controller.  [the newest running one]")

@@ -46,6 +46,29 @@ argument = functools.partial(click.argument, cls=_Given)
 """``click.argument`` for a name or a path: "" is refused."""
 
 
+class _Either(click.Option):
+    """A pair of flags of which one alone may be given: click takes the last of them, silently."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401  click's own parser, not public
+        """Have the parser keep each flag that is given."""
+        del ctx
+        for flags, value in ((self.opts, True), (self.secondary_opts, False)):
+            parser.add_option(obj=self, opts=flags, dest=self.name, action="append_const", const=value)
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401  as in click
+        """Return the one that is given; refuse both."""
+        if isinstance(value, list):
+            if len(set(value)) > 1:
+                both = " and ".join((*self.opts, *self.secondary_opts))
+                raise click.UsageError(f"{both} are two ways to do it: give one of them", ctx)
+            value = value[0]
+        return super().process_value(ctx, value)
+
+
+either = functools.partial(click.option, cls=_Either)
+"""``click.option`` for ``--this/--that``: both at once are refused."""
+
+
 def _configure_logs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Set up logging with what is known so far; what stands behind the verb comes later and wins."""
     chosen: dict[str, str] = ctx.find_root().meta.setdefault("megascale_ops.logs", {})

@@ -17,8 +17,9 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, words
+from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, torn_file, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
+from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
 from megascale_ops.diagnosis.exits.last_traceback import before_it
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
@@ -131,7 +132,10 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
         return _of_gathered(one, error, gathered)
     row = _row_of(error, one.exit.stderr_tail)
     fault = "collective_mismatch" if row is None else fault_of(row)
-    hint = f" ({row.hint})" if row is not None and row.hint else ""
+    meaning = (row.hint if row is not None else "") or (
+        torn_file(error, one.exit.stderr_tail) if fault == "exception" else ""
+    )
+    hint = f" ({meaning})" if meaning else ""
     own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
     is_anothers = fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)
     if own and (is_anothers or (fault == "exception" and _POINTS_ELSEWHERE.search(error.message))):
@@ -143,7 +147,8 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
-    return Judged(one, fault, f"{words(error)}{hint}", sure)
+    was_asked = row is not None and row.name == LOADER_ASKED
+    return Judged(one, fault, f"{words(error)}{hint}", sure, was_asked=was_asked)
 
 
 def _root_of(exit_: RankExit) -> tuple[RankError, Row] | None:

@@ -11,6 +11,7 @@ Pure: how everything ended in, a verdict and its evidence out.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from megascale_ops.diagnosis.exits import tile_timeouts
@@ -21,7 +22,7 @@ from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal
 from megascale_ops.diagnosis.exits.last_calls import blame_caller
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.last_words import row_of_error
-from megascale_ops.diagnosis.exits.observers import excuse
+from megascale_ops.diagnosis.exits.observers import excuse, excuse_lost_connections, excuse_wrapped
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import (
     Told,
@@ -103,6 +104,7 @@ def judge_exits(
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
     judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended], missing)
+    judged = excuse_wrapped(excuse_lost_connections(judged))
     causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
     closed = _found_closed(victims, causes)
@@ -184,7 +186,16 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     earliest_s = max(one.ended.age_s for one in causes)
     near = [one for one in causes if earliest_s - one.ended.age_s <= _LINGER_S]
     early = _ended_before_the_asked(near)
-    first = min(near, key=lambda one: (_BEFORE_ASKED if one in early else _rank_of(one), -one.ended.age_s))
+    count = Counter(signature(one.ended.exit) for one in near)
+    first = min(
+        near,
+        key=lambda one: (
+            _BEFORE_ASKED if one in early else _rank_of(one),
+            -one.ended.age_s,
+            # Without times the few come before the many, who may have died of them in words that are not known.
+            0 if one.ended.has_time else count[signature(one.ended.exit)],
+        ),
+    )
     alike, was_asked = signature(first.ended.exit), _rank_of(first) == _ASKED_TO_GO
     together: list[Judged] = []
     rivals: list[Judged] = []

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.last_words import CARRIED, RAISED_ALIKE
+from megascale_ops.diagnosis.exits.last_words import CARRIED, RAISED_ALIKE, goes_on, is_a_warning, is_ignored
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
@@ -29,6 +29,8 @@ _CHAINED = re.compile(
 _UNCAUGHT = 1  # Python's exit status after an uncaught exception
 # 5 more lines of a message after its first; what stands further down was printed by a program that went on.
 _MOST_AFTER = 5
+# 2 lines between Python's report and the traceback: asyncio prints the task.
+_MOST_ABOVE = 2
 _MOST_CHARACTERS = 440  # as much as a black box holds of a message
 
 
@@ -43,7 +45,7 @@ def with_error(exit_: RankExit) -> RankExit:
 
 def read(tail: str) -> RankError | None:
     """Return the exception with whose traceback ``tail`` ends, or None."""
-    lines = without_prefixes(tail.rstrip().splitlines())
+    lines = without_prefixes(line for line in tail.rstrip().splitlines() if "\\n" not in line or not is_a_warning(line))
     at, after = len(lines), 0
     while at > 1 and after <= _MOST_AFTER:
         at -= 1
@@ -54,6 +56,8 @@ def read(tail: str) -> RankError | None:
         carried = CARRIED.match(lines[at - 1])
         was_raised |= raised is not None and carried is not None and raised["type"].endswith(carried["type"])
         if raised is not None and was_raised and not _OF_ANOTHER.search(raised["type"]):
+            if (at + 1 < len(lines) and goes_on(lines[at + 1])) or _is_reported_only(lines, at):
+                return None
             message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
             own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
             where = _where((own or frames)[-1]) if frames else ""
@@ -78,6 +82,16 @@ def _frames_above(lines: list[str], at: int) -> list[re.Match[str]]:
         if (frame := _FRAME.fullmatch(lines[at])) is not None:
             found.append(frame)
     return found[::-1]
+
+
+def _is_reported_only(lines: list[str], at: int) -> bool:
+    """Return whether the traceback that ends at a line is one that Python reported and went on behind."""
+    while at > 0 and lines[at - 1].startswith("  "):
+        at -= 1
+    above = (
+        lines[max(0, at - 1 - _MOST_ABOVE) : at - 1] if at > 0 and lines[at - 1].startswith(TRACEBACK_BEGINS) else []
+    )
+    return any(map(is_ignored, above))
 
 
 def _where(frame: re.Match[str]) -> str:

@@ -2,20 +2,21 @@
 """Which of a rank's words are evidence of its end: matched with the one table, and not too old for it.
 
 Words age. What a script has caught, what a library prints and goes on, what it prints while it tries again: all of it
-reads as it would at an end. So a line counts no more when it is marked as caught itself, when a hundred lines or
-two lines of progress came after it, or when the rank has made two steps since.
+reads as it would at an end. So a line counts no more when it is marked as caught itself, when the next line says that
+the program goes on, when a hundred lines or two lines of progress came after it, or when the rank has made two steps
+since. What a logger calls a warning ended nothing.
 
 Pure: lines, exits and reports in, rows of the table out.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
 from megascale_ops.diagnosis.exits.quick_look import HINT
-from megascale_ops.diagnosis.exits.word_rows import HARMLESS, PEER_LOST, Row
+from megascale_ops.diagnosis.exits.word_rows import CAUSE, HARMLESS, PEER_LOST, Row
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import LastWords, RankReport
@@ -34,9 +35,18 @@ _CAUGHT = re.compile(
     r"|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
     re.IGNORECASE,
 )
+# It ends all the same: no try is left.
+_GIVES_UP = re.compile(
+    r"\b(?:giv(?:e|es|ing) up|gave up|exhausted|no (?:more|further) (?:tries|retries|attempts)"
+    r"|(?:attempt|retry|try) (\d{1,6}) ?(?:/|of) ?\1)\b|\btoo many\b",
+    re.IGNORECASE,
+)
+# A logger's own level of a line into which it has folded a traceback; shippers call all of stdout "info".
+_A_WARNING = re.compile(r"[\"']?\b(?:level|levelname|severity|lvl)[\"']? ?[:=] ?[\"']?warn(?:ing)?\b", re.IGNORECASE)
 # Frames of C++ and NCCL's notes: neither has the reason.
 _MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
-_IGNORED = "Exception ignored in"
+# Python reports it and goes on: of a destructor, and of a coroutine that no task waits for.
+_IGNORED = re.compile(r"^Exception ignored in|\b(?:Task|Future) exception was never retrieved")
 # Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.
 _NO_LINE = re.compile(r"^(?:\s|#\d|frame #|wandb: |\S{0,200} ?NCCL INFO|\[[IWE]\d{3,4} |$)|^\S{0,60}:\d+:\d+ \[\d+\] ")
 _PROGRESS = re.compile(
@@ -81,12 +91,14 @@ class LineReader:
         """Return the row that a line matches; None for an ordinary line, and for what was caught."""
         if "\\n" not in line:
             return self._read(line)
+        if is_a_warning(line):
+            return None
         rows = [row for piece in unfolded(line) if (row := self._read(piece)) is not None]
         return rows[-1] if rows else None
 
     def _read(self, line: str) -> Row | None:
         bare = self._prefixes.bare(line)
-        if bare.startswith(_IGNORED):
+        if _IGNORED.search(bare):
             self._traceback = self._traceback._replace(is_ignored=True)
             return None
         if bare.startswith(TRACEBACK_BEGINS):
@@ -106,6 +118,22 @@ class LineReader:
             ends = not ended.is_headless or RAISED_ALIKE.match(bare) is not None
         row = match(bare, ends_traceback=ends)
         return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row
+
+
+def is_a_warning(line: str) -> bool:
+    """Return whether a logger has written a line of fields as a warning: what it carries ended nothing."""
+    return _A_WARNING.search(line) is not None
+
+
+def is_ignored(line: str) -> bool:
+    """Return whether Python says by a line that the traceback below it ended nothing."""
+    return _IGNORED.search(line) is not None
+
+
+def goes_on(line: str) -> bool:
+    """Return whether the line behind an error says that the program goes on: it skips, tries again or falls back."""
+    bare = strip_prefix(line)
+    return _CAUGHT.search(bare) is not None and _GIVES_UP.search(bare) is None
 
 
 def match(line: str, *, ends_traceback: bool = False) -> Row | None:
@@ -154,13 +182,27 @@ def heard_in(text: str) -> list[Heard]:
     reader = LineReader()
     found: list[tuple[Heard, int]] = []  # with the weight of the lines before it
     weight = 0
-    for line in (piece for folded in text.splitlines() for piece in unfolded(folded)):
+    is_next = False  # to a line that is evidence
+    for line in _pieces(text):
         row = reader.read(line)
         if row is not None:
             found.append((Heard(row, strip_prefix(line).strip()), weight))
-        else:
-            weight += weight_of(line)
+            is_next = row.role == CAUSE
+            continue
+        if is_next and goes_on(line):
+            found.pop()
+        is_next = is_next and not line.strip()
+        weight += weight_of(line)
     return [one for one, before in found if weight - before <= STALE_LINES]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield the lines of a text, those that a logger has folded into one apart; its warnings stay folded."""
+    for folded in text.splitlines():
+        if "\\n" in folded and not is_a_warning(folded):
+            yield from unfolded(folded)
+        else:
+            yield folded
 
 
 def heard(exit_: RankExit, report: RankReport | None) -> list[Heard]:

@@ -17,8 +17,8 @@ holds a real line for each row, and a near miss that it must leave alone.
 
 import re
 
+from megascale_ops.diagnosis.exits import general_rows
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
-from megascale_ops.diagnosis.exits.orderly_ends import NO_FAILURE_OF_A_PROCESS
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
@@ -143,12 +143,13 @@ PATTERNS: tuple[Row, ...] = (
     # A data loader's worker died: its rank raises, and is no rank that failed by itself.
     cause(
         "loader_killed",
-        r"DataLoader worker \(pid[^:]{1,80} is killed by signal: (?:Killed|Terminated)",
+        r"DataLoader worker \(pid[^:]{1,80} is killed by signal: Killed",
         "killed",
         "torch's DataLoader: SIGCHLD told it that one of its workers was killed",
         sure=0.9,
         hint="a worker of its data loader was killed; the usual sender is the kernel's out-of-memory killer",
     ),
+    general_rows.LOADER_STOPPED,
     cause(
         "loader_died",
         r"DataLoader worker \(pid\(s\) [\d, ]{1,80}\) exited unexpectedly(?! with exit code)",
@@ -177,7 +178,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
-    *NO_FAILURE_OF_A_PROCESS,
+    *general_rows.NO_FAILURE_OF_A_PROCESS,
     # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     victim(
         "gloo_peer_closed",
@@ -268,22 +269,8 @@ PATTERNS: tuple[Row, ...] = (
         r"failed to pass monitoredBarrier|successfully reached monitoredBarrier, but|timed out in monitoredBarrier",
         "torch's ProcessGroupGloo: rank 0 names who did not come in time, the others tell that they did (torch 2.13)",
     ),
-    cause(
-        "port_taken",
-        r"EADDRINUSE|[Aa]ddress already in use",
-        "exception",
-        "errno EADDRINUSE, by torch's TCPStore and anybody else: another process has the port",
-        hint="another process has the port",
-    ),
-    cause(
-        "no_address",
-        r"\(gai error: -\d|host not found: ",
-        "exception",
-        "torch's socket.cpp, raised where the address of the store's host cannot be looked up",
-        in_traceback=True,
-        sure=0.8,
-        hint="a name that this rank's host cannot look up",
-    ),
+    general_rows.PORT_TAKEN,
+    general_rows.NO_ADDRESS,
     victim(
         "mpi_daemon_lost",
         r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon",
@@ -353,6 +340,7 @@ PATTERNS: tuple[Row, ...] = (
         r"|[Cc]uda failure (?:\d+ )?'unc|no CUDA-capable device is detected|CUDA-capable device\(s\) is/are busy"
         r"|CUDA unknown error|GPU is lost|Failed to initialize NVML|nvml error: "
         r"|[Uu]nable to determine the device handle for"
+        r"|\bcuInit failed\b|NVIDIA Driver is present, but CUDA failed to initialize"
         r"|CUDA driver initialization failed|[Ff]ound no NVIDIA driver|NVIDIA driver on your system is too old"
         r"|NVMLError_(?:Unknown|DriverNotLoaded|LibRmVersionMismatch|GpuIsLost|IrqIssue)\b"
         r"|cudaErrorSystemNotReady|cudaErrorECCUncorrectable|cudaErrorDevicesUnavailable|CUDA_ERROR_SYSTEM_NOT_READY",
@@ -422,16 +410,18 @@ PATTERNS: tuple[Row, ...] = (
         hint="so says a launcher below the rank",
         weak=True,
     ),
+    general_rows.POISONED_PAGE,
     cause(
         "segfault",
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)|Segmentation fault"
         r"|signal(?:: | )(?:SIGSEGV|SIGBUS|SIGILL|SIGFPE|11 )|Bus error"
         r"|(?:Illegal instruction|Floating point exception) \("
         rf"|^(?:zsh|fish|ksh|csh): (?:segmentation fault|bus error)|(?:^|: +\d+ )(?:{'|'.join(SEGFAULT)})(?:$|  | \()"
+        r"|AddressSanitizer: SEGV\b|^#  SIG(?:SEGV|BUS|ILL) \(0x"
         r"|\*\*\* SIG(?:SEGV|BUS|ILL|FPE)\b.{0,40} received|\w\[\d+\]:? (?:segfault at|general protection fault)",
         "segfault",
         "CPython's faulthandler, the shell, torch's DataLoader, glibc's catchsegv, the handlers of absl and glog, the "
-        "kernel's log",
+        "kernel's log, Java's VM, AddressSanitizer",
         late=True,
     ),
     cause(
@@ -449,9 +439,10 @@ PATTERNS: tuple[Row, ...] = (
         "aborted",
         r"Fatal Python error: |terminate called (?:after throwing|without an active)|Aborted +\(|^Aborted$"
         r"|^libc\+\+abi: terminating|^(?:zsh|fish|ksh|csh): abort"
+        r"|^F(?:\d{4} | external/).{0,200}\] Check failed: |^panic: (?:runtime error|\w)|^thread '.{0,80}' panicked at "
         r"|is killed by signal: Aborted|\*\*\* SIGABRT\b.{0,40} received|Trace/breakpoint trap \(",
         "aborted",
-        "CPython's fatal errors, libstdc++'s terminate, the shell, the handlers of absl and glog",
+        "CPython's fatal errors, libstdc++'s terminate, the shell, the handlers and checks of absl and glog, Go, Rust",
         weak=True,
     ),
     cause(
@@ -474,6 +465,8 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.85,
         hint="so says a shell; the usual sender is the kernel's out-of-memory killer",
     ),
+    # Of a peer, in words that no row above knows: every library of collectives has its own.
+    general_rows.GENERIC_WAIT,
     # Python, last: any exception at all.
     cause(
         "own_network",
@@ -486,6 +479,7 @@ PATTERNS: tuple[Row, ...] = (
         weak=True,
         hint="a connection of the script's own, and no lost peer",
     ),
+    general_rows.GENERIC_PEER,
     cause("assertion", r"^AssertionError\b", "exception", "CPython: a failed assert", in_traceback=True, weak=True),
     cause(
         "exception",

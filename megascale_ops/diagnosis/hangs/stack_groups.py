@@ -18,6 +18,7 @@ One look is no proof that a rank does not go on, so no answer is surer than 0.9.
 Pure: where each rank stands in, a verdict out.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -78,6 +79,11 @@ _CERTAIN = frozenset({"in_collective", "in_rendezvous"})
 _PERHAPS = frozenset({"in_backward", "in_gpu_wait"})
 # Places that no rank that waits for peers is in. A line of the script may be such a wait, and so may native code.
 _ELSEWHERE = frozenset(PLACES) - _CERTAIN - _PERHAPS - {"in_script", "in_native", ""}
+# Functions of what one rank may rightly do while others wait: it goes on, and they wait for long.
+_OWN_WORK = re.compile(
+    r"^(?:\w{1,40}_)?(?:eval(?:uate|uation)?|validat(?:e|ion)|generate|inference|predict|benchmark)(?:_\w{1,40})? "
+)
+_OWN_WORK_SURE = 0.6
 # Calls that ranks of a pipeline rightly make in different lines.
 _PAIRS = ("send", "recv", "p2p", "batch_isend_irecv", "wait")
 # A wait for peers that Python does not show: the crowd there is taken for waiting, with less confidence.
@@ -253,7 +259,7 @@ def _by_place(crowd: _Crowd, ranks: Sequence[int], ending: str, share: float) ->
     faults = {rank: _fault_of(crowd.stood[rank]) for rank in ranks}
     count = Counter(faults.values())
     fault = max(count, key=lambda name: (count[name], name))
-    sure = max(PLACES[crowd.stood[rank].place].sure for rank in ranks if faults[rank] == fault)
+    sure = max(_sure_of(crowd.stood[rank]) for rank in ranks if faults[rank] == fault)
     first = crowd.stood[next(rank for rank in ranks if faults[rank] == fault)]
     kinds: dict[str, list[int]] = {}
     for rank in ranks:
@@ -265,7 +271,19 @@ def _by_place(crowd: _Crowd, ranks: Sequence[int], ending: str, share: float) ->
     return _Answer(fault, sorted(ranks), round(sure * share, 2), why)
 
 
+def _works_on_its_own(one: Stood) -> bool:
+    """Return whether a rank runs Python code of an evaluation or the like, which others may rightly wait for."""
+    is_awake = one.place == "in_script" and not one.state.startswith("idle")
+    return is_awake and any(_OWN_WORK.match(frame) for frame in one.frames)
+
+
+def _sure_of(one: Stood) -> float:
+    return _OWN_WORK_SURE if _works_on_its_own(one) else PLACES[one.place].sure
+
+
 def _fault_of(one: Stood) -> str:
+    if _works_on_its_own(one):
+        return "busy"
     if one.place == "in_script" and one.state.startswith("idle"):
         return "sleeping"
     return PLACES[one.place].fault

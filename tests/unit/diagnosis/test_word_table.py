@@ -41,6 +41,35 @@ SAMPLES = (
         "Monitored metric nan_rate did not improve in the last 3 records. Best score: 0.300.",
     ),
     Sample(
+        "ray_node_dead",
+        "The node with node id: bb07 and address: 10.7.6.3 and node name: 10.7.6.3 has been marked dead because the "
+        "detector has missed too many heartbeats from it.",
+        "a worker is marked dead when the detector has missed heartbeats of it (health_check_failure_threshold)",
+    ),
+    Sample(
+        "generic_wait",
+        "TimeoutError: timed out waiting for 4 ranks at barrier save-900, 3 came",
+        "TimeoutError: timed out waiting for the lock of /ck/index",
+        ends_traceback=True,
+    ),
+    Sample(
+        "generic_peer",
+        "RuntimeError: NVSHMEM error: peer 3 did not respond, timeout",
+        "RuntimeError: failed to fetch s3://c/0812.tar: Generic S3 error: connection error: Connection reset by peer",
+        ends_traceback=True,
+    ),
+    Sample(
+        "loader_asked",
+        "RuntimeError: DataLoader worker (pid 3312) is killed by signal: Terminated. ",
+        "RuntimeError: DataLoader worker (pid 3312) is killed by signal: Killed. ",
+        ends_traceback=True,
+    ),
+    Sample(
+        "poisoned_page",
+        "[188988.765862] Memory failure: 0x1840200: Sending SIGBUS to python3:33395 due to hardware memory corruption",
+        "Memory failure: 0x1840200: recovery action for dirty LRU page: Recovered",
+    ),
+    Sample(
         "no_image",
         "9m  Warning  Failed  pod/gpt-worker-1  Failed to pull image r/gpt:v7: rpc error: code = Unknown desc = 401",
         "Normal  Pulled  pod/gpt-worker-1  Successfully pulled image r/gpt:v7; nothing failed",

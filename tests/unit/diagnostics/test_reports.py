@@ -254,6 +254,9 @@ def test_reports_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--quick", "--full"), "--quick and --full are two ways to do it: give one of them"),
+        (("--full", "--quick", "--node", "n1"), "--quick and --full are two ways to do it: give one of them"),
+        (("--full", "--full", "--check", "gem"), "unknown check 'gem'"),
         (("--check", "gem"), "unknown check 'gem': did you mean 'gemm'?"),
         (("--path", "/no/such"), "--path /no/such is not a folder"),
         (("a.json",), "a.json is no option"),

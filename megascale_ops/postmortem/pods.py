@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of a job on Kubernetes: which rank each is, and whose their events and descriptions are.
+
+Kubeflow numbers the pods of one replica each: the master is rank 0 and worker N is rank N + 1. Of any other job the
+pod is the rank whose log has its name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from megascale_ops.postmortem.piece import Piece
+
+# A line of Kubernetes' events; its object is a pod, whose log is named by the whole of its name or the end of it.
+_EVENT = re.compile(r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s")
+# What tells that a pod began after all.
+_BEGAN = re.compile(r"^\S{1,20} +Normal +(?:Started|Pulled) +pod/(\S{1,253})\s", re.MULTILINE)
+_NO_IMAGE = "Failed to pull image"
+# Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
+_POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
+# How kubectl describe begins what it tells of an object.
+_DESCRIBED = re.compile(r"^Name: {2,40}(\S{1,253})$", re.MULTILINE)
+
+
+def numbered(pieces: Sequence[Piece]) -> list[Piece]:
+    """Number the pods of a job that has a master: it is rank 0, and worker N is rank N + 1."""
+    found = [_POD.match(piece.path.name) or _POD.match(piece.path.parent.name) for piece in pieces]
+    jobs = {one[1] for one in found if one is not None and one[2] == "master"}
+    return [
+        piece._replace(rank=0 if one[2] == "master" else int(one[3]) + 1)
+        if one is not None and piece.rank < 0 and one[1] in jobs
+        else piece
+        for piece, one in zip(pieces, found, strict=True)
+    ]
+
+
+def described(pieces: Sequence[Piece]) -> list[Piece]:
+    """Give what ``kubectl describe`` tells of each pod to the rank of that pod, where its name tells one.
+
+    The pods of a job count where its master has a log or is described, too, and else those that have logs.
+    """
+    whole: list[Piece] = []
+    blocks = {
+        at: _blocks(piece.text) for at, piece in enumerate(pieces) if piece.rank < 0 and b"Containers:" in piece.data
+    }
+    if not any(blocks.values()):
+        return list(pieces)
+    names = [piece.path.name for piece in pieces] + [name for found in blocks.values() for name, _ in found]
+    masters = {one[1] for name in names if (one := _POD.match(name)) is not None and one[2] == "master"}
+    stems: dict[str, set[int]] = {}
+    for piece in pieces:
+        stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
+    for at, piece in enumerate(pieces):
+        own: dict[int, list[str]] = {}
+        for name, text in blocks.get(at, ()):
+            own.setdefault(_rank_of(name, masters, stems), []).append(text)
+        whole += [piece._replace(rank=rank, data="".join(texts).encode()) for rank, texts in own.items()]
+        whole += [] if own else [piece]
+    return whole
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """Return the descriptions of pods in a text, each with the pod's name."""
+    begins = [*_DESCRIBED.finditer(text)]
+    ends = [one.start() for one in begins[1:]] + [len(text)]
+    return [
+        (one[1], text[one.start() : end])
+        for one, end in zip(begins, ends, strict=True)
+        if "\nContainers:" in text[one.start() : end]
+    ]
+
+
+def _rank_of(name: str, masters: set[str], stems: Mapping[str, set[int]]) -> int:
+    found = _POD.match(name)
+    if found is not None and found[1] in masters:
+        return 0 if found[2] == "master" else int(found[3]) + 1
+    ranks = stems.get(name, set())
+    return next(iter(ranks)) if len(ranks) == 1 else -1
+
+
+def with_events(pieces: Sequence[Piece]) -> list[Piece]:
+    """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of no rank.
+
+    A pod of a job with a master that has no log and whose image does not come is the rank that its name tells.
+    """
+    stems: dict[str, set[int]] = {}
+    masters = {one[1] for piece in pieces if (one := _POD.match(piece.path.name)) is not None and one[2] == "master"}
+    for piece in pieces:
+        stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
+    whole: list[Piece] = []
+    for piece in pieces:
+        lines = piece.text.splitlines() if piece.rank < 0 and b"pod/" in piece.data else []
+        pods = {found[1] for line in lines if (found := _EVENT.match(line)) is not None}
+        began = {*_BEGAN.findall(piece.text)} if lines else set()
+        homes: dict[str, list[str]] = {}
+        for pod in pods:
+            for stem in stems:
+                if pod == stem or (pod.endswith(f"-{stem}") and not stem.isdigit()):
+                    homes.setdefault(stem, []).append(pod)
+        owners = {
+            named[0]: next(iter(stems[stem]))
+            for stem, named in homes.items()
+            if len(named) == 1 and len(stems[stem]) == 1 and min(stems[stem]) >= 0
+        }
+        absent = {pod: 1 + int(one[3]) for pod in pods - {*owners} - began if (one := _is_of(pod, masters)) is not None}
+        # Who has a log has had its image in the end, and the image of another job's pod is no matter of this one.
+        had = {*owners, *began} if not masters else pods - {*absent}
+        kept = [line for line in lines if _NO_IMAGE not in line or had.isdisjoint(_EVENT.findall(line))]
+        shown = piece if len(kept) == len(lines) else piece._replace(data="\n".join(kept).encode())
+        lines, owners = kept, {**owners, **absent}
+        ranks = [owners.get(found[1], -1) if (found := _EVENT.match(line)) is not None else -1 for line in lines]
+        for rank in sorted({*ranks} - {-1}):
+            own = [line for line, whose in zip(lines, ranks, strict=True) if whose == rank]
+            whole.append(Piece(piece.path, rank, "\n".join(own).encode()))
+        rest = "\n".join(line for line, whose in zip(lines, ranks, strict=True) if whose < 0)
+        if not {*ranks} - {-1}:
+            whole.append(shown)
+        elif rest.strip():
+            whole.append(piece._replace(data=rest.encode()))
+    return whole
+
+
+def _is_of(pod: str, masters: set[str]) -> re.Match[str] | None:
+    """Return how a pod is named where it is a worker of a job that has a master, None for any other one."""
+    found = _POD.match(pod)
+    return found if found is not None and found[1] in masters and found[2] == "worker" else None
