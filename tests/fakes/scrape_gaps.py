@@ -43,6 +43,7 @@ _RATES_S = 300
 _VARIANT = "variant"  # no metric has such a label
 # Promtool refuses an expression that has 10,000 samples in memory; some have the same series three times.
 _MOST_SAMPLES = 3_000
+_FINEST_S = 30  # between two samples of a range
 _WHOLE = r"(?<![:\w])(sum|min|max|avg|count|group|stddev|stdvar)(\s*\()"
 _MIXED = re.compile(r"\b(vector|scalar|absent|absent_over_time)\s*\(|\bcount_values|\b(topk|bottomk|quantile)\s*\(")
 
@@ -296,7 +297,8 @@ def together(
         for group, exprs in zip(groups, kept, strict=True)
     ]
     joined = []
-    for some in _in_runs(tests):
+    back_s = max(windows_s(*(rule["expr"] for group in groups for rule in group["rules"])), default=0)
+    for some in _in_runs(tests, back_s // _FINEST_S + 1):
         own = [(test, f"{_VARIANT}={json.dumps(f'{number}, ' + test['name'])}") for number, test in enumerate(some)]
         series = [
             {**one, "series": _labelled(one["series"], label)} for test, label in own for one in test["input_series"]
@@ -310,14 +312,14 @@ def together(
     return parted, joined
 
 
-def _in_runs(tests: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield tests of one interval each, as many as promtool takes of the metric with the most samples."""
+def _in_runs(tests: Sequence[Mapping[str, Any]], most: int) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield tests of one interval each, as many as promtool takes of the largest metric, with ``most`` samples a series."""
     some: list[Mapping[str, Any]] = []
     held: Counter[str] = Counter()
     for test in sorted(tests, key=lambda one: str(one["interval"])):
         more = Counter[str]()
         for one in test["input_series"]:
-            more[one["series"].partition("{")[0]] += len(one["values"].split())
+            more[one["series"].partition("{")[0]] += min(most, len(one["values"].split()))
         if some and (some[0]["interval"] != test["interval"] or max((held + more).values()) > _MOST_SAMPLES):
             yield some
             some, held = [], Counter()
