@@ -313,7 +313,7 @@ def together(
 
 
 def _in_runs(tests: Sequence[Mapping[str, Any]], most: int) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield tests of one interval each, as many as promtool takes of the largest metric, with ``most`` samples a series."""
+    """Yield tests of one interval each, as many as promtool takes with ``most`` samples a series."""
     some: list[Mapping[str, Any]] = []
     held: Counter[str] = Counter()
     for test in sorted(tests, key=lambda one: str(one["interval"])):
