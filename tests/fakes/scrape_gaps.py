@@ -14,9 +14,14 @@ stay silent all the time; one that expects an alert has to see it with its label
 what the alert waits for and by five minutes, which the longest ``rate`` needs. Prometheus marks the series of a failed
 scrape as gone, so the first missing sample is ``stale``; rules that are evaluated within a restart of Prometheus do not
 exist, and see nothing here.
+
+Promtool takes as long for each variant as for the story that it is made from: thirty rules, asked every half minute.
+So variants of an alert live in one run, each with a label of its own that no rule drops (`apart`).
 """
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +40,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _WORD = re.compile(rf"(?P<value>{_NUMBER}|_|stale)(?:(?P<step>[+-]\d+(?:\.\d+)?(?:e[+-]?\d+)?))?(?:x(?P<times>\d+))?")
 _RATES_S = 300
+_VARIANT = "variant"  # no metric has such a label
+# Promtool refuses an expression that has 10,000 samples in memory; some have the same series three times.
+_MOST_SAMPLES = 3_000
+_FINEST_S = 30  # between two samples of a range
+_WHOLE = r"(?<![:\w])(sum|min|max|avg|count|group|stddev|stdvar)(\s*\()"
+_MIXED = re.compile(r"\b(vector|scalar|absent|absent_over_time)\s*\(|\bcount_values|\b(topk|bottomk|quantile)\s*\(")
 
 
 class Kinds(NamedTuple):
@@ -257,6 +268,70 @@ def _after(alert: str, case: Mapping[str, Any], from_s: int, until_s: int) -> li
         expr = f"count(count_over_time(ALERTS{{{firing}, {labels}}}[{max(1, until_s - from_s)}s]))"
         asked.append({"expr": expr, "eval_time": f"{until_s}s", "exp_samples": [{"labels": "{}", "value": 1}]})
     return asked
+
+
+def apart(expression: str) -> str | None:
+    """Return an expression that judges the series of each variant as it would if there were no others.
+
+    Every aggregation and every match keeps the variant's label; what has no labels at all belongs to nobody: None.
+    """
+    if _MIXED.search(expression):
+        return None
+    text = re.sub(_WHOLE, rf"\1 by ({_VARIANT})\2", expression)
+    text = re.sub(r"\b(on|by)\s*\(\s*\)", rf"\1 ({_VARIANT})", text)
+    return re.sub(rf"\b(on|by)\s*\((?!{_VARIANT}\))\s*", rf"\1 ({_VARIANT}, ", text)
+
+
+def together(
+    groups: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return groups of rules and one test for each interval that find what all of these tests find one by one.
+
+    Unchanged where a rule has an expression that would mix the tests.
+    """
+    kept = [[apart(rule["expr"]) for rule in group["rules"]] for group in groups]
+    if any(expr is None for exprs in kept for expr in exprs):
+        return [dict(group) for group in groups], [dict(test) for test in tests]
+    parted = [
+        {**group, "rules": [{**rule, "expr": expr} for rule, expr in zip(group["rules"], exprs, strict=True)]}
+        for group, exprs in zip(groups, kept, strict=True)
+    ]
+    joined = []
+    back_s = max(windows_s(*(rule["expr"] for group in groups for rule in group["rules"])), default=0)
+    for some in _in_runs(tests, back_s // _FINEST_S + 1):
+        own = [(test, f"{_VARIANT}={json.dumps(f'{number}, ' + test['name'])}") for number, test in enumerate(some)]
+        series = [
+            {**one, "series": _labelled(one["series"], label)} for test, label in own for one in test["input_series"]
+        ]
+        asked = [
+            {**one, "expr": one["expr"].replace("ALERTS{", f"ALERTS{{{label}, ")}
+            for test, label in own
+            for one in test["promql_expr_test"]
+        ]
+        joined.append({"interval": some[0]["interval"], "input_series": series, "promql_expr_test": asked})
+    return parted, joined
+
+
+def _in_runs(tests: Sequence[Mapping[str, Any]], most: int) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield tests of one interval each, as many as promtool takes with ``most`` samples a series."""
+    some: list[Mapping[str, Any]] = []
+    held: Counter[str] = Counter()
+    for test in sorted(tests, key=lambda one: str(one["interval"])):
+        more = Counter[str]()
+        for one in test["input_series"]:
+            more[one["series"].partition("{")[0]] += min(most, len(one["values"].split()))
+        if some and (some[0]["interval"] != test["interval"] or max((held + more).values()) > _MOST_SAMPLES):
+            yield some
+            some, held = [], Counter()
+        some.append(test)
+        held += more
+    if some:
+        yield some
+
+
+def _labelled(series: str, label: str) -> str:
+    name, _, inside = series.partition("{")
+    return f"{name}{{{', '.join(filter(None, (label, inside.rstrip('} '))))}}}"
 
 
 def needed(alert: Mapping[str, Any], recording: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ first test.
 """
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fakes.scrape_gaps import GAPS, Kinds, long_story, needed, variants, windows_s
+from tests.fakes.scrape_gaps import GAPS, Kinds, long_story, needed, together, variants, windows_s
 
 pytestmark = pytest.mark.processes
 
@@ -30,6 +31,14 @@ def read(path: Path) -> dict[str, Any]:
 RECORDING = read(RULES / "recording.yml")
 ALERTS = {rule["alert"]: rule for group in read(RULES / "alerts.yml")["groups"] for rule in group["rules"]}
 OWN = [test for path in sorted((RULES / "tests").glob("*.yml")) for test in read(path)["tests"]]
+
+# An alert that misses some gaps and sees through others.
+BETWEEN = [test for test in OWN if test["name"] == "JobNoProgress fires when a restart never comes to an end"]
+EVERY_SAMPLE = {
+    **ALERTS["JobNoProgress"],
+    "expr": "2700 * min_over_time(job:megascale_job_between:max[45m]) > 0"
+    " and count_over_time(job:megascale_job_between:max[45m]) > 85",
+}
 
 
 def said(folder: Path, groups: list[dict[str, Any]], tests: list[dict[str, Any]]) -> str:
@@ -57,14 +66,20 @@ def said(folder: Path, groups: list[dict[str, Any]], tests: list[dict[str, Any]]
 
 def tried(folder: Path, rule: dict[str, Any], own: list[dict[str, Any]], *gaps: str) -> str:
     """Try an alert in its own tests with gaps, with all kinds and without any where none is named."""
+    return said(folder, *together(*gapped(rule, own, *gaps)))
+
+
+def gapped(
+    rule: dict[str, Any], own: list[dict[str, Any]], *gaps: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rules that an alert needs, and its own tests with gaps."""
     recorded = needed(rule, RECORDING)["groups"]
     back_s = windows_s(rule["expr"], *(one["expr"] for group in recorded for one in group["rules"]))
     made = [variant for test in own for variant in variants(test, rule, back_s)]
     wanted = [variant.test for variant in made if not gaps or variant.gap in gaps]
     # A gap where a target gives nothing takes nothing away: that is tried once.
     asked = {str((one["interval"], one["input_series"], one["promql_expr_test"])): one for one in wanted}
-    tests = list(asked.values())
-    return said(folder, [*recorded, {"name": "alerts", "rules": [rule]}], tests)
+    return [*recorded, {"name": "alerts", "rules": [rule]}], list(asked.values())
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -92,13 +107,20 @@ def test_an_alert_that_compares_with_one_moment_is_seen(tmp_path: Path) -> None:
 
 def test_an_alert_that_asks_for_every_sample_is_seen(tmp_path: Path) -> None:
     """The control of the other side: who wants 85 of 90 samples misses what goes on behind a gap of five minutes."""
-    own = [test for test in OWN if test["name"] == "JobNoProgress fires when a restart never comes to an end"]
-    between = "job:megascale_job_between:max"
-    every = f"2700 * min_over_time({between}[45m]) > 0 and count_over_time({between}[45m]) > 85"
-    rule = {**ALERTS["JobNoProgress"], "expr": every}
+    assert tried(tmp_path, EVERY_SAMPLE, BETWEEN, "") == ""
+    assert "JobNoProgress" in tried(tmp_path, EVERY_SAMPLE, BETWEEN, "restarted Prometheus")
 
-    assert tried(tmp_path, rule, own, "") == ""
-    assert "JobNoProgress" in tried(tmp_path, rule, own, "restarted Prometheus")
+
+def test_variants_of_one_run_are_judged_as_one_by_one(tmp_path: Path) -> None:
+    """Where an alert misses some variants and sees others, the same are named in one run of all as in one of each."""
+    groups, tests = gapped(EVERY_SAMPLE, BETWEEN)
+    (tmp_path / "alone").mkdir()
+
+    alone = [one["name"] for one in tests if said(tmp_path / "alone", groups, [one])]
+    shared = said(tmp_path, *together(groups, tests))
+
+    assert 0 < len(alone) < len(tests)
+    assert sorted(re.findall(r'ALERTS{variant=\\"\d+, (.+?)\\", alert', shared)) == sorted(alone)
 
 
 @pytest.mark.parametrize("kind", GAPS, ids=lambda kind: kind.name.replace(" ", "-"))
