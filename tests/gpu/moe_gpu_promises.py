@@ -147,43 +147,30 @@ DEALT = [MoeConfig(shifted=shifted, cut=cut) for shifted in (False, True) for cu
 DEALT_SIZES = [(40, 2, 256, 192), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
 
 
-def cut_tiles(ids: Tensor, layer: Layer, place: Place) -> int:
-    """Tiles of both products that are cut on this rank."""
-    everyone = [torch.empty(count, layer.top_k, dtype=torch.int32, device="cuda") for count in layer.tokens]
-    for rank, theirs in enumerate(everyone):
-        if rank == place.rank:
-            theirs.copy_(ids)
-        dist.broadcast(theirs, src=rank)
-    chosen_ids = torch.cat(everyone).flatten().long()
-    counts = torch.bincount(chosen_ids[chosen_ids >= 0], minlength=layer.experts * place.world_size)
-    mine = counts[place.rank * layer.experts :][: layer.experts]
-    row_tiles = int((-(-mine // 128)).sum())
-    programs = torch.cuda.get_device_properties("cuda").multi_processor_count
-    last = [row_tiles * columns % programs for columns in (-(-layer.inner // 128), -(-layer.hidden // 256))]
-    return sum(tiles for tiles in last if 2 * tiles <= programs)
-
-
 def how_tiles_are_dealt_changes_no_bit(place: Place) -> None:
     """Waves dealt further on, and a last one cut: outputs and all gradients have the bits of tiles in turn."""
-    cut = 0
+    programs = torch.cuda.get_device_properties("cuda").multi_processor_count
+    last: list[int] = []  # tiles of last waves
     for seed, (pairs, experts, hidden, inner) in enumerate(DEALT_SIZES):
         tokens = uneven(place, max(80, pairs * experts // 2))
         for routing in ("drawn", "few"):
             layer = Layer(tokens, 2, experts, hidden, inner, routing, dtype=torch.bfloat16)
             workspace = workspace_of(layer)
             given = operands(place, layer, seed)
-            cut += cut_tiles(given[1], layer, place)
             grad = torch.randn_like(given[0])
-            first: list[Tensor] | None = None
+            came = []
             for config in DEALT:
-                found = [moe_experts(*given, workspace, config=config, fused=True)]
-                found += gradients(given, grad, workspace, config=config, fused=True)
+                came.append([moe_experts(*given, workspace, config=config, fused=True)])
+                came[-1] += gradients(given, grad, workspace, config=config, fused=True)
                 workspace.check()
-                first = first or found
-                for name, one, other in zip(("out", *NAMES), first, found, strict=True):
+                for name, one, other in zip(("out", *NAMES), came[0], came[-1], strict=True):
                     assert torch.equal(one, other), (seed, routing, config, name)
+            buffers = next(plan for plan in workspace.planned.plans.values() if isinstance(plan, Buffers))
+            row_tiles = int(buffers.routing.head[0])
+            last += [row_tiles * columns % programs for columns in (-(-inner // 128), -(-hidden // 256))]
             workspace.close()
-    assert cut > 0
+    assert any(0 < 2 * tiles <= programs for tiles in last)
+    assert any(2 * tiles > programs for tiles in last)
 
 
 def graphs_replay_with_any_routing(place: Place) -> None:
