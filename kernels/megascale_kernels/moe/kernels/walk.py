@@ -27,7 +27,7 @@ UNITS = tl.constexpr(1)
 
 @triton.jit
 def unit_at(turn, program, programs, shift):
-    """The unit that a program takes in its `turn`-th turn."""
+    """The unit that a program takes in its `turn`-th turn, from 0, in which it is its own number."""
     return turn * programs + (program + turn * shift) % programs
 
 
