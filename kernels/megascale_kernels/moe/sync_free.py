@@ -33,9 +33,10 @@ MOST_KEYS = (1 << 15) - 1  # experts of a rank, and one for what is not ours, in
 MOST_CHOSEN = 64  # pairs of a token that one program adds up
 # Rows of all pairs are made room for, since the host does not know how many are ours. A tenth of an H100's memory.
 MOST_BYTES = 8 << 30
-# What a contest may try unasked: a model that just fits must not run out of memory by it. The layers that it won took
-# 0.8 to 1.9 GiB.
-MOST_TRIED_BYTES = 2 << 30
+# A contest may try this path unasked where `bytes_of` are at most one in so many of the bytes that are free: a model
+# that just fits must not run out of memory by it. A forward's second product holds up to 1.5 times `bytes_of`, a
+# backward up to 2.5 times with gradients of weights that are small beside it.
+TRIED_SHARE = 4
 COLS, KEYS, WARPS = 1024, 1024, 4
 CLEARING_PARTS = 16  # programs that write zeros for one expert
 
@@ -92,6 +93,22 @@ def bytes_of(sizes: Sizes, itemsize: int = 2) -> int:
     """The most bytes that a forward holds at a time: gathered tokens, their rows and what these are multiplied to."""
     tokens = sizes.world_size * sizes.pitch * sizes.hidden
     return itemsize * (tokens + sizes.pairs * (sizes.hidden + 2 * sizes.inner))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process may still allocate on a GPU: free there, or held unused by torch's caching allocator.
+
+    Of what the allocator holds only whole segments count, which it gives back when it needs others; and no more than
+    `torch.cuda.set_per_process_memory_fraction` leaves.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    reserved, allocated, split = (
+        stats.get(f"{name}_bytes.all.current", 0) for name in ("reserved", "allocated", "inactive_split")
+    )
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated - split
+    found: int = min(free + reserved - allocated - split, allowed)
+    return max(0, found)
 
 
 def why_sizes_cannot(sizes: Sizes, dtype: torch.dtype) -> str:
