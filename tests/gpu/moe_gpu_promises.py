@@ -142,13 +142,17 @@ def results_repeat_bit_by_bit(place: Place) -> None:
     workspace.check()
 
 
-DEALT = [MoeConfig(shifted=shifted, cut=cut) for shifted in (False, True) for cut in (False, True)]
-# Pairs of an expert, experts of a rank, H, I: one tile; some waves; a last wave that is nearly empty, and nearly full.
-DEALT_SIZES = [(40, 2, 256, 192), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
+DEALT = [
+    MoeConfig(shifted="shifted" in how, cut="cut" in how, staggered="staggered" in how)
+    for how in ("", "staggered", "cut staggered", "shifted", "shifted cut staggered")
+]
+# Pairs of an expert, experts of a rank, H, I: one tile of one block of K; some waves; a last wave that is nearly empty,
+# and nearly full.
+DEALT_SIZES = [(40, 2, 256, 64), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
 
 
 def how_tiles_are_dealt_changes_no_bit(place: Place) -> None:
-    """Waves dealt further on, and a last one cut: outputs and all gradients have the bits of tiles in turn."""
+    """Waves dealt further on, the last cut, counts staggered: outputs and gradients keep the bits of tiles in turn."""
     programs = torch.cuda.get_device_properties("cuda").multi_processor_count
     last: list[int] = []  # tiles of last waves
     for seed, (pairs, experts, hidden, inner) in enumerate(DEALT_SIZES):

@@ -99,7 +99,7 @@ def prepare_combine(
             routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, operator),
             workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, h.shape[1],
             config.group_m, -(-blocks_n // (config.chunks or 1)), config.shift(processors(out.device)),
-            int(bool(config.cut)),
+            int(bool(config.cut)), int(bool(config.staggered)),
         )  # fmt: skip
 
     return hopper_combine_kernel, constants, arguments

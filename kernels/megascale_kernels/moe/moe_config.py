@@ -53,6 +53,8 @@ class MoeConfig(NamedTuple):
             all alike. None is True.
         cut: the tiles of the last wave are cut into halves of their rows where there is a program for each; "hopper"
             alone can. None cuts them there.
+        staggered: in layer 1 the two consumers of a program count a tile at different times within the next product,
+            not both behind it; "hopper" alone can. None staggers them there.
         route_programs: programs that route.
         keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
             that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
@@ -76,6 +78,7 @@ class MoeConfig(NamedTuple):
     half_rows: int | None = None
     shifted: bool | None = None
     cut: bool | None = None
+    staggered: bool | None = None
     route_programs: int = ROUTE_PROGRAMS
     keep: bool = True
     selective: bool | None = None
@@ -108,10 +111,12 @@ class MoeConfig(NamedTuple):
             selective = self._pays_to_choose(sizes, splits)
         skipped = sizes.tile_rows // 2 if self.kernel == "hopper" else 0
         half = skipped if self.half_rows is None else self.half_rows
-        cut = self.kernel == "hopper" and (self.cut is None or bool(self.cut))
+        special = self.kernel == "hopper"
         return self._replace(
-            chunks=chunks, lead_rows=lead, half_rows=half, splits=splits, selective=bool(selective), cut=cut,
+            chunks=chunks, lead_rows=lead, half_rows=half, splits=splits, selective=bool(selective),
             shifted=self.shifted is None or bool(self.shifted),
+            cut=special and (self.cut is None or bool(self.cut)),
+            staggered=special and (self.staggered is None or bool(self.staggered)),
         )  # fmt: skip
 
     def shift(self, programs: int) -> int:
@@ -172,8 +177,9 @@ class MoeConfig(NamedTuple):
             )
         if self.kernel not in ("triton", "hopper"):
             raise Unsupported(f"MoeConfig(kernel={self.kernel!r}): 'triton' or 'hopper'")
-        if self.kernel == "triton" and self.cut:
-            raise Unsupported("MoeConfig(kernel='triton', cut=True): kernels in plain Triton cut no tile")
+        asked = "cut" if self.cut else "staggered"
+        if self.kernel == "triton" and (self.cut or self.staggered):
+            raise Unsupported(f"MoeConfig(kernel='triton', {asked}=True): kernels in plain Triton cannot")
         if self.chunks is not None and not 1 <= self.chunks <= MOST_CHUNKS:
             raise Unsupported(f"MoeConfig(chunks={self.chunks}): 1 to {MOST_CHUNKS}")
         for name in ("block_n", "combine_n", "block_k", "job_tokens", "job_cols"):

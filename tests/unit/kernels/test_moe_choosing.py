@@ -94,6 +94,20 @@ def test_the_model_knows_what_costs_what() -> None:
     assert layer_s(MIXTRAL, default, 0.0) == pytest.approx(10.07e-3, rel=0.15)
 
 
+@pytest.mark.parametrize("name", ["shifted", "cut", "staggered"])
+def test_how_tiles_are_dealt_and_counted_may_be_asked_for(name: str) -> None:
+    """Unless they are told not to, by False or a command's 0; what plain Triton does not have is refused there."""
+    assert getattr(MoeConfig().resolved(DEEPSEEK), name) is True
+    for no in (False, 0):
+        assert getattr(MoeConfig(**{name: no}).resolved(DEEPSEEK), name) is False  # type: ignore[arg-type]
+    plain = MoeConfig(kernel="triton")
+    assert getattr(plain.resolved(DEEPSEEK), name) is (name == "shifted")
+    plain.resolved(DEEPSEEK).check()
+    if name != "shifted":
+        with pytest.raises(Unsupported, match=f"{name}=True"):
+            plain._replace(**{name: True}).check()
+
+
 @pytest.mark.parametrize("sizes", [DEEPSEEK, MIXTRAL, Sizes(1, 100, 1, 1, 16, 16), Sizes(8, 64, 8, 16, 7168, 2048)])
 @pytest.mark.parametrize("base", [None, MoeConfig(kernel="triton")])
 def test_ways_are_few_and_can_run(sizes: Sizes, base: MoeConfig | None) -> None:

@@ -13,13 +13,17 @@ other way round, [2 I, H] of each expert.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from megascale_kernels.device.hopper_gemm import (
     Ring,
     column_slices,
     make_ring,
-    multiply,
     next_slot,
     store_slice,
     tma_load,
@@ -71,7 +75,7 @@ from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "shift", "cuts", "inner",
+    "staging_bytes", "chunk_blocks", "shift", "cuts", "staggers", "inner",
 )  # fmt: skip
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
@@ -167,17 +171,57 @@ def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blo
 
 
 @gluon.jit
+def multiply_and_count(ring, slot, phase, early, count, channel, head, pending, row_tiles, lead_tiles, blocks_n,
+                       chunk_blocks, ME: gl.constexpr, CFG: gl.constexpr):  # fmt: skip
+    """As `hopper_gemm.multiply`, and count the tile before behind the first `early` of the `count` K blocks.
+
+    Every element is summed in the same order whatever `early` is. Nothing is in flight while a tile is counted, so the
+    accumulator may wait there; and what orders the count (`finish_tile`) is the same at any place behind the stores.
+    """
+    rows: gl.constexpr = CFG.rows
+    columns: gl.constexpr = CFG.columns
+    layout: gl.constexpr = CFG.acc_layout
+    acc = gl.zeros((rows, columns), gl.float32, layout)
+    begin = early * 0
+    end = early + 0
+    for part in range(2):
+        previous = slot + 0
+        for block in range(begin, end):
+            a = ring.a.index(slot * CFG.across_m + ME)
+            b = ring.b.index(slot)
+            if CFG.b_is_nk:
+                b = b.permute((1, 0))
+            mbarrier.wait(ring.full.index(slot), phase)
+            token = warpgroup_mma(a, b, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(token,))
+            mbarrier.arrive(ring.empty.index(previous), pred=block > begin)
+            previous = slot
+            slot, phase = next_slot(slot, phase, CFG.slots)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(ring.empty.index(previous), pred=end > begin)
+        if part == 0:
+            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+        begin = end + 0
+        end = count + 0
+    return acc, slot, phase
+
+
+@gluon.jit
 def multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m, chunk_blocks,
-                   shift, cuts, ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr,
+                   shift, cuts, staggers, ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr,
                    TRACE: gl.constexpr):  # fmt: skip
     """This consumer's half of every unit, counted while the next one is multiplied; returns the trace's cursor.
 
-    A tile is counted by each consumer; one that is cut by each of the two programs that have a half of it, once.
+    A tile is counted by each consumer; one that is cut by each of the two programs that have a half of it, once. A
+    count takes its round trip to the L2 cache, and the consumer multiplies nothing meanwhile. With `staggers` one
+    consumer counts after a third of the next product and the other after two thirds: while one waits the other has the
+    tensor cores, as far as the ring is filled. Without, both count when that product has ended, at the same time.
     """
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
     row_tiles, lead_tiles, blocks_n, count, whole = what_to_do(head, hidden, cuts, CFG)
     k_blocks = blocks(inner, CFG.block_k)
+    early = gl.where(staggers != 0, k_blocks * (ME + 1) // (CFG.consumers + 1), k_blocks)
     slot = 0
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
@@ -200,8 +244,8 @@ def multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, 
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         if valid > ME * CFG.rows:
-            acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
-            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+            acc, slot, phase = multiply_and_count(ring, slot, phase, early, k_blocks, channel, head, pending, row_tiles,
+                                                  lead_tiles, blocks_n, chunk_blocks, ME, CFG)  # fmt: skip
             slices = column_slices(acc, CFG.columns // CFG.store_columns)
             for i in gl.static_range(CFG.columns // CFG.store_columns):
                 store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
@@ -354,7 +398,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 @gluon.jit
 def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts,
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
             ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs. The first consumer tells of both: the board and the trace have one line for the two."""
@@ -374,7 +418,7 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     cursor = multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m,
-                            chunk_blocks, shift, cuts, ME, CFG, shows, traces)  # fmt: skip
+                            chunk_blocks, shift, cuts, staggers, ME, CFG, shows, traces)  # fmt: skip
     cursor = take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
                        hidden, chunk_blocks, events, cursor, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE,
                        shows, traces)  # fmt: skip
@@ -406,7 +450,7 @@ def hopper_combine_kernel(
     h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
     CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
     TRACE: gl.constexpr,
 ):  # fmt: skip
@@ -429,13 +473,13 @@ def hopper_combine_kernel(
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 shift, cuts, 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 shift, cuts, staggers, 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 shift, cuts, 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 shift, cuts, staggers, 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 reduce,
