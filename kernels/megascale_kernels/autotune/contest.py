@@ -81,8 +81,9 @@ class Contest(Generic[Way]):
     Args:
         ways: configurations, None for the serial path; the model's own choice first.
         workspace: whose calls they are.
-        has_room: asked before each turn of the serial path, whether every rank has memory for it, and so the same on
-            all; where one has not, the contest ends and the model's choice stays. None does not ask.
+        has_room: whether every rank has memory for the serial path, and so the same on all; where one has not, the
+            contest ends and the model's choice stays. It is asked before each round in which that path has a turn: the
+            host's wait then comes before another way each time, as the order goes round. None does not ask.
     """
 
     def __init__(
@@ -110,14 +111,13 @@ class Contest(Generic[Way]):
             return self.best
         turn = self._calls
         if turn < self._turns:
-            way = order_of(self.ways, turn // len(self.ways))[turn % len(self.ways)]
-            if way is None and self._has_memory is not None and not self._has_memory():
+            if turn % len(self.ways) == 0 and None in self.ways and self._has_memory and not self._has_memory():
                 self._give_up()
                 return self.best
             self._gate = self._workspace.hold()
             self._workspace.meet()
             self._note(2 * turn)
-            return way
+            return order_of(self.ways, turn // len(self.ways))[turn % len(self.ways)]
         if turn == self._due + PATIENCE_CALLS:
             self._decide()
         return self.best

@@ -406,7 +406,7 @@ def test_with_few_rows_all_ways_are_tried(ranks: list[Any], operator: str) -> No
 
 @pytest.mark.parametrize("last", [1, 3, WARM_TURNS + TIMED_TURNS])
 def test_a_contest_ends_where_the_serial_path_has_no_memory_left(last: int) -> None:
-    """Memory is asked for before each of its turns alone; then the model's choice stays and the clock is free again."""
+    """Memory is asked for before each round; then the model's choice stays and the clock is free again."""
     asked: list[int] = []
     workspace = Clock({WIDE: 2000, NARROW: 1000, None: 500})
     held = Contest([WIDE, NARROW, None], workspace, has_room=lambda: asked.append(1) or len(asked) < last)
@@ -422,7 +422,7 @@ def test_a_contest_ends_where_the_serial_path_has_no_memory_left(last: int) -> N
 
 
 def test_a_contest_with_memory_ends_as_one_that_does_not_ask() -> None:
-    """The fastest stays; who is not asked in its turn is the other ways."""
+    """The fastest stays, asked for once a round; a contest without the serial path asks for nothing."""
     asked: list[int] = []
     workspace = Clock({WIDE: 2000, NARROW: 1000, None: 500})
     held = Contest([WIDE, NARROW, None], workspace, has_room=lambda: bool(asked.append(1)) or True)
@@ -432,6 +432,10 @@ def test_a_contest_with_memory_ends_as_one_that_does_not_ask() -> None:
 
     assert len(asked) == WARM_TURNS + TIMED_TURNS
     assert held.best is None
+    other = Contest([WIDE, NARROW], workspace, has_room=lambda: False)
+    for _ in range(contest.MOST_CALLS):
+        workspace.call(other)
+    assert other.best == NARROW
 
 
 def test_a_contest_has_room_for_its_turns() -> None:
