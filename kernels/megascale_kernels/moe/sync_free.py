@@ -98,16 +98,19 @@ def bytes_of(sizes: Sizes, itemsize: int = 2) -> int:
 def free_bytes(device: torch.device) -> int:
     """What this process may still allocate on a GPU: free there, or held unused by torch's caching allocator.
 
-    Of what the allocator holds only whole segments count, which it gives back when it needs others; and no more than
-    `torch.cuda.set_per_process_memory_fraction` leaves.
+    Of what the allocator holds only whole segments count, which it gives back when it needs others, and none of a CUDA
+    graph's pool; and no more than `torch.cuda.set_per_process_memory_fraction` leaves.
     """
     free, total = torch.cuda.mem_get_info(device)
-    stats = torch.cuda.memory_stats(device)
-    reserved, allocated, split = (
-        stats.get(f"{name}_bytes.all.current", 0) for name in ("reserved", "allocated", "inactive_split")
-    )
-    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated - split
-    found: int = min(free + reserved - allocated - split, allowed)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch gives it no types
+    unused = sum(
+        segment["total_size"] for segment in segments
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) == (0, 0) and not segment["active_size"]
+    )  # fmt: skip
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # not in all versions
+    allowed = int(fraction * total) - (torch.cuda.memory_reserved(device) - unused)
+    found: int = min(free + unused, allowed)
     return max(0, found)
 
 

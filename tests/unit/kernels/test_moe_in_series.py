@@ -59,13 +59,29 @@ def test_layers_of_padded_tiles_are_tried_in_series(name: str) -> None:
     assert None not in moe_contenders(sizes, rank)
 
 
-def report(monkeypatch: pytest.MonkeyPatch, free: list[int], stats: dict[str, int] | None = None) -> None:
-    """Let the GPU of each rank report so many free bytes of 140 GiB, and torch's allocator what it holds."""
+def report(
+    monkeypatch: pytest.MonkeyPatch, free: list[int], held: tuple[tuple[int, tuple[int, int], int, int], ...] = ()
+) -> None:
+    """Let the GPU of each rank report so many free bytes of 140 GiB, and torch's allocator what it holds.
+
+    Args:
+        monkeypatch: pytest's.
+        free: bytes, by device.
+        held: of each segment its device, its pool, GiB in all and in use.
+    """
     total = 140 * GIB
+    names = ("device", "segment_pool_id", "total_size", "active_size")
+    segments = [
+        dict(zip(names, (device, pool, size * GIB, used * GIB), strict=True)) for device, pool, size, used in held
+    ]
     monkeypatch.setattr(sync_free, "free_bytes", FREE_BYTES)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], total))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: stats or {})
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(
+        torch.cuda, "memory_reserved",
+        lambda device: sum(each["total_size"] for each in segments if each["device"] == device.index),
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +109,17 @@ def test_a_try_takes_a_share_of_what_is_free_on_every_rank(
 
 
 def test_free_is_what_torch_holds_unused_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole segments, not what is left of those in use; and no more than the process may take."""
-    held = {"reserved": 50 * GIB, "allocated": 20 * GIB, "inactive_split": 3 * GIB}
+    """Whole segments, not what is left of those in use, nor a graph's or another GPU's; no more than it may take."""
     device = torch.device("cuda", 0)
-    report(monkeypatch, [GIB], {f"{name}_bytes.all.current": size for name, size in held.items()})
+    report(monkeypatch, [GIB], ((0, (0, 0), 27, 0), (0, (0, 0), 10, 7), (0, (0, 3), 13, 0), (1, (0, 0), 50, 0)))
 
     assert sync_free.free_bytes(device) == 28 * GIB
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.25)
     assert sync_free.free_bytes(device) == 12 * GIB
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.1)
     assert sync_free.free_bytes(device) == 0
+    report(monkeypatch, [GIB])
+    assert sync_free.free_bytes(device) == GIB
 
 
 def test_a_rank_that_does_not_say_what_is_free_is_named() -> None:
