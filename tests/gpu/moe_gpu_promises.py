@@ -142,13 +142,10 @@ def results_repeat_bit_by_bit(place: Place) -> None:
     workspace.check()
 
 
-DEALT = [
-    MoeConfig(shifted="shifted" in how, cut="cut" in how, staggered="staggered" in how)
-    for how in ("", "staggered", "cut staggered", "shifted", "shifted cut staggered")
-]
-# Pairs of an expert, experts of a rank, H, I: one tile of one block of K; some waves; a last wave that is nearly empty,
-# and nearly full.
-DEALT_SIZES = [(40, 2, 256, 64), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
+DEALINGS = ("", "staggered", "cut staggered", "shifted", "shifted cut staggered")
+DEALT = [MoeConfig(**{name: name in how for name in ("shifted", "cut", "staggered")}) for how in DEALINGS]
+# Pairs of an expert, experts of a rank, H, I: one tile, two K blocks; some waves; a last wave nearly empty, and nearly full.
+DEALT_SIZES = [(40, 2, 256, 128), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
 
 
 def how_tiles_are_dealt_changes_no_bit(place: Place) -> None:
