@@ -144,7 +144,7 @@ def results_repeat_bit_by_bit(place: Place) -> None:
 
 DEALINGS = ("", "staggered", "cut staggered", "shifted", "shifted cut staggered")
 DEALT = [MoeConfig(**{name: name in how for name in ("shifted", "cut", "staggered")}) for how in DEALINGS]
-# Pairs of an expert, experts of a rank, H, I: one tile, two K blocks; some waves; a last wave nearly empty, and nearly full.
+# Pairs of an expert, experts of a rank, H, I: one tile, two K blocks; some waves; a last wave nearly empty, and full.
 DEALT_SIZES = [(40, 2, 256, 128), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
 
 
