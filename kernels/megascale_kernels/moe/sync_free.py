@@ -101,15 +101,15 @@ def free_bytes(device: torch.device) -> int:
     Of what the allocator holds only whole segments count, which it gives back when it needs others, and none of a CUDA
     graph's pool; and no more than `torch.cuda.set_per_process_memory_fraction` leaves.
     """
-    free, total = torch.cuda.mem_get_info(device)
     index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
     segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch gives it no types
     unused = sum(
         segment["total_size"] for segment in segments
         if segment["device"] == index and tuple(segment["segment_pool_id"]) == (0, 0) and not segment["active_size"]
     )  # fmt: skip
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # not in all versions
-    allowed = int(fraction * total) - (torch.cuda.memory_reserved(device) - unused)
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)  # not in all versions
+    allowed = int(fraction * total) - (torch.cuda.memory_reserved(index) - unused)
     found: int = min(free + unused, allowed)
     return max(0, found)
 

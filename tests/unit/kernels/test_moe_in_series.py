@@ -75,11 +75,11 @@ def report(
         dict(zip(names, (device, pool, size * GIB, used * GIB), strict=True)) for device, pool, size, used in held
     ]
     monkeypatch.setattr(sync_free, "free_bytes", FREE_BYTES)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], total))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], total))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(
         torch.cuda, "memory_reserved",
-        lambda device: sum(each["total_size"] for each in segments if each["device"] == device.index),
+        lambda index: sum(each["total_size"] for each in segments if each["device"] == index),
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0, raising=False)
 
@@ -120,6 +120,14 @@ def test_free_is_what_torch_holds_unused_as_well(monkeypatch: pytest.MonkeyPatch
     assert sync_free.free_bytes(device) == 0
     report(monkeypatch, [GIB])
     assert sync_free.free_bytes(device) == GIB
+
+
+def test_what_is_free_is_asked_of_the_current_gpu_where_none_is_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace on "cuda" means the current GPU, and torch tells free memory by number alone."""
+    report(monkeypatch, [GIB, 3 * GIB])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+    assert sync_free.free_bytes(torch.device("cuda")) == 3 * GIB
 
 
 def test_a_rank_that_does_not_say_what_is_free_is_named() -> None:
