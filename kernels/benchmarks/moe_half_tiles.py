@@ -5,8 +5,8 @@
 
 Every expert gets the same rows: four, four and a half, or five row tiles. As dealt in turn every program then has the
 same work: 66 experts of a rank times five row tiles times columns is a multiple of 132, and five has no factor in
-common with 132. So a half tile costs (T(4.5) - T(4)) / (T(5) - T(4)) of a whole one. For all of that turns are dealt
-(`half_rows=0`), where the configuration has it.
+common with 132. So a half tile costs (T(4.5) - T(4)) / (T(5) - T(4)) of a whole one. For that all tiles are dealt in
+turn and whole.
 """
 
 import os
@@ -46,9 +46,7 @@ def microseconds(workspace: Workspace, hidden: int, inner: int, rows: int) -> li
     """Of the three launches, the median, the slower rank."""
     shape = MoeShape("even", EXPERTS, TOP_K, hidden, inner, rows * EXPERTS // TOP_K)
     given = operands(shape, workspace.rank, rows)
-    config = MoeConfig(lead_rows=0)
-    if "half_rows" in config._fields:
-        config = config._replace(half_rows=0)
+    config = MoeConfig(lead_rows=0, half_rows=0, shifted=False, cut=False)
     sizes = Sizes(RANKS, workspace.max_rows // RANKS, TOP_K, EXPERTS // RANKS, hidden, inner)
     out = torch.empty_like(given.x)
     call = stepwise(planned(*given, out, sizes, workspace, config), given, out)

@@ -5,8 +5,10 @@
 
 A tile of which at most half the rows are no padding takes less time than a whole one (`--half`), so programs have
 unequal work, and the last of them ends a product. *In turn*: every program takes each `PROGRAMS`-th tile. *Half last*:
-what layer 0 does, in turn, but half ones that fill the last wave come last. *To the free*: whoever is free takes the
-next tile. *Even*: the work divided evenly, which nothing can beat. In times of a whole tile, rank 0 of two; published
+in turn, but in layer 0 half ones that fill the last wave come last. *Shifted*: the same, but each wave is dealt some
+programs further on than the one before. *Cut*: shifted, and the tiles of the last wave are cut into halves of their
+rows where there is a program for each, which is what runs. *To the free*: whoever is free takes the next tile, whole or
+half. *Even*: the work divided evenly, which nothing can beat. In times of a whole tile, rank 0 of two; published
 layers, or random ones with random skew as the benchmark draws them.
 """
 
@@ -18,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 from megascale_kernels.bench.moe.moe_shapes import MODELS, TOKENS, MoeShape, drawn, routing
+from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.planning import tile_order
 
 PROGRAMS, TILE_ROWS, RANKS = 132, 128, 2
@@ -36,9 +39,23 @@ def tiles_of(rows: list[int], columns: int, half: float) -> list[float]:
     return times
 
 
-def in_turn(times: list[float]) -> float:
-    """When the last program ends that takes every `PROGRAMS`-th tile."""
-    return max(sum(times[first::PROGRAMS]) for first in range(PROGRAMS))
+def in_turn(times: list[float], shift: int = 0) -> float:
+    """When the last program ends, each wave dealt `shift` programs further on than the one before."""
+    ends = [0.0] * PROGRAMS
+    for unit, time in enumerate(times):
+        wave, place = divmod(unit, PROGRAMS)
+        ends[(place - wave * shift) % PROGRAMS] += time
+    return max(ends)
+
+
+def cut(times: list[float], half: float) -> list[float]:
+    """The times of units: `walk.whole_tiles`."""
+    last = len(times) % PROGRAMS
+    if not last or 2 * last > PROGRAMS:
+        return times
+    # A tile of which half is padding has one half with work.
+    parts = [part for time in times[len(times) - last :] for part in (half, half if time > half else 0.0)]
+    return times[: len(times) - last] + parts
 
 
 def to_the_free(times: list[float]) -> float:
@@ -49,8 +66,8 @@ def to_the_free(times: list[float]) -> float:
     return max(ends)
 
 
-def half_last(rows: list[int], columns: int, half: float) -> float:
-    """`in_turn` where half ones that fill the last wave come last, if there are enough: `routing.list_tiles`."""
+def half_last(rows: list[int], columns: int, half: float) -> list[float]:
+    """`tiles_of` where half ones that fill the last wave come last, if there are enough: `routing.list_tiles`."""
     heights = [-(-count // TILE_ROWS) for count in rows]
     halves = [
         expert for expert, count in enumerate(rows) if 0 < count - (heights[expert] - 1) * TILE_ROWS <= TILE_ROWS // 2
@@ -58,7 +75,7 @@ def half_last(rows: list[int], columns: int, half: float) -> float:
     wanted = -(-(sum(heights) * columns % PROGRAMS) // columns)
     late = set(halves[len(halves) - wanted :]) if 0 < wanted <= len(halves) else set()
     others = [(heights[expert] - 1) * TILE_ROWS if expert in late else count for expert, count in enumerate(rows)]
-    return in_turn(tiles_of(others, columns, half) + [half] * (len(late) * columns))
+    return tiles_of(others, columns, half) + [half] * (len(late) * columns)
 
 
 def rows_of(shape: MoeShape) -> list[int]:
@@ -81,7 +98,8 @@ def main() -> int:
     layers = drawn(options.random, options.seed, RANKS)
     if not layers:
         layers = [MoeShape(name, *sizes, tokens) for tokens in TOKENS for name, sizes in MODELS.items()]
-    heading = ("even", "in turn", "half last", "to the free")
+    shift = MoeConfig(shifted=True).shift(PROGRAMS)
+    heading = ("even", "in turn", "half last", "shifted", "cut", "to the free")
     print(f"{'layer':<17} {'tokens':>6} {'layer':>5} {'tiles':>6} " + " ".join(map("{:>11}".format, heading)))
     shares: dict[str, list[float]] = {name: [] for name in heading[1:]}
     for shape in layers:
@@ -89,8 +107,12 @@ def main() -> int:
         for product, columns in (("0", -(-shape.inner // 128)), ("1", -(-shape.hidden // 256))):
             times = tiles_of(rows, columns, options.half)
             even = sum(times) / PROGRAMS
-            last = half_last(rows, columns, options.half) if product == "0" else in_turn(times)
-            ends = (in_turn(times), last, to_the_free(times))
+            late = half_last(rows, columns, options.half) if product == "0" else times
+            units = cut(times, options.half)
+            ends = (
+                in_turn(times), in_turn(late), in_turn(late, shift),
+                in_turn(late if units is times else units, shift), to_the_free(units),
+            )  # fmt: skip
             for name, end in zip(shares, ends, strict=True):
                 shares[name].append(even / end)
             figures = " ".join(f"{end:>11.1f}" for end in (even, *ends))

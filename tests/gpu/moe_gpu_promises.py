@@ -142,6 +142,38 @@ def results_repeat_bit_by_bit(place: Place) -> None:
     workspace.check()
 
 
+DEALINGS = ("", "staggered", "cut staggered", "shifted", "shifted cut staggered")
+DEALT = [MoeConfig(**{name: name in how for name in ("shifted", "cut", "staggered")}) for how in DEALINGS]
+# Pairs of an expert, experts of a rank, H, I: one tile, two K blocks; some waves; a last wave nearly empty, and full.
+DEALT_SIZES = [(40, 2, 256, 128), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
+
+
+def how_tiles_are_dealt_changes_no_bit(place: Place) -> None:
+    """Waves dealt further on, the last cut, counts staggered: outputs and gradients keep the bits of tiles in turn."""
+    programs = torch.cuda.get_device_properties("cuda").multi_processor_count
+    last: list[int] = []  # tiles of last waves
+    for seed, (pairs, experts, hidden, inner) in enumerate(DEALT_SIZES):
+        tokens = uneven(place, max(80, pairs * experts // 2))
+        for routing in ("drawn", "few"):
+            layer = Layer(tokens, 2, experts, hidden, inner, routing, dtype=torch.bfloat16)
+            workspace = workspace_of(layer)
+            given = operands(place, layer, seed)
+            grad = torch.randn_like(given[0])
+            came = []
+            for config in DEALT:
+                came.append([moe_experts(*given, workspace, config=config, fused=True)])
+                came[-1] += gradients(given, grad, workspace, config=config, fused=True)
+                workspace.check()
+                for name, one, other in zip(("out", *NAMES), came[0], came[-1], strict=True):
+                    assert torch.equal(one, other), (seed, routing, config, name)
+            buffers = next(plan for plan in workspace.planned.plans.values() if isinstance(plan, Buffers))
+            row_tiles = int(buffers.routing.head[0])
+            last += [row_tiles * columns % programs for columns in (-(-inner // 128), -(-hidden // 256))]
+            workspace.close()
+    assert any(0 < 2 * tiles <= programs for tiles in last)
+    assert any(2 * tiles > programs for tiles in last)
+
+
 def graphs_replay_with_any_routing(place: Place) -> None:
     """A captured layer is replayed with other tokens and other experts, a rank late each time."""
     layer = Layer(uneven(place, 260), 2, 4, 512, 256, dtype=torch.bfloat16)

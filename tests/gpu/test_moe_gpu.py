@@ -17,6 +17,7 @@ WORLD_SIZES = (2, 4)
 PROMISES = [
     "warp_specialised_layers_take_any_routing",
     "warp_specialised_layers_take_any_configuration",
+    "how_tiles_are_dealt_changes_no_bit",
     "any_routing_is_no_worse_than_serial",
     "any_configuration_is_no_worse_than_serial",
     "graphs_replay_with_any_routing",

@@ -81,15 +81,21 @@ class Contest(Generic[Way]):
     Args:
         ways: configurations, None for the serial path; the model's own choice first.
         workspace: whose calls they are.
+        has_room: whether every rank has memory for the serial path, and so the same on all; where one has not, the
+            contest ends and the model's choice stays. It is asked before each round in which that path has a turn: the
+            host's wait then comes before another way each time, as the order goes round. None does not ask.
     """
 
-    def __init__(self, ways: Sequence[Way | None], workspace: "Workspace") -> None:
+    def __init__(
+        self, ways: Sequence[Way | None], workspace: "Workspace", *, has_room: Callable[[], bool] | None = None
+    ) -> None:
         self.ways = list(ways)
         self.best = self.ways[0]
         self.decided = len(self.ways) == 1
         self.turns: dict[Way | None, list[float]] = {}  # seconds of each way's timed turns, once it is decided
         self.seconds: dict[Way | None, float] = {}  # of each way, then
         self._workspace = workspace
+        self._has_memory = has_room
         self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
         self._calls = 0
         self._watched, self._gradients = False, set[int]()  # whether gradients were looked out for; turns whose came
@@ -105,6 +111,9 @@ class Contest(Generic[Way]):
             return self.best
         turn = self._calls
         if turn < self._turns:
+            if turn % len(self.ways) == 0 and None in self.ways and self._has_memory and not self._has_memory():
+                self._give_up()
+                return self.best
             self._gate = self._workspace.hold()
             self._workspace.meet()
             self._note(2 * turn)
@@ -129,6 +138,13 @@ class Contest(Generic[Way]):
         self._calls += 1
         if self._calls == self._due:
             self._exchange()
+
+    def _give_up(self) -> None:
+        """Undecided, stay with the model's choice; gradients of turns are timed no more."""
+        self._taking_part, self.decided = False, True
+        if self._clock is not None:
+            self._workspace.planned.free_clocks.append(self._clock)
+            self._clock = None
 
     @property
     def _due(self) -> int:
@@ -257,11 +273,11 @@ def best_of(seconds: Mapping[Way | None, float]) -> Way | None:
         seconds: of each way, None for the serial path; the model's choice first.
     """
     best = min(seconds, key=seconds.__getitem__)
-    as_good_s = (1 + CHANCE) * seconds[best] + CHANCE_S
-    if seconds.get(None, math.inf) <= as_good_s:
-        return None
     first = next(iter(seconds))
-    return first if first is not None and seconds[first] <= (1 + MODEL_CHANCE) * seconds[best] else best
+    kept = first if first is not None and seconds[first] <= (1 + MODEL_CHANCE) * seconds[best] else best
+    # No slower than the fastest by more than chance, or no slower than what would be kept for it.
+    as_good_s = max((1 + CHANCE) * seconds[best] + CHANCE_S, seconds[kept])
+    return None if seconds.get(None, math.inf) <= as_good_s else kept
 
 
 def turns_of(took: Sequence[int], ways: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from megascale_kernels.autotune import store
 from megascale_kernels.autotune.choosing import describe
-from megascale_kernels.autotune.handout import from_rank_zero
+from megascale_kernels.autotune.handout import DEADLINE_S, from_rank_zero, least_of_ranks
 from megascale_kernels.moe import sync_free
 from megascale_kernels.moe.assignment import MOST_WAYS, by_model, flags_of, likely_ways, may_be_serial
 from megascale_kernels.moe.moe_config import MoeConfig
@@ -124,7 +124,8 @@ def moe_contenders(sizes: "Sizes", workspace: "Workspace", *, serial: bool = Tru
     """The ways that may be best for a layer, what `choose_moe` gives first; only that where a tuning has found it.
 
     The serial path takes the place of the least likely way where the model gives our kernels no sure lead over it, it
-    needs no wait of the host and little memory: in other layers' contests it would be a turn lost, or a model's end.
+    needs no wait of the host and a small share of the memory that is free on every rank: in other layers' contests it
+    would be a turn lost, or a model's end. Where it could take part, the call is collective.
 
     Args:
         sizes: of the layer.
@@ -132,14 +133,32 @@ def moe_contenders(sizes: "Sizes", workspace: "Workspace", *, serial: bool = Tru
         serial: whether the caller may be served in series.
 
     Raises:
-        KernelError: rank 0 did not come to the first call.
+        KernelError: a rank did not come to the first call.
     """
     chosen = choose_moe(sizes, workspace)
     if moe_key(sizes) in open_moe_table(workspace).tuned:
         return [chosen]
     others = [way for way in likely_ways(sizes) if _fits(sizes, way, workspace)]
     ways: list[MoeConfig | None] = list(dict.fromkeys([chosen, *others]))[:MOST_WAYS]
-    is_small = sync_free.bytes_of(sizes) <= sync_free.MOST_TRIED_BYTES
-    if serial and is_small and may_be_serial(sizes) and not sync_free.why_not(sizes, workspace):
+    may_take_part = serial and may_be_serial(sizes) and not sync_free.why_not(sizes, workspace)
+    if may_take_part and has_room_in_series(sizes, workspace):
         ways = [*ways[: MOST_WAYS - 1], None]
     return ways
+
+
+def has_room_in_series(sizes: "Sizes", workspace: "Workspace", *, deadline_s: float = DEADLINE_S) -> bool:
+    """Whether every rank has the memory for a try of the serial path; the same on all ranks. Collective, on the host.
+
+    Args:
+        sizes: of the layer.
+        workspace: whose ranks.
+        deadline_s: how long to wait for the others, seconds.
+
+    Raises:
+        KernelError: a rank did not come.
+    """
+    free = least_of_ranks(
+        workspace.group, workspace.rank, workspace.world_size, sync_free.free_bytes(workspace.device),
+        "free memory", deadline_s=deadline_s,
+    )  # fmt: skip
+    return sync_free.TRIED_SHARE * sync_free.bytes_of(sizes) <= free

@@ -7,6 +7,7 @@ end with the same answer; `adaptive=False` or torch's deterministic mode leave i
 so that two runs give the same bits. A backward goes the way that its forward went, so in training both decide.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,14 +64,17 @@ def _contest(sizes: "Sizes", workspace: Workspace, *, serial: bool) -> "Contest[
     if not workspace.adaptive or workspace.native is None or torch.are_deterministic_algorithms_enabled():
         return None
     from megascale_kernels.autotune.contest import Contest
-    from megascale_kernels.autotune.moe_choosing import moe_contenders
+    from megascale_kernels.autotune.moe_choosing import has_room_in_series, moe_contenders
 
     contests = workspace.planned.contests
     key = ("moe", sizes, serial)
     if key not in contests:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # no turn is timed in a capture: the first call outside of one begins the contest
         if len(contests) >= MOST_CONTESTS:
             contests.clear()
         ways = moe_contenders(sizes, workspace, serial=serial)
-        contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
+        has_room = partial(has_room_in_series, sizes, workspace, deadline_s=2 * workspace.deadline_s)
+        contests[key] = Contest(ways, workspace, has_room=has_room) if len(ways) > 1 else None
     found: Contest[MoeConfig] | None = contests[key]
     return found

@@ -38,6 +38,9 @@ REDUCER_BYTES = 0.6 * MEMORY_BYTES / PROCESSORS
 # Another chunk of columns: its tiles fill no last wave, and jobs look for work once more. Four took up to 1.18 times as
 # long as two in layers of 0.55 ms, two as long as one.
 CHUNK_S = 8e-6
+# Half a tile's rows, in whole tiles' times: half the work, but the whole weight. Of layer 0, which gathers its rows as
+# well, and of layer 1: medians of four layers (moe_half_tile_cost_2gpu_h200.txt: 0.49 to 1.14, 0.53 to 0.72).
+HALF_TILE_UP, HALF_TILE_DOWN = 0.95, 0.59
 SHARED_WARPS = 12  # programs' worth of adding up that two warps in every program do beside the products
 MOST_WAYS = 6  # that are tried: a contest's
 # What a way must promise over the default to be taken unmeasured. On 19 layers of two H200 (moe_2gpu_h200.txt) times
@@ -93,12 +96,26 @@ def busiest_rows(sizes: Sizes, std: float) -> list[float]:
     return [one * pairs for one in max(ranks, key=sum)]
 
 
-def product_s(rows: list[float], columns: int, depth: int, programs: float, tile_rows: int, tile_columns: int) -> float:
-    """A grouped product: waves of whole tiles, or the reading of its weights where experts have few rows."""
+def product_s(
+    rows: list[float], columns: int, depth: int, programs: int, tile: tuple[int, int], last_tile: float
+) -> float:  # fmt: skip
+    """A grouped product: waves of whole tiles, or the reading of its weights where experts have few rows.
+
+    Args:
+        rows: of each expert.
+        columns: of the product.
+        depth: that is summed over.
+        programs: that multiply.
+        tile: rows and columns of a tile.
+        last_tile: what the last wave takes where there are two programs for each of its tiles, in tiles' times.
+    """
+    tile_rows, tile_columns = tile
     tiles = sum(math.ceil(count / tile_rows) for count in rows) * math.ceil(columns / tile_columns)
+    waves, last = divmod(tiles, programs)
+    waves_s = waves + (0.0 if not last else last_tile if 2 * last <= programs else 1.0)
     tile_s = 2 * tile_rows * tile_columns * depth * PROCESSORS / FLOPS
     weights_s = sum(count > 0 for count in rows) * columns * depth * 2 / MEMORY_BYTES
-    return max(math.ceil(tiles / programs) * tile_s, weights_s)
+    return max(waves_s * tile_s, weights_s)
 
 
 def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
@@ -111,7 +128,9 @@ def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     """
     rows = busiest_rows(sizes, std)
     own = sum(rows) / sizes.world_size
-    up_s = product_s(rows, 2 * sizes.inner, sizes.hidden, PROCESSORS, sizes.tile_rows, 2 * config.block_n)
+    last_up, last_down = (HALF_TILE_UP, HALF_TILE_DOWN) if config.cut else (1.0, 1.0)
+    tile = (sizes.tile_rows, 2 * config.block_n)
+    up_s = product_s(rows, 2 * sizes.inner, sizes.hidden, PROCESSORS, tile, last_up)
     remote_bytes = (sizes.world_size - 1) * sizes.pitch * sizes.hidden * 2
     # A tile waits for the units of its rows: the last of them have come when all have.
     copies = (sizes.world_size - 1) * config.units
@@ -132,7 +151,7 @@ def layer_s(sizes: Sizes, config: MoeConfig, std: float) -> float:
     sent_s = remote_bytes / LINK_BYTES
     programs = PROCESSORS - config.reducers if config.kernel == "triton" else PROCESSORS
     helpers = config.reducers if config.kernel == "triton" else SHARED_WARPS
-    down_s = product_s(rows, sizes.hidden, sizes.inner, programs, sizes.tile_rows, config.combine_n)
+    down_s = product_s(rows, sizes.hidden, sizes.inner, programs, (sizes.tile_rows, config.combine_n), last_down)
     beside_s = down_s * (chunks - 1) / chunks
     beside_bytes = min(added_bytes * (chunks - 1) / chunks, beside_s * helpers * REDUCER_BYTES)
     left_s = (added_bytes - beside_bytes) / (PROCESSORS * REDUCER_BYTES)
@@ -170,6 +189,7 @@ def ways(sizes: Sizes, base: MoeConfig | None = None) -> Iterator[MoeConfig]:
     """All ways that are weighed: the default one, with another number of chunks, another lead, units, programs.
 
     Among more than two ranks the second sends what the default one does not: all tokens, or those that are wanted.
+    None deals tiles in turn: in 23 of 24 layers that was slower (moe_dealt_2gpu_h200_*.txt), in one 1 % faster.
 
     Args:
         sizes: of the layer.

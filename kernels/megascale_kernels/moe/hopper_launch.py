@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS
+from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe.kernels.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD
 from megascale_kernels.moe.kernels.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD
@@ -67,6 +68,7 @@ def prepare_dispatch(
             stored(gate), stored(up), routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant,
             counted, workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
             -(-sizes.pitch // config.units), config.units, sizes.hidden, sizes.inner, config.group_m,
+            config.shift(processors(x.device)), int(bool(config.cut)),
         )  # fmt: skip
 
     return hopper_dispatch_kernel, constants, arguments
@@ -96,7 +98,8 @@ def prepare_combine(
             _rows(y, COMBINE.rows, COMBINE.store_columns), y, out, ids,
             routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, operator),
             workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, h.shape[1],
-            config.group_m, -(-blocks_n // (config.chunks or 1)),
+            config.group_m, -(-blocks_n // (config.chunks or 1)), config.shift(processors(out.device)),
+            int(bool(config.cut)), int(bool(config.staggered)),
         )  # fmt: skip
 
     return hopper_combine_kernel, constants, arguments

@@ -92,7 +92,7 @@ class LayerSteps(Steps):
             return (
                 ids, gates, *routing, *self.channel(slot, MOE_ROUTE), workspace.layout.data(slot) // 4, self.tokens,
                 sizes.pitch, workspace.rank * sizes.experts, self.config.lead_rows, self.config.half_rows,
-                -(-sizes.inner // self.config.block_n), self._programs(ids),
+                int(bool(self.config.cut)), -(-sizes.inner // self.config.block_n), self._programs(ids),
             )  # fmt: skip
 
         return Step(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How one MoE layer runs on a rank: tiles, units of tokens, reducing programs, and how long a lead is."""
 
+import math
 from typing import Literal, NamedTuple
 
 from megascale_kernels.errors import Unsupported
@@ -18,6 +19,7 @@ SEND_BYTES = 300e9  # what threads send to peers while nothing is multiplied, of
 HIDDEN_UNITS = 4  # of a rank's tokens, where their copies hide
 LEAD_MARGIN = 1.3
 CHUNKS = 2
+HEIGHTS = 2 * 3 * 5 * 7  # every height of a stretch up to ten has one of these factors
 HOPPER_TILE = (128, 256, 64, 8)
 
 
@@ -47,6 +49,12 @@ class MoeConfig(NamedTuple):
         half_rows: an expert's last row tile with at most so many rows may be moved to the end of layer 0, to fill the
             last wave of tiles; None is half a tile's rows with "hopper", whose kernels skip the others, and none with
             "triton"; 0 moves none.
+        shifted: each wave of tiles is dealt some programs further on than the wave before (`walk.unit_at`); False deals
+            all alike. None is True.
+        cut: the tiles of the last wave are cut into halves of their rows where there is a program for each; "hopper"
+            alone can. None cuts them there.
+        staggered: in layer 1 the two consumers of a program count a tile at different times within the next product,
+            not both behind it; "hopper" alone can. None staggers them there.
         route_programs: programs that route.
         keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
             that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
@@ -68,6 +76,9 @@ class MoeConfig(NamedTuple):
     reducers: int = 8
     lead_rows: int | None = None
     half_rows: int | None = None
+    shifted: bool | None = None
+    cut: bool | None = None
+    staggered: bool | None = None
     route_programs: int = ROUTE_PROGRAMS
     keep: bool = True
     selective: bool | None = None
@@ -100,9 +111,22 @@ class MoeConfig(NamedTuple):
             selective = self._pays_to_choose(sizes, splits)
         skipped = sizes.tile_rows // 2 if self.kernel == "hopper" else 0
         half = skipped if self.half_rows is None else self.half_rows
+        special = self.kernel == "hopper"
         return self._replace(
-            chunks=chunks, lead_rows=lead, half_rows=half, splits=splits, selective=bool(selective)
+            chunks=chunks, lead_rows=lead, half_rows=half, splits=splits, selective=bool(selective),
+            shifted=self.shifted is None or bool(self.shifted),
+            cut=special and (self.cut is None or bool(self.cut)),
+            staggered=special and (self.staggered is None or bool(self.staggered)),
         )  # fmt: skip
+
+    def shift(self, programs: int) -> int:
+        """How many programs further on a wave of tiles is dealt than the one before.
+
+        So many that from wave to wave a program comes to another row of stretches of any height up to `group_m` of the
+        default, 8: `programs` + shift has no factor in common with 2, 3, 5 and 7.
+        """
+        steps = (step for step in range(1, HEIGHTS + 1) if math.gcd(programs + step, HEIGHTS) == 1)
+        return next(steps) if self.shifted else 0
 
     def _lead(self, sizes: Sizes) -> int:
         """Rows of our own tokens that take as long as the peers' tokens need to come."""
@@ -153,6 +177,9 @@ class MoeConfig(NamedTuple):
             )
         if self.kernel not in ("triton", "hopper"):
             raise Unsupported(f"MoeConfig(kernel={self.kernel!r}): 'triton' or 'hopper'")
+        asked = "cut" if self.cut else "staggered"
+        if self.kernel == "triton" and (self.cut or self.staggered):
+            raise Unsupported(f"MoeConfig(kernel='triton', {asked}=True): kernels in plain Triton cannot")
         if self.chunks is not None and not 1 <= self.chunks <= MOST_CHUNKS:
             raise Unsupported(f"MoeConfig(chunks={self.chunks}): 1 to {MOST_CHUNKS}")
         for name in ("block_n", "combine_n", "block_k", "job_tokens", "job_cols"):

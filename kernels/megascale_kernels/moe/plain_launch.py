@@ -68,6 +68,7 @@ def prepare_dispatch(
             routing.head, routing.rows, routing.tiles, *channel(slot, operator), variant, counted,
             workspace.layout.data(slot), x.shape[0], sizes.experts, sizes.pitch,
             -(-sizes.pitch // config.units), config.units, sizes.hidden, sizes.inner, config.group_m,
+            config.shift(processors(x.device)),
         )  # fmt: skip
 
     return dispatch_kernel, constants | _options(workspace, config), arguments
@@ -96,6 +97,7 @@ def prepare_combine(
             y, out, ids, routing.head, routing.pair_row, routing.pair_gate, routing.tiles,
             *channel(slot, operator), workspace.layout.data(slot), variant, sizes.pitch, sizes.experts,
             sizes.hidden, h.shape[1], config.group_m, -(-blocks_n // (config.chunks or 1)), reducers,
+            config.shift(processors(out.device) - reducers),
         )  # fmt: skip
 
     return combine_kernel, constants | _options(workspace, config), arguments

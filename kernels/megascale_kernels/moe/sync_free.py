@@ -33,9 +33,10 @@ MOST_KEYS = (1 << 15) - 1  # experts of a rank, and one for what is not ours, in
 MOST_CHOSEN = 64  # pairs of a token that one program adds up
 # Rows of all pairs are made room for, since the host does not know how many are ours. A tenth of an H100's memory.
 MOST_BYTES = 8 << 30
-# What a contest may try unasked: a model that just fits must not run out of memory by it. The layers that it won took
-# 0.8 to 1.9 GiB.
-MOST_TRIED_BYTES = 2 << 30
+# A contest may try this path unasked where `bytes_of` are at most one in so many of the bytes that are free: a model
+# that just fits must not run out of memory by it. A forward's second product holds up to 1.5 times `bytes_of`, a
+# backward up to 2.5 times with gradients of weights that are small beside it.
+TRIED_SHARE = 4
 COLS, KEYS, WARPS = 1024, 1024, 4
 CLEARING_PARTS = 16  # programs that write zeros for one expert
 
@@ -92,6 +93,25 @@ def bytes_of(sizes: Sizes, itemsize: int = 2) -> int:
     """The most bytes that a forward holds at a time: gathered tokens, their rows and what these are multiplied to."""
     tokens = sizes.world_size * sizes.pitch * sizes.hidden
     return itemsize * (tokens + sizes.pairs * (sizes.hidden + 2 * sizes.inner))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process may still allocate on a GPU: free there, or held unused by torch's caching allocator.
+
+    Of what the allocator holds only whole segments count, which it gives back when it needs others, and none of a CUDA
+    graph's pool; and no more than `torch.cuda.set_per_process_memory_fraction` leaves.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch gives it no types
+    unused = sum(
+        segment["total_size"] for segment in segments
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) == (0, 0) and not segment["active_size"]
+    )  # fmt: skip
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)  # not in all versions
+    allowed = int(fraction * total) - (torch.cuda.memory_reserved(index) - unused)
+    found: int = min(free + unused, allowed)
+    return max(0, found)
 
 
 def why_sizes_cannot(sizes: Sizes, dtype: torch.dtype) -> str:

@@ -339,6 +339,13 @@ def test_the_model_s_choice_is_displaced_by_what_is_faster_by_more_than_chance()
     assert best_of({WIDE: 1.015e-3, NARROW: 1e-3, None: 1.005e-3}) is None
 
 
+def test_the_serial_path_gives_way_to_nothing_that_is_slower() -> None:
+    """Between the fastest way and the model's choice, which would be kept for it, lies the serial path."""
+    assert best_of({WIDE: 1.018e-3, NARROW: 1e-3, None: 1.015e-3}) is None
+    assert best_of({WIDE: 1.018e-3, NARROW: 1e-3, None: 1.031e-3}) == WIDE
+    assert best_of({WIDE: 1.022e-3, NARROW: 1e-3, None: 1.015e-3}) == NARROW
+
+
 @pytest.mark.parametrize(("gain", "least", "most"), [(0.0, 0.13, 0.19), (0.05, 0.9, 0.97), (-0.05, 0.0, 0.001)])
 def test_two_contests_of_one_shape_seldom_differ_by_chance(gain: float, least: float, most: float) -> None:
     """A millisecond whose ratio between two ways scatters by 2 %, as was measured.
@@ -395,6 +402,40 @@ def test_with_few_rows_all_ways_are_tried(ranks: list[Any], operator: str) -> No
     assert None not in contenders(operator, 8192, n, k, ranks[0])
     assert len(contenders(operator, 512, n, k, ranks[0])) >= 5
     assert None in contenders(operator, 512, n, k, ranks[0])
+
+
+@pytest.mark.parametrize("last", [1, 3, WARM_TURNS + TIMED_TURNS])
+def test_a_contest_ends_where_the_serial_path_has_no_memory_left(last: int) -> None:
+    """Memory is asked for before each round; then the model's choice stays and the clock is free again."""
+    asked: list[int] = []
+    workspace = Clock({WIDE: 2000, NARROW: 1000, None: 500})
+    held = Contest([WIDE, NARROW, None], workspace, has_room=lambda: asked.append(1) or len(asked) < last)
+
+    ran = [workspace.call(held) for _ in range(contest.MOST_CALLS)]
+
+    assert len(asked) == last
+    assert ran.count(None) == last - 1
+    assert held.decided
+    assert set(ran[-PATIENCE_CALLS:]) == {WIDE}
+    assert workspace.planned.free_clocks == [0]
+    assert workspace.done.count("held") == workspace.done.count("released")
+
+
+def test_a_contest_with_memory_ends_as_one_that_does_not_ask() -> None:
+    """The fastest stays, asked for once a round; a contest without the serial path asks for nothing."""
+    asked: list[int] = []
+    workspace = Clock({WIDE: 2000, NARROW: 1000, None: 500})
+    held = Contest([WIDE, NARROW, None], workspace, has_room=lambda: bool(asked.append(1)) or True)
+
+    for _ in range(contest.MOST_CALLS):
+        workspace.call(held)
+
+    assert len(asked) == WARM_TURNS + TIMED_TURNS
+    assert held.best is None
+    other = Contest([WIDE, NARROW], workspace, has_room=lambda: False)
+    for _ in range(contest.MOST_CALLS):
+        workspace.call(other)
+    assert other.best == NARROW
 
 
 def test_a_contest_has_room_for_its_turns() -> None:

@@ -56,6 +56,7 @@ ODD = MoeConfig(chunks=3, lead_rows=77, splits=2)
 @pytest.fixture(autouse=True)
 def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for module in (choosing, moe_choosing):
         monkeypatch.setattr(module, "describe", lambda _device: H200)
     monkeypatch.setattr(sync_free, "why_not", lambda sizes, rank: sync_free.why_sizes_cannot(sizes, rank.dtype))
@@ -91,6 +92,20 @@ def test_the_model_knows_what_costs_what() -> None:
     assert times[8] < times[64]
     # What was measured on two H200 (moe_2gpu_h200.txt): layer 0 and 1 took 4.47 and 10.07 ms, the model 4.8 and 9.5.
     assert layer_s(MIXTRAL, default, 0.0) == pytest.approx(10.07e-3, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["shifted", "cut", "staggered"])
+def test_how_tiles_are_dealt_and_counted_may_be_asked_for(name: str) -> None:
+    """Unless they are told not to, by False or a command's 0; what plain Triton does not have is refused there."""
+    assert getattr(MoeConfig().resolved(DEEPSEEK), name) is True
+    for no in (False, 0):
+        assert getattr(MoeConfig(**{name: no}).resolved(DEEPSEEK), name) is False  # type: ignore[arg-type]
+    plain = MoeConfig(kernel="triton")
+    assert getattr(plain.resolved(DEEPSEEK), name) is (name == "shifted")
+    plain.resolved(DEEPSEEK).check()
+    if name != "shifted":
+        with pytest.raises(Unsupported, match=f"{name}=True"):
+            plain._replace(**{name: True}).check()
 
 
 @pytest.mark.parametrize("sizes", [DEEPSEEK, MIXTRAL, Sizes(1, 100, 1, 1, 16, 16), Sizes(8, 64, 8, 16, 7168, 2048)])
@@ -187,8 +202,9 @@ def test_a_workspace_with_few_flags_gets_what_fits() -> None:
     rank.layout.channels = flags_of(DEEPSEEK, MoeConfig(chunks=2))
 
     assert choose_moe(DEEPSEEK, rank) == MoeConfig().resolved(DEEPSEEK)
-    assert moe_contenders(MIXTRAL._replace(pitch=4096), rank)
-    assert all(way.chunks <= 2 for way in moe_contenders(MIXTRAL._replace(pitch=4096), rank) if way is not None)
+    found = moe_contenders(MIXTRAL._replace(pitch=4096), rank, serial=False)
+    assert found
+    assert all(way is not None and way.chunks <= 2 for way in found)
 
 
 def test_a_rank_s_own_file_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +365,7 @@ class Calls:
     def __init__(self, *, adaptive: bool) -> None:
         self.rank, self.world_size, self.group, self.dtype = 0, 1, None, torch.bfloat16
         self.device, self.max_rows, self.adaptive, self.native = torch.device("cuda"), 8192, adaptive, object()
+        self.deadline_s = 30.0
         self.planned, self.layout = Planned(), SimpleNamespace(channels=1 << 16)
         self.plan = self.planned.get
 
@@ -360,7 +377,7 @@ def test_calls_are_a_contest_unless_the_same_is_asked_for(adaptive: bool, monkey
     sizes = DEEPSEEK._replace(world_size=1, pitch=8192, experts=64)
 
     class Held:
-        def __init__(self, found: list[MoeConfig], _: object) -> None:
+        def __init__(self, found: list[MoeConfig], _: object, **__: object) -> None:
             self.found, self.turn = found, 0
 
         def begin(self) -> MoeConfig:

@@ -232,11 +232,33 @@ def test_results_are_added_up_by_wide_loads() -> None:
     assert plain.sass.count("LDG.E.128") >= 8
     assert special.sass.count("LDG.E.128") >= 3 * 8
     assert special.sass.count("HGMMA.64x256x16.F32.BF16") == 8
+    # Of half a tile the lower rows of A do not come, and are not expected.
+    whole = COMBINE.slot_bytes
+    for expected in (whole, whole - COMBINE.rows * COMBINE.block_k * 2):
+        assert len(re.findall(rf"mbarrier\.arrive\.expect_tx\S* .*, {expected};", special.ptx)) == 1
     assert special.spilled_bytes <= MOST_SPILLED
     lines = special.sass.splitlines()
     products = [number for number, line in enumerate(lines) if "HGMMA" in line]
     for first, last in ((products[0], products[3]), (products[4], products[7])):
         assert not any(re.search(r"\b(LDL|STL)", line) for line in lines[first:last])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_tile_is_counted_between_two_parts_of_the_next_product(backward: bool) -> None:
+    """One loop of K blocks for both parts, run twice: the accumulator stays where it is while a tile is counted."""
+    lines = specialised_combine(backward=backward).sass.splitlines()
+    products = [number for number, line in enumerate(lines) if "HGMMA.64x256x16.F32.BF16" in line]
+    labels = {found[1]: number for number, line in enumerate(lines) if (found := re.match(r"\s*(\.L_x_\d+):", line))}
+
+    assert len(products) == 8
+    for first, last in ((products[0], products[3]), (products[4], products[7])):
+        rounded = next(number for number, line in enumerate(lines) if number > last and "F2FP.BF16" in line)
+        between = lines[last:rounded]
+        counted = [number for number, line in enumerate(between) if "ATOMG.E.ADD.STRONG.GPU" in line]
+        assert len(counted) == 1
+        jumps = re.findall(r"BRA `\((\.L_x_\d+)\)", "\n".join(between[counted[0] :]))
+        assert any(labels[jump] < first for jump in jumps)
+        assert not any(re.search(r"\bHGMMA|\b(LDL|STL)", line) for line in between[1:])
 
 
 def test_a_layer_s_sends_and_waits_are_recorded_by_who_multiplies_and_by_who_only_adds_up() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A MoE layer may run in series: where that is tried, what the path cannot run, and that the times decide."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,19 +11,23 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 from megascale_kernels.autotune import moe_choosing, store  # noqa: E402 - after the skips
+from megascale_kernels.autotune.handout import from_rank_zero, least_of_ranks  # noqa: E402
 from megascale_kernels.autotune.moe_choosing import FILE, moe_contenders, moe_key  # noqa: E402
 from megascale_kernels.autotune.store import Entry  # noqa: E402
 from megascale_kernels.dispatch import moe_path  # noqa: E402
+from megascale_kernels.errors import KernelError  # noqa: E402
 from megascale_kernels.memory.planned import Planned  # noqa: E402
 from megascale_kernels.moe import sync_free  # noqa: E402
 from megascale_kernels.moe.assignment import MOST_WAYS, by_model, may_be_serial  # noqa: E402
 from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
 from megascale_kernels.moe.tables import Sizes  # noqa: E402
 
-from tests.fakes.ranks import workspaces  # noqa: E402
+from tests.fakes.ranks import together, workspaces  # noqa: E402
 
 H200 = ("NVIDIA H200", 132)
 DEEPSEEK = Sizes(2, 4096, 6, 32, 2048, 1408)
+GIB = 1 << 30
+FREE_BYTES = sync_free.free_bytes
 GIVEN = SimpleNamespace(grad_fn=None)  # what a layer gives
 
 
@@ -31,6 +36,8 @@ def _gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setattr(moe_choosing, "describe", lambda _device: H200)
     monkeypatch.setattr(moe_choosing, "from_rank_zero", lambda _group, _rank, _world, said, _what: said)
+    monkeypatch.setattr(sync_free, "free_bytes", lambda _device: 100 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(sync_free, "why_not", lambda sizes, rank: sync_free.why_sizes_cannot(sizes, rank.dtype))
 
 
@@ -52,13 +59,103 @@ def test_layers_of_padded_tiles_are_tried_in_series(name: str) -> None:
     assert None not in moe_contenders(sizes, rank)
 
 
-def test_a_try_takes_no_more_memory_than_a_model_can_spare() -> None:
-    """The same layer with three times the tokens may be served in series where that is asked for, and is not tried."""
-    sizes, rank = PADDED["E96"]._replace(pitch=3 * 6787), workspaces(1)[0]
+def report(
+    monkeypatch: pytest.MonkeyPatch, free: list[int], held: tuple[tuple[int, tuple[int, int], int, int], ...] = ()
+) -> None:
+    """Let the GPU of each rank report so many free bytes of 140 GiB, and torch's allocator what it holds.
 
-    assert may_be_serial(sizes)
-    assert sync_free.why_sizes_cannot(sizes, torch.bfloat16) == ""
-    assert None not in moe_contenders(sizes, rank)
+    Args:
+        monkeypatch: pytest's.
+        free: bytes, by device.
+        held: of each segment its device, its pool, GiB in all and in use.
+    """
+    total = 140 * GIB
+    names = ("device", "segment_pool_id", "total_size", "active_size")
+    segments = [
+        dict(zip(names, (device, pool, size * GIB, used * GIB), strict=True)) for device, pool, size, used in held
+    ]
+    monkeypatch.setattr(sync_free, "free_bytes", FREE_BYTES)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], total))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(
+        torch.cuda, "memory_reserved",
+        lambda index: sum(each["total_size"] for each in segments if each["device"] == index),
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("least", "tried"), [(100 * GIB, True), (12 * GIB, True), (10 * GIB, False), (GIB, False), (0, False)]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_try_takes_a_share_of_what_is_free_on_every_rank(
+    least: int, tried: bool, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of 2.8 GiB is tried where each rank has four times as much; ranks that differ come to the same."""
+    sizes, ranks = PADDED["E64"]._replace(pitch=3 * 6803), workspaces(2)
+    free = [100 * GIB, 100 * GIB]
+    free[rank] = least
+    for each in ranks:
+        each.device = torch.device("cuda", each.rank)
+    report(monkeypatch, free)
+    monkeypatch.setattr(moe_choosing, "from_rank_zero", from_rank_zero)
+    assert 2.7 * GIB < sync_free.bytes_of(sizes) < 2.9 * GIB
+
+    found = together([partial(moe_contenders, sizes, each) for each in ranks])
+
+    assert found[0] == found[1]
+    assert (None in found[0]) == tried
+    assert ranks[0].group.store.num_keys() == 0
+
+
+def test_free_is_what_torch_holds_unused_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole segments, not what is left of those in use, nor a graph's or another GPU's; no more than it may take."""
+    device = torch.device("cuda", 0)
+    report(monkeypatch, [GIB], ((0, (0, 0), 27, 0), (0, (0, 0), 10, 7), (0, (0, 3), 13, 0), (1, (0, 0), 50, 0)))
+
+    assert sync_free.free_bytes(device) == 28 * GIB
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.25)
+    assert sync_free.free_bytes(device) == 12 * GIB
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.1)
+    assert sync_free.free_bytes(device) == 0
+    report(monkeypatch, [GIB])
+    assert sync_free.free_bytes(device) == GIB
+
+
+def test_what_is_free_is_asked_of_the_current_gpu_where_none_is_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace on "cuda" means the current GPU, and torch tells free memory by number alone."""
+    report(monkeypatch, [GIB, 3 * GIB])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+    assert sync_free.free_bytes(torch.device("cuda")) == 3 * GIB
+
+
+def test_a_rank_that_does_not_say_what_is_free_is_named() -> None:
+    """The wait ends with a sentence; the ranks that came are not in it."""
+    ranks = workspaces(3)
+
+    with pytest.raises(KernelError, match="rank 0 waited 0 s for every rank's free memory: 1, 2 has not come"):
+        least_of_ranks(ranks[0].group, 0, 3, GIB, "free memory", deadline_s=0.05)
+    with pytest.raises(KernelError, match="rank 2 waited 0 s for every rank's free memory: 1 has not come"):
+        least_of_ranks(ranks[2].group, 2, 3, GIB, "free memory", deadline_s=0.05)
+
+
+def test_a_capture_begins_no_contest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the model's choice without a question to the other ranks; the first call outside of one asks."""
+    asked: list[int] = []
+    sizes, workspace = PADDED["E64"], workspaces(1)[0]
+    workspace.adaptive, workspace.native, workspace.planned = True, object(), Planned()
+    monkeypatch.setattr(sync_free, "free_bytes", lambda _: asked.append(1) or 100 * GIB)
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert moe_path._contest(sizes, workspace, serial=True) is None
+    assert asked == []
+    assert workspace.planned.contests == {}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    held = moe_path._contest(sizes, workspace, serial=True)
+    assert held is not None
+    assert None in held.ways
+    assert asked == [1]
 
 
 def test_what_a_tuning_has_found_is_not_contested() -> None:
@@ -107,7 +204,7 @@ def test_a_layer_goes_the_way_that_its_contest_found(best: str | None, monkeypat
     sizes = PADDED["E64"]._replace(world_size=1, pitch=13606, experts=64)
 
     class Held:
-        def __init__(self, found: list[MoeConfig | None], _: object) -> None:
+        def __init__(self, found: list[MoeConfig | None], _: object, **__: object) -> None:
             held.append(found)
             self.best = None if best is None and None in found else found[0]
 

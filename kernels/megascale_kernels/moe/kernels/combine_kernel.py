@@ -43,14 +43,21 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, expert_block, say_begun
-from megascale_kernels.moe.kernels.walk import combine_place, combine_slot, look_up, tiles_of_stage
+from megascale_kernels.moe.kernels.walk import (
+    combine_place,
+    combine_slot,
+    look_up,
+    tiles_of_stage,
+    turns_of,
+    unit_at,
+)
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_COMBINE = OPERATORS.index("moe_combine")
 MOE_COMBINE_BACKWARD = OPERATORS.index("moe_combine_backward")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "reducers",
+    "staging_bytes", "chunk_blocks", "reducers", "shift",
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 LEAD_TILES = tl.constexpr(tables.LEAD_TILES)
@@ -67,7 +74,7 @@ def combine_kernel(
     h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks, reducers,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, reducers, shift,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr,
     MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr,
     PROGRESS: tl.constexpr, TRACE: tl.constexpr,
@@ -87,7 +94,7 @@ def combine_kernel(
         announce_empty_stages(channel, head, blocks(hidden, BLOCK_N), chunk_blocks)
     if cta >= reducers:
         multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, inner, group_m, chunk_blocks,
-                       ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, BLOCK_M, BLOCK_N, BLOCK_K,
+                       ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, shift, BLOCK_M, BLOCK_N, BLOCK_K,
                        BACKWARD, PROGRESS, TRACE)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
               chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, MOST_HERE, TOKENS, COLS, PROGRESS,
@@ -119,15 +126,16 @@ def finish_tile(channel, head, stage, of_stage):
 
 @triton.jit
 def multiply_tiles(channel, h_desc, w_desc, y_desc, y_ptr, head, tiles, hidden, inner, group_m, chunk_blocks, ring,
-                   worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                   worker, workers, shift, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                    BACKWARD: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
-    """Role of a multiplying program: every `workers`-th tile, counted while the next one is multiplied."""
+    """Role of a multiplying program: one tile of every wave of `workers`, counted while the next one is multiplied."""
     cursor = open_ring(channel, ring, TRACE)
     row_tiles = tl.load(head + ROW_TILES)
     lead_tiles = tl.load(head + LEAD_TILES)
     blocks_n = blocks(hidden, BLOCK_N)
     pending = -1  # the stage of the tile that is stored but not counted
-    for tile in range(worker, row_tiles * blocks_n, workers):
+    for turn in range(turns_of(worker, workers, row_tiles * blocks_n, shift)):
+        tile = unit_at(turn, worker, workers, shift)
         slot, chunk, width, at = combine_slot(tile, row_tiles, lead_tiles, blocks_n, chunk_blocks)
         expert, row, _, first, height = look_up(tiles, slot)
         row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,

@@ -36,14 +36,22 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.sending import send_wanted
-from megascale_kernels.moe.kernels.walk import BEGUN, await_units, dispatch_place, look_up, units_of
+from megascale_kernels.moe.kernels.walk import (
+    BEGUN,
+    await_units,
+    dispatch_place,
+    look_up,
+    turns_of,
+    unit_at,
+    units_of,
+)
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_DISPATCH = OPERATORS.index("moe_dispatch")
 MOE_DISPATCH_BACKWARD = OPERATORS.index("moe_dispatch_backward")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "data_bytes", "tokens",
-    "experts", "pitch", "unit_tokens", "units", "group_m",
+    "experts", "pitch", "unit_tokens", "units", "group_m", "shift",
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 
@@ -53,7 +61,7 @@ def dispatch_kernel(
     x_ptr, ids_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m, shift,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr,
     TOP_K: tl.constexpr, SELECTIVE: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
@@ -73,8 +81,8 @@ def dispatch_kernel(
         send_wanted(channel, x_ptr, ids_ptr, head, data_bytes, tokens, pitch, unit_tokens, units, hidden, experts, cta,
                     ctas, TOP_K, COLS=BLOCK_K)  # fmt: skip
     multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles, pitch,
-                   unit_tokens, units, hidden, inner, group_m, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N, BLOCK_K,
-                   SAVES, BACKWARD, PROGRESS, TRACE)  # fmt: skip
+                   unit_tokens, units, hidden, inner, group_m, shift, ring_of(trace, cta, COMPUTE), BLOCK_M, BLOCK_N,
+                   BLOCK_K, SAVES, BACKWARD, PROGRESS, TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
         show_done(channel, COMMUNICATE, PROGRESS)
@@ -100,16 +108,20 @@ def await_all_begun(channel):
 
 @triton.jit
 def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles, pitch,
-                   unit_tokens, units, hidden, inner, group_m, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                   BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr, PROGRESS: tl.constexpr,
-                   TRACE: tl.constexpr):  # fmt: skip
-    """Every `num_programs`-th tile of the walk, each as soon as its tokens are there."""
+                   unit_tokens, units, hidden, inner, group_m, shift, ring, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr,
+                   PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+    """One tile of every wave of the walk, each as soon as its tokens are there."""
     cursor = open_ring(channel, ring, TRACE)
     blocks_n = blocks(inner, BLOCK_N)
     count = tl.load(head + ROW_TILES) * blocks_n
     known = 0  # of the peers' units
-    tile = tl.program_id(0)
-    while tile < count:
+    cta = tl.program_id(0)
+    ctas = tl.num_programs(0)
+    turns = turns_of(cta, ctas, count, shift)
+    turn = 0
+    while turn < turns:
+        tile = unit_at(turn, cta, ctas, shift)
         expert, row, end, first, height = look_up(tiles, tile // blocks_n)
         row, valid, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, BLOCK_M)
         show_tile(channel, COMPUTE, tile, PROGRESS)
@@ -133,7 +145,7 @@ def multiply_tiles(channel, x_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_d
                     up_desc.store([row, col], up.to(x_ptr.dtype.element_ty))
                 h_desc.store([row, col], swiglu(gate, up).to(x_ptr.dtype.element_ty))
         cursor = mark(ring, cursor, TILE_END, tile, channel.rank, TRACE)
-        tile = tl.where(code == 0, tile + tl.num_programs(0), count)
+        turn = tl.where(code == 0, turn + 1, turns)
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
 

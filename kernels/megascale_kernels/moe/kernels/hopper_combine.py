@@ -13,14 +13,17 @@ other way round, [2 I, H] of each expert.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from megascale_kernels.device.hopper_gemm import (
     Ring,
     column_slices,
-    fetch,
     make_ring,
-    multiply,
     next_slot,
     store_slice,
     tma_load,
@@ -56,13 +59,23 @@ from megascale_kernels.moe.kernels.combine_kernel import (
     staging_of,
 )
 from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, say_begun
-from megascale_kernels.moe.kernels.hopper_dispatch import boxes_of_weight, pass_slots
-from megascale_kernels.moe.kernels.walk import combine_place, combine_slot, look_up, tiles_of_stage
+from megascale_kernels.moe.kernels.hopper_dispatch import boxes_of_weight, k_blocks_of, pass_slots
+from megascale_kernels.moe.kernels.walk import (
+    combine_place,
+    combine_slot,
+    look_up,
+    rows_of_unit,
+    tile_of,
+    tiles_of_stage,
+    turns_of,
+    unit_at,
+    whole_tiles,
+)
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "inner",
+    "staging_bytes", "chunk_blocks", "shift", "cuts", "staggers", "inner",
 )  # fmt: skip
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
@@ -73,19 +86,18 @@ REDUCER_COLS, CONSUMER_COLS = gl.constexpr(256), gl.constexpr(512)
 
 
 @gluon.jit
-def what_to_do(head, hidden, CFG: gl.constexpr):
-    """Row tiles, those of the lead, blocks of columns, tiles."""
+def what_to_do(head, hidden, cuts, CFG: gl.constexpr):
+    """Row tiles, those of the lead, blocks of columns, tiles, and how many of these are whole units."""
     row_tiles = gl.load(head + ROW_TILES)
     blocks_n = blocks(hidden, CFG.block_n)
-    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, row_tiles * blocks_n
+    count = row_tiles * blocks_n
+    return row_tiles, gl.load(head + LEAD_TILES), blocks_n, count, whole_tiles(count, gl.num_programs(0), cuts)
 
 
 @gluon.jit
-def tile_at(tile, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
-    """What the list says of a tile; of the last one where there is no such tile."""
-    entry, chunk, width, at = combine_slot(
-        gl.minimum(tile, final), gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks
-    )  # fmt: skip
+def tile_at(tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles):
+    """What the list says of a tile."""
+    entry, chunk, width, at = combine_slot(tile, gl.maximum(row_tiles, 1), lead_tiles, blocks_n, chunk_blocks)
     expert, row, end_row, first, height = look_up(tiles, entry)
     return chunk, width, at, expert, row, end_row, first, height
 
@@ -106,86 +118,143 @@ def make_expert_ring(h_desc, CFG: gl.constexpr):
 
 
 @gluon.jit
-def fetch_of_expert(ring, h_desc, row, w_desc, expert, column, k_blocks, slot, phase, CFG: gl.constexpr):
-    """As `fetch`, with a weight [experts, K, N]: what lies beyond K is zero, not another expert's."""
-    across_m: gl.constexpr = CFG.across_m
-    boxes = boxes_of_weight(ring, CFG)
-    for block in range(k_blocks):
+def fetch_rows(ring, h_desc, row, valid, w_desc, expert, column, hidden, inner, slot, phase, CFG: gl.constexpr):
+    """Every K block of a unit into the ring: the upper rows and, if any is valid, the lower ones, and the weight.
+
+    Of a weight [experts, K, N] what lies beyond K is zero, not another expert's. Nothing where no row is valid.
+    """
+    gl.static_assert(CFG.across_m == 2 and CFG.across_n == 1)
+    half_bytes: gl.constexpr = CFG.rows * CFG.block_k * 2
+    slot_bytes: gl.constexpr = CFG.slot_bytes
+    for block in range(k_blocks_of(valid, inner, CFG)):
         full = ring.full.index(slot)
         mbarrier.wait(ring.empty.index(slot), phase)
-        mbarrier.expect(full, CFG.slot_bytes)
+        # One of the two: what is expected is known when it is compiled.
+        mbarrier.expect(full, slot_bytes, pred=valid > CFG.rows)
+        mbarrier.expect(full, slot_bytes - half_bytes, pred=valid <= CFG.rows)
         k = block * CFG.block_k
-        for i in gl.static_range(across_m):
-            tma_load(h_desc, [row + i * CFG.rows, k], full, ring.a.index(slot * CFG.across_m + i))
-        tma_load(w_desc, [expert, k, column], full, boxes.index(slot))
+        tma_load(h_desc, [row, k], full, ring.a.index(slot * 2))
+        if valid > CFG.rows:
+            tma_load(h_desc, [row + CFG.rows, k], full, ring.a.index(slot * 2 + 1))
+        if CFG.b_is_nk:
+            tma_load(w_desc, [expert * hidden + column, k], full, ring.b.index(slot))
+        else:
+            tma_load(w_desc, [expert, k, column], full, boxes_of_weight(ring, CFG).index(slot))
         slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
 
 @gluon.jit
-def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG: gl.constexpr):
+def produce(ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, shift, cuts, CFG: gl.constexpr):
     """Keep the ring full."""
     slot = 0
     phase = 1  # no slot is filled yet: the first lap finds every slot empty
-    row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
-    step = gl.num_programs(0)
-    final = gl.maximum(count - 1, 0)
-    chunk, width, at, expert, row, _, first, height = tile_at(
-        gl.program_id(0), final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+    row_tiles, lead_tiles, blocks_n, count, whole = what_to_do(head, hidden, cuts, CFG)
+    cta = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    unit = unit_at(0, cta, ctas, shift)
+    chunk, width, at, expert, row, end_row, first, height = tile_at(
+        tile_of(unit, count, whole), row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
     )  # fmt: skip
-    for tile in range(gl.program_id(0), count, step):
+    for turn in range(turns_of(cta, ctas, 2 * count - whole, shift)):
         of_tile = expert
         tile_row, block_n, _ = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row, first,
                                              height, CFG.block_m)  # fmt: skip
-        # The list is read ahead, while this tile is loaded.
-        chunk, width, at, expert, row, _, first, height = tile_at(
-            tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        tile_row, valid = rows_of_unit(unit, whole, tile_row, end_row, CFG.block_m)
+        # The list is read ahead, while this unit is loaded.
+        unit = unit_at(turn + 1, cta, ctas, shift)
+        chunk, width, at, expert, row, end_row, first, height = tile_at(
+            tile_of(unit, count, whole), row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
-        k_blocks = blocks(inner, CFG.block_k)
-        if CFG.b_is_nk:
-            slot, phase = fetch(ring, h_desc, tile_row, w_desc, of_tile * hidden + block_n * CFG.block_n, 0, k_blocks,
-                                slot, phase, CFG)  # fmt: skip
-        else:
-            slot, phase = fetch_of_expert(ring, h_desc, tile_row, w_desc, of_tile, block_n * CFG.block_n, k_blocks,
-                                          slot, phase, CFG)  # fmt: skip
+        slot, phase = fetch_rows(ring, h_desc, tile_row, valid, w_desc, of_tile, block_n * CFG.block_n, hidden, inner,
+                                 slot, phase, CFG)  # fmt: skip
+
+
+@gluon.jit
+def multiply_and_count(ring, slot, phase, early, count, channel, head, pending, row_tiles, lead_tiles, blocks_n,
+                       chunk_blocks, ME: gl.constexpr, CFG: gl.constexpr):  # fmt: skip
+    """As `hopper_gemm.multiply`, and count the tile before behind the first `early` of the `count` K blocks.
+
+    Every element is summed in the same order whatever `early` is. Nothing is in flight while a tile is counted, so the
+    accumulator may wait there; and what orders the count (`finish_tile`) is the same at any place behind the stores.
+    """
+    rows: gl.constexpr = CFG.rows
+    columns: gl.constexpr = CFG.columns
+    layout: gl.constexpr = CFG.acc_layout
+    acc = gl.zeros((rows, columns), gl.float32, layout)
+    begin = early * 0
+    end = early + 0
+    for part in range(2):
+        previous = slot + 0
+        for block in range(begin, end):
+            a = ring.a.index(slot * CFG.across_m + ME)
+            b = ring.b.index(slot)
+            if CFG.b_is_nk:
+                b = b.permute((1, 0))
+            mbarrier.wait(ring.full.index(slot), phase)
+            token = warpgroup_mma(a, b, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(token,))
+            mbarrier.arrive(ring.empty.index(previous), pred=block > begin)
+            previous = slot
+            slot, phase = next_slot(slot, phase, CFG.slots)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(ring.empty.index(previous), pred=end > begin)
+        if part == 0:
+            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+        begin = end + 0
+        end = count + 0
+    return acc, slot, phase
 
 
 @gluon.jit
 def multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m, chunk_blocks,
-                   ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """This consumer's half of every tile, counted while the next one is multiplied; returns the trace's cursor."""
+                   shift, cuts, staggers, ME: gl.constexpr, CFG: gl.constexpr, PROGRESS: gl.constexpr,
+                   TRACE: gl.constexpr):  # fmt: skip
+    """This consumer's half of every unit, counted while the next one is multiplied; returns the trace's cursor.
+
+    A tile is counted by each consumer; one that is cut by each of the two programs that have a half of it, once. A
+    count takes its round trip to the L2 cache, and the consumer multiplies nothing meanwhile. With `staggers` one
+    consumer counts after a third of the next product and the other after two thirds: while one waits the other has the
+    tensor cores, as far as the ring is filled. Without, both count when that product has ended, at the same time.
+    """
     cta = gl.program_id(0)
-    row_tiles, lead_tiles, blocks_n, count = what_to_do(head, hidden, CFG)
+    ctas = gl.num_programs(0)
+    row_tiles, lead_tiles, blocks_n, count, whole = what_to_do(head, hidden, cuts, CFG)
     k_blocks = blocks(inner, CFG.block_k)
-    step = gl.num_programs(0)
-    final = gl.maximum(count - 1, 0)
+    early = gl.where(staggers != 0, k_blocks * (ME + 1) // (CFG.consumers + 1), k_blocks)
     slot = 0
     phase = 0
     pending = -1  # the stage of the tile that is stored but not counted
+    unit = unit_at(0, cta, ctas, shift)
+    tile = tile_of(unit, count, whole)
     chunk, width, at, _, row, end_row, first, height = tile_at(
-        cta, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+        tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
     )  # fmt: skip
-    for tile in range(cta, count, step):
+    for turn in range(turns_of(cta, ctas, 2 * count - whole, shift)):
         tile_row, block_n, stage = combine_place(chunk, width, at, row_tiles, lead_tiles, chunk_blocks, group_m, row,
                                                  first, height, CFG.block_m)  # fmt: skip
-        valid = end_row - tile_row
-        # The list is read ahead: it arrives while this tile is multiplied.
+        tile_row, valid = rows_of_unit(unit, whole, tile_row, end_row, CFG.block_m)
+        counts = (unit < whole) | (ME == 0)
+        # The list is read ahead: it arrives while this unit is multiplied.
+        unit = unit_at(turn + 1, cta, ctas, shift)
+        next_tile = tile_of(unit, count, whole)
         chunk, width, at, _, row, end_row, first, height = tile_at(
-            tile + step, final, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
+            next_tile, row_tiles, lead_tiles, blocks_n, chunk_blocks, tiles
         )  # fmt: skip
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         if valid > ME * CFG.rows:
-            acc, slot, phase = multiply(ring, slot, phase, 0, k_blocks, ME, CFG)
-            count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
+            acc, slot, phase = multiply_and_count(ring, slot, phase, early, k_blocks, channel, head, pending, row_tiles,
+                                                  lead_tiles, blocks_n, chunk_blocks, ME, CFG)  # fmt: skip
             slices = column_slices(acc, CFG.columns // CFG.store_columns)
             for i in gl.static_range(CFG.columns // CFG.store_columns):
                 store_slice(slices[i], staging, y_desc, tile_row + ME * CFG.rows, block_n * CFG.block_n, i, ME, CFG)
         else:
-            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
+            slot, phase = pass_slots(ring, slot, phase, k_blocks_of(valid, inner, CFG), CFG)
             count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
-        pending = stage
+        pending = gl.where(counts, stage, -1)
         cursor = mark(events, cursor, TILE_END, tile, channel.rank, TRACE)
+        tile = next_tile
     count_pending(channel, head, pending, row_tiles, lead_tiles, blocks_n, chunk_blocks, CFG)
     return cursor
 
@@ -329,7 +398,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 @gluon.jit
 def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
             ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs. The first consumer tells of both: the board and the trace have one line for the two."""
@@ -349,7 +418,7 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     cursor = multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m,
-                            chunk_blocks, ME, CFG, shows, traces)  # fmt: skip
+                            chunk_blocks, shift, cuts, staggers, ME, CFG, shows, traces)  # fmt: skip
     cursor = take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
                        hidden, chunk_blocks, events, cursor, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE,
                        shows, traces)  # fmt: skip
@@ -381,7 +450,7 @@ def hopper_combine_kernel(
     h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
     CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
     TRACE: gl.constexpr,
 ):  # fmt: skip
@@ -404,13 +473,13 @@ def hopper_combine_kernel(
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 shift, cuts, staggers, 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 shift, cuts, staggers, 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
             ),
             (
                 reduce,
@@ -419,7 +488,7 @@ def hopper_combine_kernel(
             ),
             (
                 produce,
-                (ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, CFG),
+                (ring, h_desc, w_desc, head, tiles, hidden, inner, group_m, chunk_blocks, shift, cuts, CFG),
             ),
         ],
         [4, REDUCER_WARPS, PRODUCER_WARPS],

@@ -49,12 +49,22 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.moe.kernels.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
 from megascale_kernels.moe.kernels.sending import send_some
-from megascale_kernels.moe.kernels.walk import await_units, dispatch_place, look_up, units_of
+from megascale_kernels.moe.kernels.walk import (
+    await_units,
+    dispatch_place,
+    look_up,
+    rows_of_unit,
+    tile_of,
+    turns_of,
+    unit_at,
+    units_of,
+    whole_tiles,
+)
 from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "data_bytes",
-    "tokens", "experts", "pitch", "unit_tokens", "units", "group_m", "inner",
+    "tokens", "experts", "pitch", "unit_tokens", "units", "group_m", "shift", "cuts", "inner",
 )  # fmt: skip
 PRODUCER_WARPS = gl.constexpr(4)
 PRODUCER_THREADS = gl.constexpr(128)
@@ -77,10 +87,10 @@ def make_gathering_ring(dtype: gl.constexpr, CFG: gl.constexpr):
 
 @gluon.jit
 def tokens_of(rows, row, valid, ROWS: gl.constexpr, layout: gl.constexpr):
-    """The tokens of a tile: of its upper and its lower half, of its first row and of its last one."""
+    """The tokens of a unit: of its upper and its lower half, of its first row and of its last one."""
     at = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     upper = gl.load(rows + row + at)
-    lower = gl.load(rows + row + ROWS + at)
+    lower = gl.load(rows + row + ROWS + at, mask=ROWS + at < valid, other=-1)
     return upper, lower, gl.load(rows + row), gl.load(rows + row + valid - 1)
 
 
@@ -105,13 +115,22 @@ def boxes_of_weight(ring, CFG: gl.constexpr):
 
 
 @gluon.jit
+def k_blocks_of(valid, depth, CFG: gl.constexpr):
+    """K blocks of a unit: none where all its rows are padding."""
+    return gl.where(valid > 0, blocks(depth, CFG.block_k), 0)
+
+
+@gluon.jit
 def fetch_gathered(ring, upper, lower, valid, w_desc, expert, column, hidden, slot, phase, layout: gl.constexpr,
                    CFG: gl.constexpr):  # fmt: skip
-    """Every K block of a tile into the ring: the rows at `upper` and, if any is valid, at `lower`, and the weight."""
+    """Every K block of a unit into the ring: the rows at `upper` and, if any is valid, at `lower`, and the weight.
+
+    Nothing where no row is valid.
+    """
     block_k: gl.constexpr = CFG.block_k
     in_block = gl.arange(0, block_k, layout=gl.SliceLayout(0, layout))
     boxes = boxes_of_weight(ring, CFG)
-    for block in range(blocks(hidden, CFG.block_k)):
+    for block in range(k_blocks_of(valid, hidden, CFG)):
         full = ring.full.index(slot)
         mbarrier.wait(ring.empty.index(slot), phase)
         mbarrier.expect(full, CFG.columns * CFG.block_k * 2)
@@ -133,8 +152,16 @@ def fetch_gathered(ring, upper, lower, valid, w_desc, expert, column, hidden, sl
 
 
 @gluon.jit
+def unit_place(unit, tile, whole, blocks_n, group_m, row, end, first, height, TILE_ROWS: gl.constexpr):
+    """As `dispatch_place`, of a unit."""
+    begin, _, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, TILE_ROWS)
+    begin, valid = rows_of_unit(unit, whole, begin, end, TILE_ROWS)
+    return begin, valid, block_n
+
+
+@gluon.jit
 def produce(ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, data_bytes, tokens, experts,
-            pitch, unit_tokens, units, hidden, inner, group_m, CFG: gl.constexpr, TOP_K: gl.constexpr,
+            pitch, unit_tokens, units, hidden, inner, group_m, shift, cuts, CFG: gl.constexpr, TOP_K: gl.constexpr,
             SELECTIVE: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for the peers' tokens before the first load of a tile that has some.
 
@@ -153,19 +180,25 @@ def produce(ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, chann
     cursor = open_ring(channel, events, TRACE)
     blocks_n = blocks(inner, CFG.out_columns)
     count = gl.load(head + ROW_TILES) * blocks_n
-    step = gl.num_programs(0)
-    final = gl.maximum(count - 1, 0)
-    tile = gl.program_id(0)
-    expert, row, end, first, height = look_up(tiles, gl.minimum(tile, final) // blocks_n)
-    row, valid, block_n = dispatch_place(gl.minimum(tile, final), blocks_n, group_m, row, end, first, height, block_m)
+    cta = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    whole = whole_tiles(count, ctas, cuts)
+    tile = tile_of(cta, count, whole)
+    expert, row, end, first, height = look_up(tiles, tile // blocks_n)
+    row, valid, block_n = unit_place(cta, tile, whole, blocks_n, group_m, row, end, first, height, block_m)
     upper, lower, token, last = tokens_of(rows, row, valid, half, layout)
-    next_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + step, final) // blocks_n)
-    for tile in range(gl.program_id(0), count, step):
-        # Tables are read ahead, a tile's tokens while the tile before is loaded: none is waited for.
-        following = gl.minimum(tile + step, final)
-        row, next_valid, next_block = dispatch_place(following, blocks_n, group_m, row, end, first, height, block_m)
+    tile = tile_of(unit_at(1, cta, ctas, shift), count, whole)
+    next_expert, row, end, first, height = look_up(tiles, tile // blocks_n)
+    for turn in range(turns_of(cta, ctas, 2 * count - whole, shift)):
+        # Tables are read ahead, a unit's tokens while the unit before is loaded: none is waited for.
+        tile = tile_of(unit_at(turn, cta, ctas, shift), count, whole)
+        following = unit_at(turn + 1, cta, ctas, shift)
+        next_tile = tile_of(following, count, whole)
+        row, next_valid, next_block = unit_place(following, next_tile, whole, blocks_n, group_m, row, end, first,
+                                                 height, block_m)  # fmt: skip
         next_upper, next_lower, next_token, next_last = tokens_of(rows, row, next_valid, half, layout)
-        later_expert, row, end, first, height = look_up(tiles, gl.minimum(tile + 2 * step, final) // blocks_n)
+        later_tile = tile_of(unit_at(turn + 2, cta, ctas, shift), count, whole)
+        later_expert, row, end, first, height = look_up(tiles, later_tile // blocks_n)
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         needed = units_of(last, channel.rank, channel.world_size, pitch, unit_tokens, units)
         if SELECTIVE:
@@ -216,7 +249,7 @@ def multiply_gathered(ring, slot, phase, count, ME: gl.constexpr, CFG: gl.conste
 
 @gluon.jit
 def pass_slots(ring, slot, phase, count, CFG: gl.constexpr):
-    """Hand back a tile's slots unread: this consumer's rows are all padding."""
+    """Hand back `count` slots unread: this consumer's rows are all padding."""
     for _ in range(count):
         mbarrier.wait(ring.full.index(slot), phase)
         mbarrier.arrive(ring.empty.index(slot))
@@ -250,9 +283,9 @@ def store_tile(acc, staging, h_desc, gate_desc, up_desc, row, column, ME: gl.con
 
 @gluon.jit
 def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden, inner,
-            group_m, variant, counted, ME: gl.constexpr, CFG: gl.constexpr, SAVES: gl.constexpr,
+            group_m, shift, cuts, variant, counted, ME: gl.constexpr, CFG: gl.constexpr, SAVES: gl.constexpr,
             PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
-    """Multiply this consumer's half of every tile and store what it comes to."""
+    """Multiply this consumer's half of every unit and store what it comes to; the first has all rows of half a tile."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
     blocks_n = blocks(inner, CFG.out_columns)
@@ -271,12 +304,16 @@ def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, boa
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     k_blocks = blocks(hidden, CFG.block_k)
-    final = gl.maximum(count - 1, 0)
-    _, row, end, first, height = look_up(tiles, gl.minimum(cta, final) // blocks_n)
-    for tile in range(cta, count, ctas):
-        begin, valid, block_n = dispatch_place(tile, blocks_n, group_m, row, end, first, height, CFG.block_m)
-        # The list is read ahead: it arrives while this tile is multiplied.
-        _, row, end, first, height = look_up(tiles, gl.minimum(tile + ctas, final) // blocks_n)
+    whole = whole_tiles(count, ctas, cuts)
+    unit = unit_at(0, cta, ctas, shift)
+    tile = tile_of(unit, count, whole)
+    _, row, end, first, height = look_up(tiles, tile // blocks_n)
+    for turn in range(turns_of(cta, ctas, 2 * count - whole, shift)):
+        begin, valid, block_n = unit_place(unit, tile, whole, blocks_n, group_m, row, end, first, height, CFG.block_m)
+        # The list is read ahead: it arrives while this unit is multiplied.
+        unit = unit_at(turn + 1, cta, ctas, shift)
+        next_tile = tile_of(unit, count, whole)
+        _, row, end, first, height = look_up(tiles, next_tile // blocks_n)
         show_tile(channel, COMPUTE, tile, shows)
         cursor = mark(events, cursor, TILE_BEGIN, tile, channel.rank, traces)
         if valid > ME * CFG.rows:
@@ -284,8 +321,9 @@ def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, boa
             store_tile(acc, staging, h_desc, gate_desc, up_desc, begin + ME * CFG.rows, block_n * CFG.out_columns, ME,
                        CFG, SAVES)  # fmt: skip
         else:
-            slot, phase = pass_slots(ring, slot, phase, k_blocks, CFG)
+            slot, phase = pass_slots(ring, slot, phase, k_blocks_of(valid, hidden, CFG), CFG)
         cursor = mark(events, cursor, TILE_END, tile, channel.rank, traces)
+        tile = next_tile
     tma.store_wait(0)
     if last_consumer == ME:
         if cta == ctas - 1:
@@ -300,7 +338,7 @@ def hopper_dispatch_kernel(
     x_ptr, ids_ptr, gathered_ptr, w_desc, h_desc, gate_desc, up_desc, head, rows, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m,
+    data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m, shift, cuts,
     CFG: gl.constexpr, SAVES: gl.constexpr, TOP_K: gl.constexpr, SELECTIVE: gl.constexpr, OPERATOR: gl.constexpr,
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
@@ -323,17 +361,18 @@ def hopper_dispatch_kernel(
             (
                 consume,
                 (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden,
-                 inner, group_m, variant, counted, 0, CFG, SAVES, PROGRESS, TRACE),
+                 inner, group_m, shift, cuts, variant, counted, 0, CFG, SAVES, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, board, trace, pitch, hidden,
-                 inner, group_m, variant, counted, 1, CFG, SAVES, PROGRESS, TRACE),
+                 inner, group_m, shift, cuts, variant, counted, 1, CFG, SAVES, PROGRESS, TRACE),
             ),
             (
                 produce,
                 (ring, x_ptr, ids_ptr, gathered_ptr, w_desc, head, rows, tiles, channel, trace, data_bytes, tokens,
-                 experts, pitch, unit_tokens, units, hidden, inner, group_m, CFG, TOP_K, SELECTIVE, PROGRESS, TRACE),
+                 experts, pitch, unit_tokens, units, hidden, inner, group_m, shift, cuts, CFG, TOP_K, SELECTIVE,
+                 PROGRESS, TRACE),
             ),
         ],
         [4, PRODUCER_WARPS],

@@ -22,12 +22,13 @@ from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_no
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import finish_launch, open_channel, peer_words, publish_launch
 from megascale_kernels.moe import tables
+from megascale_kernels.moe.kernels.walk import whole_tiles
 from megascale_kernels.planning.tile_order import blocks
 
 MOE_ROUTE = OPERATORS.index("moe_route")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "tokens", "pitch", "first_expert", "lead_rows",
-    "half_rows", "columns", "programs", "routes_words",
+    "half_rows", "cuts", "columns", "programs", "routes_words",
 )  # fmt: skip
 
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
@@ -51,7 +52,7 @@ def route_kernel(
     ids_ptr, gates_ptr, head, counts, begins, rows, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,  # noqa: ARG001 - it has no trace, and what opens a channel has one
     flags, channels, slot, rank, world_size, signature, deadline_us, routes_words,
-    tokens, pitch, first_expert, lead_rows, half_rows, columns, programs,
+    tokens, pitch, first_expert, lead_rows, half_rows, cuts, columns, programs,
     TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +76,7 @@ def route_kernel(
         code = meet_programs(channel, head)
     if code == 0:
         place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert,
-              lead_rows, half_rows, columns, programs, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS, TOKENS,
+              lead_rows, half_rows, cuts, columns, programs, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS, TOKENS,
               PAIRS)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     show_done(channel, COMMUNICATE, PROGRESS)
@@ -180,7 +181,7 @@ def sum_counts(counts, block, of_rank, everything, PADDED: tl.constexpr):
 
 @triton.jit
 def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
-          half_rows, columns, programs, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr,
+          half_rows, cuts, columns, programs, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr,
           PADDED: tl.constexpr, TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """Step 4: where everything lies."""
     ctas = tl.num_programs(0)
@@ -192,8 +193,8 @@ def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, route
         height = blocks(total, TILE_ROWS)
         starts = (tl.cumsum(height, axis=0) - height) * TILE_ROWS
         if is_first == 1:
-            list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, columns, programs, EXPERTS,
-                       PADDED, TILE_ROWS)  # fmt: skip
+            list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, cuts, columns, programs,
+                       EXPERTS, PADDED, TILE_ROWS)  # fmt: skip
         is_first = 0
         if block < everything:
             tl.store(begins + block * PADDED + tl.arange(0, PADDED), starts + before)
@@ -254,11 +255,12 @@ def slot_of_pair(ids, here, end, ours, first_expert, TOP_K: tl.constexpr, EXPERT
 
 
 @triton.jit
-def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, columns, programs,
+def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, cuts, columns, programs,
                EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr):  # fmt: skip
     """Write the row tiles of every expert, the lead first, and the padding of its last one.
 
-    Half ones that fill the last wave of layer 0, which has `columns` tiles of each and `programs` programs, come last.
+    Half ones that fill the last wave of layer 0, which has `columns` tiles of each and `programs` programs, come last,
+    unless layer 0 `cuts` the tiles of that wave.
     """
     ours_alone = tl.where(own == total, height, own // TILE_ROWS)
     leads = (tl.cumsum(ours_alone, axis=0) - ours_alone) * TILE_ROWS < lead_rows
@@ -267,7 +269,8 @@ def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_ro
     lead_tiles = tl.sum(lead, axis=0)
     half = ((height > lead) & (total - (height - 1) * TILE_ROWS <= half_rows)).to(tl.int32)
     halves = tl.sum(half, axis=0)
-    wanted = blocks(row_tiles * columns % programs, columns)
+    filled = row_tiles * columns
+    wanted = tl.where(whole_tiles(filled, programs, cuts) < filled, 0, blocks(filled % programs, columns))
     late = tl.where((wanted <= halves) & (halves - tl.cumsum(half, axis=0) < wanted), half, 0)
     rest = height - lead - late
     lead_first = tl.cumsum(lead, axis=0) - lead

@@ -4,6 +4,12 @@
 Kernels, their warp-specialised twins and tests share these functions. A *tile* is a row tile (`tables.py`) and a block
 of columns; tiles of a stretch are numbered so that columns of one expert's weight are read by all its row tiles soon
 after each other.
+
+A *unit* of work is a tile, or, in the last wave, half the rows of one. Programs take units in *turns*: all programs
+together a wave of as many units as there are programs, in the order of units. Which of the wave's units a program takes
+may move on by `shift` from wave to wave. Were it always the same place of the wave, then programs would get tiles of
+one kind alone wherever the height of stretches divides the number of programs: of experts with four row tiles each the
+last of which is half empty every fourth program got all half ones.
 """
 
 import triton
@@ -17,6 +23,49 @@ TILE_WORDS = tl.constexpr(tables.TILE_WORDS)
 # Flags of a source rank in both layers: 0 that it has begun the launch, then its units of tokens, or what it has sent.
 BEGUN = tl.constexpr(0)
 UNITS = tl.constexpr(1)
+
+
+@triton.jit
+def unit_at(turn, program, programs, shift):
+    """The unit that a program takes in its `turn`-th turn, from 0, in which it is its own number."""
+    return turn * programs + (program + turn * shift) % programs
+
+
+@triton.jit
+def turns_of(program, programs, units, shift):
+    """How many turns a program has: one in every whole wave, and in the last one if its place is filled."""
+    waves = units // programs
+    return waves + ((program + waves * shift) % programs < units % programs).to(tl.int32)
+
+
+@triton.jit
+def whole_tiles(count, programs, cuts):
+    """How many of the tiles are one unit each; the others, if any, are two.
+
+    With `cuts` those of the last wave are cut where there is a program for every half of them.
+    """
+    last = count % programs
+    return tl.where((cuts != 0) & (2 * last <= programs), count - last, count)
+
+
+@triton.jit
+def tile_of(unit, count, whole):
+    """The tile of a unit: the last one behind the last unit, and 0 where there is none."""
+    tile = tl.where(unit < whole, unit, whole + (unit - whole) // 2)
+    return tl.maximum(tl.minimum(tile, count - 1), 0)
+
+
+@triton.jit
+def rows_of_unit(unit, whole, begin, end, TILE_ROWS: tl.constexpr):
+    """A unit's rows, of a tile that begins at `begin`, of an expert whose rows end at `end`.
+
+    Returns:
+        (first row, rows that are not padding). A lower half may have none: there is nothing to do.
+    """
+    HALF: tl.constexpr = TILE_ROWS // 2
+    lower = (unit >= whole) & ((unit - whole) % 2 == 1)
+    begin += tl.where(lower, HALF, 0)
+    return begin, tl.minimum(end - begin, tl.where(unit < whole, TILE_ROWS, HALF))
 
 
 @triton.jit
