@@ -17,11 +17,15 @@ from megascale_kernels.autotune.contest import MOST_CALLS, MOST_WAYS, TIMED_TURN
 from megascale_kernels.autotune.moe_choosing import choose_moe
 from megascale_kernels.moe import all_to_all
 from megascale_kernels.moe.experts import sizes_of
+from megascale_kernels.moe.tables import Sizes
 
 from tests.fakes.moe_cases import Layer
 from tests.fixtures.kernel_group import Place
 from tests.gpu.moe_gpu_promises import operands, workspace_of
 
+PADDED = Sizes(
+    world_size=2, pitch=1040, top_k=2, experts=16, hidden=2048, inner=4096
+)  # `test_moe_in_series` holds that
 NEAR = {"rtol": 2e-2, "atol": 2e-2}  # bf16, sums in another order
 
 
@@ -56,13 +60,20 @@ def first_calls_find_one_way_on_all_ranks(place: Place) -> None:
     assert all(torch.equal(moe_experts(*given, workspace), first) for _ in range(5))
 
 
+def _padded(place: Place) -> Layer:
+    """A layer whose tiles hold so much padding that the serial path may be as fast."""
+    experts = PADDED.experts * PADDED.world_size // place.world_size
+    tokens = (PADDED.pitch,) * place.world_size
+    return Layer(tokens, PADDED.top_k, experts, PADDED.hidden, PADDED.inner, dtype=torch.bfloat16)
+
+
 def a_layer_of_padded_tiles_is_tried_in_series(place: Place) -> None:
     """The serial path has its turns, all right; captured while nothing is decided, a graph keeps our kernels.
 
     In the end all ranks go the same way, forward and backward, and a graph that is captured then gives the eager bits;
     who insists on our kernels has a contest without the serial path, and a layer whose tiles are full has none of it.
     """
-    layer = Layer((272,) * place.world_size, 2, 8 // place.world_size, 1024, 4096, dtype=torch.bfloat16)
+    layer = _padded(place)
     workspace = _workspace(layer, adaptive=True)
     given = operands(place, layer, 2)
     exact = all_to_all.moe(*given, workspace)
@@ -118,7 +129,7 @@ def a_layer_of_padded_tiles_is_tried_in_series(place: Place) -> None:
 
 def in_training_calls_and_gradients_decide(place: Place) -> None:
     """Each turn's gradient is timed as well, of two layers whose backwards come last first; all of them are right."""
-    layer = Layer((272,) * place.world_size, 2, 8 // place.world_size, 1024, 4096, dtype=torch.bfloat16)
+    layer = _padded(place)
     workspace = _workspace(layer, adaptive=True)
     given = operands(place, layer, 2)
     leaves = [given[index].requires_grad_() for index in (0, 2, 3, 4)]

@@ -23,6 +23,7 @@ from megascale_kernels.moe.moe_config import MoeConfig  # noqa: E402
 from megascale_kernels.moe.tables import Sizes  # noqa: E402
 
 from tests.fakes.ranks import together, workspaces  # noqa: E402
+from tests.gpu import moe_choice_promises  # noqa: E402
 
 H200 = ("NVIDIA H200", 132)
 DEEPSEEK = Sizes(2, 4096, 6, 32, 2048, 1408)
@@ -106,6 +107,15 @@ def test_a_try_takes_a_share_of_what_is_free_on_every_rank(
     assert found[0] == found[1]
     assert (None in found[0]) == tried
     assert ranks[0].group.store.num_keys() == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_layer_of_the_promises_on_gpus_may_run_in_series(ranks: int) -> None:
+    """Among both numbers of ranks, so that a change of the model does not leave the promises without a contest."""
+    on_two = moe_choice_promises.PADDED
+    sizes = on_two._replace(world_size=ranks, experts=on_two.experts * on_two.world_size // ranks)
+
+    assert may_be_serial(sizes)
 
 
 def test_free_is_what_torch_holds_unused_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
