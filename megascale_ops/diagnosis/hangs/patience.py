@@ -27,6 +27,8 @@ CONTRADICTED = 0.5
 STARTUP_LOOK_S = 20.0
 # 3 places and a pause of 10 s: a loop in one function stays in one place, and a signal's handler is one more.
 LEAST_WANDERED, WANDER_S = 3, 10.0
+# 0.1 of a restart's cost: so much doubt is left about what no wait that ended by itself was seen to look like.
+STUCK_SHARE = 0.1
 # 10 x p50: a single slow step (the first, a checkpoint) may not set the patience for the next thousand.
 OUTLIER = 10.0
 
@@ -49,15 +51,19 @@ def has_learned(report: RankReport) -> bool:
 
 
 def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
-    """Return the policy with the times for silence at no less than what a restart of this job costs.
+    """Return the policy with the times for silence at no less than what waiting may be worth.
 
-    A wait for as long as a wrong restart would take never costs more than twice the least possible (ski rental).
+    A wait for as long as a wrong restart would take never costs more than twice the least possible (ski rental). That
+    is for a rank that is absent, and may come. Where what is seen says that the wait will not end by itself, it is a
+    share of that (Purohit et al., "Improving online algorithms via ML predictions", 2018): at most so much more than
+    without the wait where that is right, at most ``1 + 1 / share`` times the least possible where it is wrong.
     0 stays: the user wants silence acted upon at once.
     """
     if policy.absent_patience_s <= 0.0:
         return policy
     price_s = statistics.median(prices_s) if prices_s else policy.restart_price_s
-    absent_s, stuck_s = max(policy.absent_patience_s, price_s), max(policy.stuck_patience_s, price_s)
+    absent_s = max(policy.absent_patience_s, price_s)
+    stuck_s = max(policy.stuck_patience_s, STUCK_SHARE * price_s)
     return msgspec.structs.replace(policy, absent_patience_s=absent_s, stuck_patience_s=stuck_s)
 
 
