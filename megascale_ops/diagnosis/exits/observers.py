@@ -80,7 +80,9 @@ def excuse_lost_connections(judged: Sequence[Judged]) -> list[Judged]:
     lost = [one for one in judged if one.fault == "exception" and _lost(one)]
     if not lost:
         return list(judged)
-    others = [one for one in judged if one not in lost]
+    # By identity: a hundred thousand ranks may have lost one peer, and a search for each among all would take minutes.
+    are_lost = set(map(id, lost))
+    others = [one for one in judged if id(one) not in are_lost]
     causes = [one for one in others if one.fault in FAULTS and one.fault != "unknown" and not one.was_asked]
     silent = [one for one in others if one.fault in ("by_us", "normal")]
     if causes:
@@ -88,7 +90,8 @@ def excuse_lost_connections(judged: Sequence[Judged]) -> list[Judged]:
         followed = [one for one in lost if one.ended.age_s - first_s <= _APART_S]
     else:
         followed = lost if silent and len(lost) > 1 and len(lost) > len(silent) else []
-    return [one._replace(fault="peer", why=_WHY) if one in followed else one for one in judged]
+    followers = set(map(id, followed))
+    return [one._replace(fault="peer", why=_WHY) if id(one) in followers else one for one in judged]
 
 
 def excuse_wrapped(judged: Sequence[Judged]) -> list[Judged]:
@@ -96,7 +99,9 @@ def excuse_wrapped(judged: Sequence[Judged]) -> list[Judged]:
     wrapped = [one for one in judged if one.fault == "exception" and _wraps_a_lost_peer(one)]
     if len(wrapped) < _SEVERAL:
         return list(judged)
-    return [one._replace(fault="peer", why=f"{one.why}, over a lost peer") if one in wrapped else one for one in judged]
+    are_wrapped = set(map(id, wrapped))
+    over = "over a lost peer"
+    return [one._replace(fault="peer", why=f"{one.why}, {over}") if id(one) in are_wrapped else one for one in judged]
 
 
 def _wraps_a_lost_peer(one: Judged) -> bool:

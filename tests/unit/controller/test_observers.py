@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from megascale_ops.diagnosis.exits.classify import Ended, Judged
-from megascale_ops.diagnosis.exits.observers import excuse
+from megascale_ops.diagnosis.exits.observers import excuse, excuse_lost_connections, excuse_wrapped
 from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.progress import RankError
 
 NOTE = "[rank: 1] Child process with PID 81 terminated with code 1. Forcefully terminating all other processes to avoid"
 
@@ -33,3 +34,27 @@ def test_without_a_note_a_kill_is_a_cause() -> None:
 
     assert [one.fault for one in excuse([_killed(0, signal.SIGKILL)])] == ["killed"]
     assert [one.fault for one in excuse([_killed(0, signal.SIGKILL, says=NOTE), crashed])] == ["peer", "segfault"]
+
+
+class _Unequal(Judged):
+    """One that may be looked at, and not searched for among all others."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("ends were compared with each other")
+
+    __hash__ = Judged.__hash__
+
+
+def _lost(rank: int) -> Judged:
+    error = RankError("ConnectionResetError", "[Errno 104] Connection reset by peer")
+    exit_ = RankExit(rank, rank % 4, 9, 1, 0.0, error=error)
+    return _Unequal(Ended("n0", exit_, 0.1), "exception", "ConnectionResetError")
+
+
+def test_who_lost_a_connection_is_not_searched_for_among_all() -> None:
+    """A hundred thousand may have lost one peer: what that costs grows with their number, not with its square."""
+    crashed = _Unequal(*_killed(2, signal.SIGSEGV)._replace(fault="segfault"))
+    ends = [_lost(0), _lost(1), crashed, _lost(3)]
+
+    assert [one.fault for one in excuse_lost_connections(ends)] == ["peer", "peer", "segfault", "peer"]
+    assert [one.fault for one in excuse_wrapped(ends)] == ["exception", "exception", "segfault", "exception"]
