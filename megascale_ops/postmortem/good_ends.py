@@ -30,8 +30,6 @@ _SENTENCE = re.compile(
 )
 # What is waited for, or is not so.
 _NOT_YET = re.compile(r"\b(?:not|n't|until|before|once|when|if|unless|never|wait(?:s|ing)?|cannot)\b", re.IGNORECASE)
-
-
 # How Python's loggers and their like begin a record: "ERROR:root:", "2026-... - ERROR - ", "[ERROR] ", "| ERROR    |".
 _RECORD = re.compile(r"(?:^|[\s|\[(-])(?:ERROR|WARNING|WARN|error|warning|warn)\b ?[:\])|-]?")
 # What a launcher says as it stops ranks.

@@ -44,10 +44,8 @@ _LETTERS = re.compile(r"[a-z]{2}")
 # Two words of a sentence, or an observer's note about a rank: no mark of it.
 _SENTENCE = re.compile(r"\b[a-z]{2,20},? [a-z]{2,20}\b")
 # NCCL's watchdogs tell places in groups, which ``pieces`` reads, and its lines devices of a node.
-_OF_WATCHDOGS, _ABOUT = (
-    "ProcessGroup",
-    re.compile(r"Watchdog caught|Child process with PID \d|(?:\S{1,80} )?NCCL (?:INFO|WARN|TRACE)\b"),
-)
+_OF_WATCHDOGS = "ProcessGroup"
+_ABOUT = re.compile(r"Watchdog caught|Child process with PID \d|(?:\S{1,80} )?NCCL (?:INFO|WARN|TRACE)\b")
 _DIGITS, _LEVEL = re.compile(r"\d+"), re.compile(r"\b[A-Z]{4,8}\b")
 _IS_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|error|critical|fatal)\b")
 # 400 lines: enough to see that most have no mark.
