@@ -11,6 +11,7 @@ weighed elsewhere (``ski_rental``), under the same limits.
 Pure: a question with its time in, an action and a sentence out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from megascale_ops.controller.policy.decision import (
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit
-from megascale_ops.schema.fault_classes import Hang, class_of
+from megascale_ops.schema.fault_classes import Blames, Hang, class_of
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
@@ -36,6 +37,8 @@ GO_ON = ("ignore", "warn")
 
 # 10 steps: what is wrong with a state shows in the first forward or optimizer steps; later it is the data or the run.
 FIRST_STEPS = 10
+# Four faults of four machines count as one restart that mended nothing: 20 in a row are the guard's five.
+UNLUCKY_FOR_ONE = 4
 _IN_SCRIPT = ("exception", "exception_everywhere")
 
 
@@ -249,17 +252,28 @@ def _spent_budget(question: Question) -> str:
 
 
 def _fruitless(question: Question) -> str:
-    """Return the sentence for restarts that led to no new step, or ""."""
+    """Return the sentence for restarts that led to no new step, or "".
+
+    Faults of machines that have nothing to do with each other, each of another one, are bad luck and count a quarter.
+    Among 100,000 GPUs five of them between two checkpoints are no rarity, and a sixth restart is as good as the first.
+    """
     if question.progressed or not question.restarts:
         return ""
-    count = 1
+    chain = [(question.verdict.fault, blamed_node(question.verdict))]
     # Each restart records whether the round before it had come further; the oldest is about a round without a restart.
     for restart in reversed(question.restarts[1:]):
         if restart.progressed:
             break
-        count += 1
-    if count < question.policy.fruitless_restarts:
+        chain.append((restart.cause, restart.node))
+    of_node = Counter(node for _, node in chain)
+    unlucky = sum(_may_be_machines(cause) and bool(node) and of_node[node] == 1 for cause, node in chain)
+    if len(chain) - unlucky + unlucky // UNLUCKY_FOR_ONE < question.policy.fruitless_restarts:
         return ""
     if question.counts_anew:
-        return f"{count} restarts in a row led no further than the rounds before, so another would not either"
-    return f"{count} restarts in a row led to no step that had not been made before, so another would not either"
+        return f"{len(chain)} restarts in a row led no further than the rounds before, so another would not either"
+    return f"{len(chain)} restarts in a row led to no step that had not been made before, so another would not either"
+
+
+def _may_be_machines(cause: str) -> bool:
+    row = class_of(cause)
+    return row.is_machines or row.checks_gpu or row.blames is Blames.NODE

@@ -259,6 +259,42 @@ def test_restarts_that_lead_nowhere_end() -> None:
     assert "5 restarts in a row" in sixth.reason
 
 
+def _of_machines(nodes: list[str], cause: str = "cuda_error") -> tuple[Restart, ...]:
+    """Return restarts for a fault of each of these machines, of which each but the first ended a fruitless round."""
+    return tuple(Restart(1_000.0 + i, cause, node, progressed=i == 0) for i, node in enumerate(nodes))
+
+
+def _broken(node: str, fault: str = "cuda_error") -> Verdict:
+    return Verdict(fault=fault, reason="rank 1: CUDA error", confidence=0.9, culprits=(1,), nodes=(node,))
+
+
+def test_machines_that_fail_one_after_the_other_are_bad_luck() -> None:
+    """Of 100,000 GPUs one fails in less time than lies between two checkpoints: a job may not end for that."""
+    nodes = [f"node-{i}" for i in range(20)]
+
+    assert _judge(_broken("node-99"), history=_of_machines(nodes[:12]), progressed=False).action == "restart"
+    assert _judge(_broken("node-99"), history=_of_machines(nodes[:19]), progressed=False).action == "restart"
+    last = _judge(_broken("node-99"), history=_of_machines(nodes), progressed=False)
+    assert (last.action, last.rule) == ("stop", "no_progress")  # even luck is not as bad as that
+    assert "20 restarts in a row" in last.reason
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        _of_machines(["node-1"] * 6),  # the same one again and again
+        _of_machines([""] * 6),  # no machine alone
+        _of_machines([f"node-{i}" for i in range(6)], "nccl_error"),  # what no machine is likely to have done
+        _of_machines([f"node-{i}" for i in range(6)], "exception"),
+    ],
+)
+def test_what_is_no_bad_luck_of_machines_ends_as_before(history: tuple[Restart, ...]) -> None:
+    """Five restarts without a new step that one thing may be behind."""
+    decision = _judge(KILLED, history=history, progressed=False)
+
+    assert (decision.action, decision.rule) == ("stop", "no_progress")
+
+
 def test_one_new_step_begins_the_count_anew() -> None:
     """A job that makes progress between faults may go on as long as the budgets last."""
     now = _judge(KILLED, history=_fruitless(8), progressed=True)
