@@ -37,6 +37,7 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import (
     finish_launch,
     open_channel,
+    peer_data,
     publish_launch,
 )
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors
@@ -134,7 +135,7 @@ def add_tiles(channel, out_ptr, bias_ptr, staging_bytes, m_size, n_size, ring, c
 @triton.jit
 def partial_of(channel, target, source, out_ptr, staging_bytes, m_size, n_size):
     """Where on rank `target` the partial product of `source` lies."""
-    base = (tl.load(channel.peers + target) + staging_bytes).to(tl.pointer_type(out_ptr.dtype.element_ty))
+    base = peer_data(channel, target, staging_bytes, out_ptr)
     return base + tl.cast(source, tl.int64) * m_size * n_size
 
 

@@ -35,6 +35,7 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import (
     finish_launch,
     open_channel,
+    peer_data,
     publish_launch,
 )
 from megascale_kernels.planning.tile_order import (
@@ -149,8 +150,7 @@ def push_rows(channel, x_ptr, gathered_bytes, pitch_rows, m_shard, k_size, unit_
         unit = job % units
         peer = (channel.rank + channel.world_size - 1 - job // units) % channel.world_size
         show_tile(channel, COMMUNICATE, unit, PROGRESS)
-        base = tl.load(channel.peers + peer) + gathered_bytes
-        target = base.to(tl.pointer_type(x_ptr.dtype.element_ty)) + channel.rank.to(tl.int64) * pitch_rows * k_size
+        target = peer_data(channel, peer, gathered_bytes, x_ptr) + channel.rank.to(tl.int64) * pitch_rows * k_size
         begin = (unit * unit_rows).to(tl.int64) * k_size
         end = min((unit + 1) * unit_rows, m_shard).to(tl.int64) * k_size
         tile_push_data(target, x_ptr, begin, end, PUSH_COLS)

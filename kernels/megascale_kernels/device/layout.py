@@ -82,6 +82,7 @@ GAVE_UP = tl.constexpr(board_format.GAVE_UP)
 OPERATORS = board_format.OPERATORS
 
 PAGE_BYTES = 4096
+DATA_ALIGNMENT = tl.constexpr(16)  # bytes that a thread loads or stores at once; slots of data begin on pages
 
 
 class Layout(NamedTuple):

@@ -49,6 +49,15 @@ def consumer_tile_wait(channel, index, source, role, tile):
 
 
 @triton.jit
+def consumer_tile_seen(channel, index, source):
+    """Whether flag `index` of rank `source` has been raised, without waiting: to choose what is waited for.
+
+    Ordering: none; a `consumer_tile_wait` must come before what the flag announces is read.
+    """
+    return tl.atomic_add(flag_of(channel, channel.control, source, index), 0, sem="relaxed", scope="gpu") == channel.stamp
+
+
+@triton.jit
 def peer_tile_notify(channel, index, peer):
     """Announce a tile of ours to a peer, where it was written.
 

@@ -26,6 +26,7 @@ from megascale_kernels.device.layout import (
     ABORTED,
     ARRIVED,
     CLAIM,
+    DATA_ALIGNMENT,
     EPOCH,
     EXITS,
     EXPIRED,
@@ -132,6 +133,18 @@ def open_channel(epoch, control, peers, status, board, flags, channels, slot, ra
 def peer_words(channel, peer):
     """The symmetric words of another rank (int32 pointer)."""
     return tl.load(channel.peers + peer).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def peer_data(channel, peer, offset_bytes, like_ptr):
+    """What lies so many bytes into the memory of a rank, as a pointer to what `like_ptr` points to.
+
+    Data begin at multiples of 16 bytes there (`layout.data`). That is said to the compiler: it can't know what an
+    address that was loaded divides by, and loads and stores two bytes a thread at a time, which takes a peer's memory
+    several times as long.
+    """
+    base = (tl.load(channel.peers + peer) + offset_bytes).to(tl.pointer_type(like_ptr.dtype.element_ty))
+    return tl.multiple_of(base, DATA_ALIGNMENT)
 
 
 @triton.jit

@@ -35,6 +35,7 @@ from megascale_kernels.device.signals import (
     drain_tma_stores,
     finish_launch,
     open_channel,
+    peer_data,
     publish_launch,
 )
 from megascale_kernels.planning.tile_order import (
@@ -141,7 +142,7 @@ def announce(channel, index, owner, PUSH_TMA: tl.constexpr):
 @triton.jit
 def staging_of(channel, target, source, owner, out_ptr, staging_bytes, m_shard, n_size):
     """Where on rank `target` the partial rows of `source` for `owner` lie."""
-    base = (tl.load(channel.peers + target) + staging_bytes).to(tl.pointer_type(out_ptr.dtype.element_ty))
+    base = peer_data(channel, target, staging_bytes, out_ptr)
     return base + staging_slot(source, owner, channel.world_size).to(tl.int64) * m_shard * n_size
 
 

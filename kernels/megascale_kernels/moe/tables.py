@@ -26,11 +26,12 @@ from torch import Tensor
 from megascale_kernels.progress.board_format import MAX_RANKS
 
 # Words of `Routing.head`.
-ROW_TILES, LEAD_TILES, QUEUE, ARRIVALS = 0, 1, 2, 3
+ROW_TILES, LEAD_TILES, ARRIVALS = 0, 1, 3
 TOKENS_OF = 8  # and further: tokens of each rank
 STAGES = 32  # and further: finished tiles of each stage of layer 1
 MOST_CHUNKS = 8
-SENT_JOBS = STAGES + 2 * MOST_CHUNKS  # and further: finished jobs of each peer's units; whoever is last clears its word
+JOBS = STAGES + 2 * MOST_CHUNKS  # and further: jobs taken of each chunk of layer 1, the peers' tokens, then our own
+SENT_JOBS = JOBS + 2 * MOST_CHUNKS  # and further: finished jobs of each peer's units; whoever is last clears its word
 MOST_UNITS = 32
 HEAD_WORDS = SENT_JOBS + MAX_RANKS * MOST_UNITS
 # Fields of a row tile, all of its stretch: the expert, the stretch's first row, the end of the expert's rows without

@@ -116,6 +116,15 @@ def test_two_consumers_run_wide_wgmma_without_spilling(operator: str, is_nk: boo
     assert not re.search(r"\b(LDL|STL)", machine.sass)
 
 
+@pytest.mark.parametrize("name", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_a_peer_s_memory_is_read_and_written_in_words_of_16_bytes(name: str) -> None:
+    """Threads of plain kernels push rows and read partials: eight elements each, where a row is a multiple of them."""
+    ptx = WAITING[name]().ptx
+
+    assert not re.search(r"\b(ld|st)\.global\S*\.b16\b", ptx)
+    assert "ld.global.v4.b32" in ptx
+
+
 @pytest.mark.parametrize("is_nk", EITHER_WEIGHT, ids=["NK", "KN"])
 @pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_nk: bool) -> None:

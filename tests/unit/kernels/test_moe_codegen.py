@@ -282,6 +282,18 @@ def test_what_orders_ranks_is_there(name: str) -> None:
     assert machine.shared_bytes <= SHARED_MEMORY_LIMIT
 
 
+REACHES = ("combine", "combine backward", "hopper combine", "hopper combine backward", "hopper dispatch that chooses")
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_peer_s_memory_is_read_and_written_in_words_of_16_bytes(name: str) -> None:
+    """Its address was loaded from a table, so what it divides by must be said (`signals.peer_data`)."""
+    ptx = ALL[name]().ptx
+
+    assert not re.search(r"\b(ld|st)\.global\S*\.b16\b", ptx)
+    assert "st.global.v4.b32" in ptx
+
+
 IN_SERIES: dict[str, tuple[dict[str, str], dict[str, object]]] = {
     "find_ours": ({"chosen_ptr": "*i32", "key_ptr": "*i16"}, {"EXPERTS": 48, "TOP_K": 3, "BLOCK": 1024}),
     "take_rows": (

@@ -21,6 +21,7 @@ import triton.language as tl
 from megascale_kernels.device.gemm import multiply, quarters
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS
 from megascale_kernels.device.primitives import (
+    consumer_tile_seen,
     consumer_tile_wait,
     peer_tile_notify,
     peer_tile_wait,
@@ -40,7 +41,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, peer_data, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, expert_block, say_begun
 from megascale_kernels.moe.kernels.walk import (
@@ -61,7 +62,7 @@ RUNTIME = (
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 LEAD_TILES = tl.constexpr(tables.LEAD_TILES)
-QUEUE = tl.constexpr(tables.QUEUE)
+JOBS = tl.constexpr(tables.JOBS)
 TOKENS_OF = tl.constexpr(tables.TOKENS_OF)
 STAGES = tl.constexpr(tables.STAGES)
 # Our own rank's flags announce stages; a peer's, from the same number on, blocks of tokens and chunks.
@@ -179,17 +180,44 @@ def jobs_of(head, source, TOKENS: tl.constexpr):
 
 @triton.jit
 def count_jobs(channel, head, blocks_n, chunk_blocks, TOKENS: tl.constexpr):
-    """Jobs of one chunk, and of all."""
+    """Jobs of one chunk, those of our own tokens among them, and the chunks."""
     of_chunk = 0
     for source in range(channel.world_size):
         of_chunk += jobs_of(head, source, TOKENS)
-    return of_chunk, of_chunk * blocks(blocks_n, chunk_blocks)
+    return of_chunk, jobs_of(head, channel.rank, TOKENS), blocks(blocks_n, chunk_blocks)
 
 
 @triton.jit
-def next_job(head):
-    """Take a number from the queue."""
-    return tl.atomic_add(head + QUEUE, 1, sem="relaxed", scope="gpu")
+def next_job(channel, head, sent, added, chunks, of_chunk, own):
+    """Take a job of the first `chunks` chunks: of the peers' tokens where their rows are there, else of our own.
+
+    Each chunk has two queues, of the peers' tokens and of ours. What peers wait for goes first; while its tiles are not
+    done, what is left of our own tokens' earlier chunks is taken. A chunk's own jobs are taken only when all of its
+    peers' are: these wait for tiles alone, so ranks never wait for each other with all that they have.
+
+    Args:
+        sent, added: chunks whose jobs of the peers' and of our own tokens are all taken, as far as the caller knows.
+
+    Returns:
+        (job, or -1 when there is none; the two numbers as they are now).
+    """
+    job = -1
+    while (job < 0) & ((sent < chunks) | (added < chunks)):
+        peers = sent < chunks
+        if peers & (added < sent):
+            peers = consumer_tile_seen(channel, STAGE_DONE + 2 * sent, channel.rank)
+        ours = 1 - peers.to(tl.int32)
+        chunk = tl.where(peers, sent, added)
+        here = tl.where(peers, of_chunk - own, own)
+        taken = here
+        if here > 0:
+            taken = tl.atomic_add(head + JOBS + 2 * chunk + ours, 1, sem="relaxed", scope="gpu")
+        if taken < here:
+            job = chunk * of_chunk + ours * (of_chunk - own) + taken
+        else:
+            sent += 1 - ours
+            added += ours
+    return job, sent, added
 
 
 @triton.jit
@@ -214,11 +242,11 @@ def find_job(channel, head, inner, TOKENS: tl.constexpr):
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
               chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr,
               TOKENS: tl.constexpr, COLS: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
-    """Take jobs until there is none: chunk by chunk, the peers' tokens first, the nearest rank behind us first."""
+    """Take jobs until there is none: the peers' tokens first, the nearest rank behind us first."""
     cursor = open_ring(channel, ring, TRACE)
-    of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
-    job = next_job(head)
-    while job < count:
+    of_chunk, own, chunks = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
+    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own)
+    while job >= 0:
         chunk = job // of_chunk
         owner, block = find_job(channel, head, job % of_chunk, TOKENS)
         show_tile(channel, COMMUNICATE, job, PROGRESS)
@@ -232,9 +260,9 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(ring, cursor, NOTIFY, job, owner, TRACE)
-            job = next_job(head)
+            job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own)
         else:
-            job = count
+            job = -1
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(ring, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -256,7 +284,7 @@ def await_rows(channel, chunk, block, owner, pitch, job, ROLE: tl.constexpr, TOK
 @triton.jit
 def staging_of(channel, target, source, y_ptr, staging_bytes, pitch, hidden):
     """Where on rank `target` the rows lie that rank `source` sends it."""
-    base = (tl.load(channel.peers + target) + staging_bytes).to(tl.pointer_type(y_ptr.dtype.element_ty))
+    base = peer_data(channel, target, staging_bytes, y_ptr)
     return base + source.to(tl.int64) * pitch * hidden
 
 

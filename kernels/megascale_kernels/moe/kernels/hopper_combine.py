@@ -369,9 +369,13 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
               TRACE: gl.constexpr):  # fmt: skip
     """Take jobs until there is none, as in `combine_kernel`; returns the trace's cursor."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
-    of_chunk, count = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
-    job = next_job(head)
-    while job < count:
+    of_chunk, own, chunks = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
+    # Beside the products a job takes three times as long: in the last chunk, for which all wait, those are left to the
+    # consumers, which have nothing else to do by then.
+    last: gl.constexpr = 1 if ROLE == COMMUNICATE else 0
+    chunks -= last
+    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own)
+    while job >= 0:
         chunk = job // of_chunk
         owner, block = find_job(channel, head, job % of_chunk, TOKENS)
         tokens = gl.load(head + TOKENS_OF + owner)
@@ -390,9 +394,9 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(events, cursor, NOTIFY, job, owner, TRACE)
-            job = next_job(head)
+            job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own)
         else:
-            job = count
+            job = -1
     return cursor
 
 

@@ -33,11 +33,10 @@ RUNTIME = (
 
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 LEAD_TILES = tl.constexpr(tables.LEAD_TILES)
-QUEUE = tl.constexpr(tables.QUEUE)
 ARRIVALS = tl.constexpr(tables.ARRIVALS)
 TOKENS_OF = tl.constexpr(tables.TOKENS_OF)
 STAGES = tl.constexpr(tables.STAGES)
-STAGE_WORDS = tl.constexpr(2 * tables.MOST_CHUNKS)
+COUNTERS = tl.constexpr(4 * tables.MOST_CHUNKS)  # of layer 1's stages and of its jobs, which follow them
 TILE_WORDS = tl.constexpr(tables.TILE_WORDS)
 HEADER_WORDS = tl.constexpr(tables.HEADER_WORDS)
 # Flags of a source rank: 0 says that all its programs have counted (our own rank's alone), 1 + p that program p sent.
@@ -67,8 +66,7 @@ def route_kernel(
         head_board(channel, board, ctas, world_size, pitch, PADDED, TOP_K, PROGRESS)
         publish_launch(channel, pitch, EXPERTS, TOP_K, TILE_ROWS)
     if cta == 0:
-        tl.store(head + QUEUE, 0)
-        tl.store(head + STAGES + tl.arange(0, STAGE_WORDS), tl.zeros((STAGE_WORDS,), dtype=tl.int32))
+        tl.store(head + STAGES + tl.arange(0, COUNTERS), tl.zeros((COUNTERS,), dtype=tl.int32))
     send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K, TOKENS, PAIRS, PROGRESS)
     code = count(channel, head, counts, routes_words, pitch, first_expert, TOP_K, EXPERTS, PADDED, TOKENS, PAIRS,
                  PROGRESS)  # fmt: skip

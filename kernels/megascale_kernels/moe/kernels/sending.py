@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from megascale_kernels.device.primitives import peer_tile_notify
+from megascale_kernels.device.signals import peer_data
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.walk import UNITS
 from megascale_kernels.planning.tile_order import blocks
@@ -56,7 +57,7 @@ def count_send_jobs(world_size, unit_tokens, units):
 @triton.jit
 def target_of(channel, x_ptr, peer, data_bytes, pitch, hidden):
     """Where our tokens lie on a peer."""
-    base = (tl.load(channel.peers + peer) + data_bytes).to(tl.pointer_type(x_ptr.dtype.element_ty))
+    base = peer_data(channel, peer, data_bytes, x_ptr)
     return base + channel.rank.to(tl.int64) * pitch * hidden
 
 
