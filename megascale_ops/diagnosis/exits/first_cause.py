@@ -216,7 +216,6 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         fault = "exception_everywhere"
     if FAULTS[fault].blames is Blames.JOB:
         culprits = ()
-    rivals = [one for one in causes if one not in together]
     sure = _confidence(first, culprits, rivals)
     if all(_rank_of(one) == _ASKED_TO_GO for one in causes) and _earlier_s(victims, causes) > 0:
         sure = min(sure, _RIVALLED)
