@@ -293,11 +293,14 @@ def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> 
 
 
 def _report_reply(kind: str, reply: Any, where: str) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
-    """Print what the controller decided, one line for each round that follows a fault, and what it only warns of."""
+    """Print what the controller decided, one line for each round that follows a fault, and what it only warns of.
+
+    Of a job that has failed the run's last line tells why.
+    """
     if kind == "notice":
         _report_notice(reply, where)
         return
-    if reply.verdict is None:
+    if reply.verdict is None or (kind == "stop" and reply.exit_code):
         return
     verdict = reply.verdict
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"

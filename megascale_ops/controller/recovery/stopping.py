@@ -72,7 +72,8 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     if not stop:
         _accuse(transitions, job, verdict, decision)
     _close_round(job)
-    ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
+    counted = failure.after(job.record.failure) if failure is not None else None
+    ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": counted, "verdict": None}
     ended["state_failure"] = state_failure
     if stop:
         why = _done(decision, verdict.reason) if decision.dry_run else decision.reason
