@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.plan import Plan
+from megascale_ops.runner.processes import NotStartedError
 from megascale_ops.runner.rendezvous import JobStopped, MegascaleRendezvous
 from megascale_ops.schema.messages import JoinReply
 
@@ -202,6 +203,11 @@ def launch(
         return Outcome("stopped", stopped.exit_code, str(stopped), stopped.reply)
     except SignalException as error:
         return Outcome("cancelled", 128 + int(error.sigval), f"stopped by {error.sigval.name}")
+    except NotStartedError as error:
+        return Outcome("failed", 1, str(error))
+    except OSError as error:  # a log folder on a full disk, no more processes
+        named = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        return Outcome("failed", 1, f"the ranks can't be started: {named}{error.strerror or error}")
     if result.is_failed():
         return Outcome("failed", 1, "ranks failed and torch's engine gave up")
     return Outcome("succeeded", 0)
