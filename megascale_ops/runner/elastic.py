@@ -9,6 +9,7 @@ out of the way.
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,9 @@ from megascale_ops.schema.messages import JoinReply
 _NO_LIMIT = 1_000_000_000
 # 300 s: torch's own default for nodes that end at different times.
 _EXIT_PATIENCE_S = 300.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+# 2 s: a shell and the kernel, or srun and slurmd, may each send the same; who is impatient sends a later one.
+_SAME_S = 2.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -101,6 +105,7 @@ class Engine(LocalElasticAgent):
             found: RunResult = super()._invoke_run(role)
         except SignalException:
             self._rendezvous_of_ours.end()
+            _hear_a_second_one(self._rendezvous_of_ours.hurry)
             raise
         return found
 
@@ -140,6 +145,23 @@ def _reaches(store: Store) -> bool:
     except DistError:
         return False
     return True
+
+
+def _hear_a_second_one(hurry: Callable[[], None]) -> None:
+    """Call ``hurry`` at a further signal, while the ranks are stopped because of the first one.
+
+    Torch's handler raises once more: then its engine begins to wait anew, and a third signal leaves ranks behind. Until
+    the way out puts its own handlers there.
+    """
+    first_s = time.monotonic()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - first_s >= _SAME_S:
+            hurry()
+
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handle)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def test_an_unknown_configuration_key_is_refused_with_the_nearest(launch: Launch
 
 
 def test_a_program_that_the_kernel_does_not_start_fails_the_job(launch: Launch) -> None:
-    """Nothing of it speaks against a start; the reason is the kernel's, told once, and nobody has stopped it by hand."""
+    """Nothing of it speaks against a start; the reason is the kernel's, told once, and no person has stopped it."""
     garbage = launch.tmp_path / "train"
     garbage.write_bytes(b"\1\2\3 no program")
     garbage.chmod(0o755)

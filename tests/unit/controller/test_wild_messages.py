@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever one job's programs send, the controller lives, answers, and judges all other jobs.
 
-Drawn anew at each run; a failure prints the seed, and MEGASCALE_TEST_SEED=N draws the same messages again.
+Drawn anew at each run (``tests/drawn_seeds.py``): what draws the same messages again is told with a failure.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from megascale_ops.schema.progress import Progress, RankReport, StepWork
 from tests.fakes import wild_messages
 from tests.fakes.served_controller import Served, serve_controller
 
-SEED = int(os.environ.get("MEGASCALE_TEST_SEED", time.time_ns() % 1_000_000))
 MESSAGES = int(os.environ.get("MEGASCALE_TEST_MESSAGES", "600"))
 KINDS: tuple[tuple[type[msgspec.Struct], str, float], ...] = (
     (Heartbeat, "/v1/heartbeat", 10),
@@ -157,10 +156,9 @@ def good_beat(seq: int) -> Heartbeat:
     )  # fmt: skip
 
 
-async def test_whatever_one_job_sends_all_others_are_judged(tmp_path: Path) -> None:
+async def test_whatever_one_job_sends_all_others_are_judged(tmp_path: Path, drawn_seed: int) -> None:
     """Every message is answered, none with 500, and the ticks of the job beside go on to its last step."""
-    print(f"MEGASCALE_TEST_SEED={SEED}")
-    draw = Random(SEED)  # noqa: S311  no secret
+    draw = Random(drawn_seed)  # noqa: S311  no secret
     async with serve_controller(tmp_path) as served, aiohttp.ClientSession() as http, Link(served.url) as link:
         await link.join(msgspec.convert(join("good", "g"), Join))
         sender = Sender(http, served, draw)

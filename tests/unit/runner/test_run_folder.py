@@ -121,7 +121,7 @@ def test_the_longest_run_folder_still_holds_a_journal(tmp_path: Path) -> None:
 
 def test_a_run_folder_that_no_message_can_name_is_refused(tmp_path: Path) -> None:
     """The negative control is any other sign."""
-    with pytest.raises(UsageError, match="its name is not in UTF-8"):
+    with pytest.raises(UsageError, match="it is not in UTF-8"):
         prepare_run_folder(tmp_path / "caf\udce9", is_named=True)
 
     assert prepare_run_folder(tmp_path / "café ü 火", is_named=True).is_dir()
