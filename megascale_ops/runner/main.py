@@ -442,7 +442,7 @@ def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "verdict.json", msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
     except OSError as error:
-        log.warning("the verdict on %s could not be kept in %s (%s); the journal has it", reply.incident, folder, error)
+        log.warning("the verdict on %s could not be kept in %s (%s)", reply.incident, folder, error.strerror or error)
 
 
 def _warm_pool(config: RunConfig, plan: Plan, run_id: str, umask: int) -> WarmPool | None:

@@ -197,7 +197,7 @@ _ROWS = (
           "the set of nodes changed; nothing is broken",
           "restart", "a changed set of nodes needs a new round"),
     Fault("script_bug", Blames.JOB, "The script fails at the same step again",
-          "the same exception twice in a row at the same step, or another failure of its own thrice",
+          "the same exception twice in a row at the same step, or the same exit code thrice",
           "stop", "it would happen again"),
     Fault("unknown", Blames.RANK, "has a fault: unknown",
           "the evidence names no class",

@@ -148,7 +148,8 @@ def _without_limits(question: Question) -> Decision | None:
     if question.kind == "hang" and action not in GO_ON and not own and (why_not := _not_cured(question)):
         return Decision("warn", why_not, fault, "not_cured")
     if failure is not None and _is_bug(question) and rule_for(policy, "script_bug").action == "stop":
-        return Decision("stop", _why_bug(question, failure), "script_bug", "script_bug")
+        named = "script_bug" if fault in (*_IN_SCRIPT, "exit_code") else fault  # memory and disks keep their own name
+        return Decision("stop", _why_bug(question, failure), named, "script_bug")
     if action in GO_ON and question.kind == "hang":
         return Decision(action, why, fault, "table")
     if action in GO_ON and own:
@@ -184,8 +185,8 @@ def _why_bug(question: Question, failure: Failure) -> str:
         return f"the same exception {where} twice in a row is a bug in the script: {said}"
     times = failure.after(question.failure_before).times
     return (
-        f"{fault} {where} with the same words {times} times in a row is the script's or its data's doing, and a "
-        f"restart would meet it again (--policy script_bug=restart goes on all the same): {said}"
+        f"{fault} {where} with the same words {times} times in a row: a restart does not mend it, so none is tried "
+        f"any more (--policy script_bug=restart goes on all the same): {said}"
     )
 
 

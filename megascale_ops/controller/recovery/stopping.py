@@ -77,7 +77,7 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     ended["state_failure"] = state_failure
     if stop:
         why = _done(decision, verdict.reason) if decision.dry_run else decision.reason
-        reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
+        reason = why if decision.rule == "script_bug" else f"{verdict.reason}. {why}"
         transitions.move(
             job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
         )

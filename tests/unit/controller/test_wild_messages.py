@@ -56,12 +56,14 @@ class Sender:
         self._draw = draw
         self._seq = itertools.count(1)
         self._jobs = itertools.count(1)
+        self._nodes = itertools.count(1)
         self._now_s = time.monotonic()
         self._steps = 0
         self.answers: Counter[int] = Counter()
         self.by_path: Counter[tuple[str, int]] = Counter()  # the request, and its answer
         self.agent = 0
         self.job = ""
+        self.node = "w"
         self.judged = 0  # heartbeats that met a job that is judged
 
     @property
@@ -88,9 +90,12 @@ class Sender:
         known = self._served.loop.jobs.get(self.job)
         if known is not None and known.state in ACTIVE:
             return
+        if self._served.loop.transitions.nodes.why_barred(self.node):
+            # Its own agent has told of a GPU that is remembered as bad: no job is started there for an hour.
+            self.node = f"w-{next(self._nodes)}"
         self.job = f"wild-{next(self._jobs)}"
         async with self._http.post(
-            f"{self._served.url}/v1/jobs/{self.job}/join?wait_s=5", json=join(self.job, "w")
+            f"{self._served.url}/v1/jobs/{self.job}/join?wait_s=5", json=join(self.job, self.node)
         ) as answer:
             assert answer.status == 200, await answer.text()
         self._steps = 0
@@ -99,7 +104,7 @@ class Sender:
         if kind is ProfileAsk:
             return {"steps": 2, "ranks": [0], "deadline_s": 10.0}
         if kind is Join:
-            return join(self.job, "w", previous_round=self._round)
+            return join(self.job, self.node, previous_round=self._round)
         message = wild_messages.frozen(kind.__name__)
         if kind is PolicyChange:
             return {"settings": {"silence_floor_s": "10", "frozen": "warn"}}
@@ -107,7 +112,7 @@ class Sender:
         if kind is Leave:
             message |= {
                 "job": self.job,
-                "node": "w",
+                "node": self.node,
                 "runner_id": f"r-{self.job}",
                 "outcome": "failed",
                 "round": self._round,
@@ -116,9 +121,9 @@ class Sender:
             job = self._served.loop.jobs[self.job]
             incident = job.record.incident or f"{self.job}-{max(1, job.record.incidents)}"
             # Of an order that the node was given, each time another one: else nothing of it is looked at.
-            order = Order(f"o{self._draw.random()}", self.job, "w", "preserve", self._round, incident=incident)
+            order = Order(f"o{self._draw.random()}", self.job, self.node, "preserve", self._round, incident=incident)
             job.note_asked(order)
-            message |= {"job": self.job, "node": "w", "incident": incident, "order": order.id}
+            message |= {"job": self.job, "node": self.node, "incident": incident, "order": order.id}
         if kind is Heartbeat:
             self._describe(message)
         return message
@@ -128,7 +133,7 @@ class Sender:
         self._now_s += 1.0
         if self._draw.random() < 0.05:
             self.agent += 1
-        message |= {"node": "w", "agent_id": f"x{self.agent}", "seq": next(self._seq), "mono_s": self._now_s}
+        message |= {"node": self.node, "agent_id": f"x{self.agent}", "seq": next(self._seq), "mono_s": self._now_s}
         message |= {"wall_s": time.time(), "full": True}
         (report,) = message["jobs"]
         report |= {"job": self.job, "round": self._round}
