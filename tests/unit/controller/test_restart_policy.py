@@ -134,7 +134,9 @@ def test_the_same_end_at_the_same_step_three_times_is_no_chance(fault: str) -> N
     last = decisions[-1]
     assert [one.action for one in decisions] == ["restart", "restart", "stop"]
     assert (last.fault, last.rule) == ("script_bug" if fault == "exit_code" else fault, "script_bug")
-    assert last.reason.startswith(f"{fault} at step 40 with the same words 3 times in a row: a restart does not mend it")
+    assert last.reason.startswith(
+        f"{fault} at step 40 with the same words 3 times in a row: a restart does not mend it"
+    )
     assert last.reason.endswith(f"rank 0 on a: {fault} of 17 bytes")
 
 
