@@ -261,11 +261,12 @@ def _claim_node_name(config: RunConfig, plan: Plan, box_root: Path, stack: ExitS
 def _prepare_folders(config: RunConfig, plan: Plan, stack: ExitStack) -> int:
     """Make the folders of logs and checkpoints, and narrow our umask until the run ends; return the user's own."""
     for named in plan.checkpoint_dirs if config.checkpoint_dir else ():  # as open as the user's umask makes it
-        prepare_folder(Path(named), "folder")
+        prepare_folder(Path(named), "folder", "--checkpoint-dir")
     umask, widen_umask = narrow_umask()
     stack.callback(widen_umask)
-    for folder in (plan.log_dir, *plan.checkpoint_dirs):
-        prepare_folder(Path(folder), "folder")
+    prepare_folder(Path(plan.log_dir), "folder", "--log-dir")
+    for folder in plan.checkpoint_dirs:
+        prepare_folder(Path(folder), "folder", "--checkpoint-dir")
     return umask
 
 

@@ -95,8 +95,8 @@ def _count_gpus() -> int:
     return count
 
 
-def prepare_folder(path: Path, what: str) -> Path:
-    """Make a folder that we can write into.
+def prepare_folder(path: Path, what: str, option: str) -> Path:
+    """Make a folder that we can write into; ``option`` names another one.
 
     Raises:
         UsageError: one sentence.
@@ -107,7 +107,8 @@ def prepare_folder(path: Path, what: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageError(f"the {what} {path} can't be written to ({error.strerror}): give another one") from error
+        why = f"can't be written to ({error.strerror})"
+        raise UsageError(f"the {what} {path} {why}: give another one by {option}") from error
     return path
 
 
@@ -124,7 +125,7 @@ def prepare_boxes(named: str, nproc: int) -> Path:
     root, said = take_root(named)
     if said:
         log.warning("%s", said)
-    prepare_folder(root, "black box root")
+    prepare_folder(root, "black box root", "--box-root")
     free = shutil.disk_usage(root).free
     if free < nproc * _SHM_BYTES_A_RANK:
         raise UsageError(

@@ -43,11 +43,11 @@ def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
     """
     _check_name(path)
     existed = path.exists()
-    prepare_folder(path.parent, "folder")
+    prepare_folder(path.parent, "folder", "--run-dir")
     if not existed:
         with suppress(OSError):  # reported by the first write into it
             path.mkdir(mode=0o700, exist_ok=True)
-    prepare_folder(path, "run folder")
+    prepare_folder(path, "run folder", "--run-dir")
     mode = path.stat().st_mode & 0o777
     if not mode & _FOR_OTHERS:
         return path

@@ -121,7 +121,13 @@ def test_the_longest_run_folder_still_holds_a_journal(tmp_path: Path) -> None:
 
 def test_a_run_folder_that_no_message_can_name_is_refused(tmp_path: Path) -> None:
     """The negative control is any other sign."""
-    with pytest.raises(UsageError, match="it is not in UTF-8"):
+    with pytest.raises(UsageError, match="not in UTF-8"):
         prepare_run_folder(tmp_path / "caf\udce9", is_named=True)
 
     assert prepare_run_folder(tmp_path / "café ü 火", is_named=True).is_dir()
+
+
+def test_a_place_that_takes_nothing_is_told_with_the_option_for_another_one() -> None:
+    """As a home that is read-only, or one that only the name of exists."""
+    with pytest.raises(UsageError, match=r"/proc/1/runs can't be written to \(.*\): give another one by --run-dir"):
+        prepare_run_folder(Path("/proc/1/runs/toy"), is_named=False)
