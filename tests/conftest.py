@@ -10,14 +10,17 @@ from hypothesis import settings
 
 from tests import cpu_times
 from tests.cpu_times import pytest_runtest_protocol
+from tests.drawn_seeds import drawn_seed, pytest_terminal_summary
 
 if TYPE_CHECKING:
     from tests.fakes.postgres import PostgresServer
 
-__all__ = ["pytest_runtest_protocol"]  # pytest finds hooks by their names
+# pytest finds hooks and fixtures by their names.
+__all__ = ["drawn_seed", "pytest_runtest_protocol", "pytest_terminal_summary"]
 
 # A test never asserts speed; an example that takes more than 0.2 s on a machine with other work would be a failure.
-settings.register_profile("any machine", deadline=None)
+# Its blob draws a failure again where what is printed of it does not.
+settings.register_profile("any machine", deadline=None, print_blob=True)
 settings.load_profile("any machine")
 
 

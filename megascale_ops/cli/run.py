@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,9 @@ from megascale_ops.cli.terminal.torchrun import (
     waits_of,
 )
 from megascale_ops.errors import MegascaleError, UsageError
+
+if TYPE_CHECKING:
+    import queue
 
 log = logging.getLogger(__name__)
 
@@ -171,13 +174,25 @@ def run(
 
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
     """
+    from megascale_ops.runner.interrupts import signals_kept
+
+    with signals_kept() as came:
+        return _run_handed_over(came) if options.pop("handed_over") else _run(ctx, command, config_path, options, came)
+
+
+def _run(
+    ctx: click.Context,
+    command: tuple[str, ...],
+    config_path: Path | None,
+    options: dict[str, Any],
+    came: "queue.SimpleQueue[int]",
+) -> int:
+    """Run what the command line says."""
     from megascale_ops.cli.config.configuration import load
     from megascale_ops.cli.terminal.needs import need
     from megascale_ops.runner.main import run as start
     from megascale_ops.schema.policy_settings import read_settings, values_of
 
-    if options.pop("handed_over"):
-        return _run_handed_over()
     prefer_our_variables(ctx, options)
     explain(options)
     waits = waits_of(options.pop("rdzv_conf"))
@@ -201,13 +216,13 @@ def run(
     need(*(() if config.wrap else ("torch",)), *(() if config.controller else ("numpy",)))
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
-    code = start(config, command, observe=_report_reply, config_file=str(config_path or ""))
+    code = start(config, command, observe=_report_reply, config_file=str(config_path or ""), came=came)
     if code < _BY_SIGNAL:  # after a signal the user waits for the prompt
         _tidy(config.keep_days, config.keep_runs)
     return code
 
 
-def _run_handed_over() -> int:
+def _run_handed_over(came: "queue.SimpleQueue[int]") -> int:
     """Run what `run --hosts` on another machine has written to stdin."""
     from megascale_ops.cli.terminal.needs import need
     from megascale_ops.runner.hosts.handed_over import handed_over
@@ -215,7 +230,7 @@ def _run_handed_over() -> int:
 
     with handed_over() as (handed, lost):
         need(*(() if handed.config.wrap else ("torch",)))
-        return start(handed.config, handed.command, observe=_report_reply, is_lost=lost.is_set)
+        return start(handed.config, handed.command, observe=_report_reply, is_lost=lost.is_set, came=came)
 
 
 def _tidy(keep_days: float, keep_runs: int) -> None:
@@ -293,11 +308,14 @@ def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> 
 
 
 def _report_reply(kind: str, reply: Any, where: str) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
-    """Print what the controller decided, one line for each round that follows a fault, and what it only warns of."""
+    """Print what the controller decided, one line for each round that follows a fault, and what it only warns of.
+
+    Of a job that has failed the run's last line tells why.
+    """
     if kind == "notice":
         _report_notice(reply, where)
         return
-    if reply.verdict is None:
+    if reply.verdict is None or (kind == "stop" and reply.exit_code):
         return
     verdict = reply.verdict
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"

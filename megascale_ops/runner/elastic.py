@@ -9,6 +9,7 @@ out of the way.
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.plan import Plan
+from megascale_ops.runner.processes import NotStartedError
 from megascale_ops.runner.rendezvous import JobStopped, MegascaleRendezvous
 from megascale_ops.schema.messages import JoinReply
 
@@ -29,6 +31,9 @@ from megascale_ops.schema.messages import JoinReply
 _NO_LIMIT = 1_000_000_000
 # 300 s: torch's own default for nodes that end at different times.
 _EXIT_PATIENCE_S = 300.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+# 2 s: a shell and the kernel, or srun and slurmd, may each send the same; who is impatient sends a later one.
+_SAME_S = 2.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -100,6 +105,7 @@ class Engine(LocalElasticAgent):
             found: RunResult = super()._invoke_run(role)
         except SignalException:
             self._rendezvous_of_ours.end()
+            _hear_a_second_one(self._rendezvous_of_ours.hurry)
             raise
         return found
 
@@ -139,6 +145,23 @@ def _reaches(store: Store) -> bool:
     except DistError:
         return False
     return True
+
+
+def _hear_a_second_one(hurry: Callable[[], None]) -> None:
+    """Call ``hurry`` at a further signal, while the ranks are stopped because of the first one.
+
+    Torch's handler raises once more: then its engine begins to wait anew, and a third signal leaves ranks behind. Until
+    the way out puts its own handlers there.
+    """
+    first_s = time.monotonic()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - first_s >= _SAME_S:
+            hurry()
+
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handle)
 
 
 @contextmanager
@@ -202,6 +225,11 @@ def launch(
         return Outcome("stopped", stopped.exit_code, str(stopped), stopped.reply)
     except SignalException as error:
         return Outcome("cancelled", 128 + int(error.sigval), f"stopped by {error.sigval.name}")
+    except NotStartedError as error:
+        return Outcome("failed", 1, str(error))
+    except OSError as error:  # a log folder on a full disk, no more processes
+        named = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        return Outcome("failed", 1, f"the ranks can't be started: {named}{error.strerror or error}")
     if result.is_failed():
         return Outcome("failed", 1, "ranks failed and torch's engine gave up")
     return Outcome("succeeded", 0)

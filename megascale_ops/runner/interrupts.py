@@ -66,12 +66,30 @@ def signals_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def signals_handed_on(to: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
-    """Call ``to`` with every SIGUSR1 and SIGUSR2 that comes, in a thread of its own: a handler may not log or wait.
+def signals_kept() -> Iterator["queue.SimpleQueue[int]"]:
+    """Keep every SIGUSR1 and SIGUSR2 that comes until ``signals_handed_on`` takes them; by default they end a process.
+
+    Python's imports and a controller that comes up take seconds, in which a batch system may well warn of a job's end.
+    """
+    came: queue.SimpleQueue[int] = queue.SimpleQueue()
+    before = {number: signal.signal(number, lambda number, _: came.put(number)) for number in _HANDED_ON}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def signals_handed_on(to: Callable[[int], None], came: "queue.SimpleQueue[int]") -> Iterator[Callable[[int], None]]:
+    """Call ``to`` with every signal that ``came`` or comes, in a thread of its own: a handler may not log or wait.
+
+    Args:
+        to: is told each signal's number.
+        came: of ``signals_kept``, which lasts longer.
 
     Yields what another handler calls to have its signal handed on likewise.
     """
-    came: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def hand_on() -> None:
         while number := came.get():
@@ -79,11 +97,8 @@ def signals_handed_on(to: Callable[[int], None]) -> Iterator[Callable[[int], Non
 
     thread = threading.Thread(target=hand_on, name="signals", daemon=True)
     thread.start()
-    before = {number: signal.signal(number, lambda number, _: came.put(number)) for number in _HANDED_ON}
     try:
         yield came.put
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         came.put(0)
         thread.join(1.0)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.foreign import opened
 from megascale_ops.garbage_kept import GarbageKept
 from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
@@ -28,14 +29,9 @@ from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_
 from megascale_ops.runner.node_check import check_node, recheck_node
 from megascale_ops.runner.output.console import Console
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
-from megascale_ops.runner.preflight import (
-    check_program,
-    is_free,
-    look_at_machine,
-    prepare_boxes,
-    prepare_folder,
-)
+from megascale_ops.runner.preflight import is_free, look_at_machine, prepare_boxes, prepare_folder
 from megascale_ops.runner.processes import marked_processes
+from megascale_ops.runner.programs import check_program
 from megascale_ops.runner.ranks import leftovers
 from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.ranks.warm import WarmPool
@@ -57,6 +53,8 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.whole_file import write_whole
 
 if TYPE_CHECKING:
+    import queue
+
     from megascale_ops.runner.elastic import Outcome
     from megascale_ops.runner.rendezvous import MegascaleRendezvous
 
@@ -73,13 +71,14 @@ class Lasting(NamedTuple):
     ``step``: the Slurm step that it is a task of. ``config_file``: what a controller of its own reads, too.
     ``time_up``: what follows Slurm's signal that the job's time is up, or the SIGTERM of a pod that is evicted; None:
     the signals are the ranks'. ``is_lost``: whether this node is ended because its launcher has gone: the job goes on
-    without it.
+    without it. ``came``: signals for the ranks.
     """
 
     step: Step | None
     config_file: str
     time_up: TimeUp | Eviction | None
     is_lost: Callable[[], bool]
+    came: "queue.SimpleQueue[int]"
 
 
 class Life:
@@ -95,7 +94,7 @@ class Life:
         self.stack = stack
         self.console = console
         self.way_out = way_out
-        self.step, self.config_file, self.time_up, self.is_lost = lasting
+        self.step, self.config_file, self.time_up, self.is_lost, self.came = lasting
         self.local_workers: LocalWorkers | None = None
         self.child_grace_s = 0.0
         self.signals: Callable[[int], None] = self.hand_on
@@ -133,6 +132,7 @@ def run(
     *,
     config_file: str = "",
     is_lost: Callable[[], bool] = lambda: False,
+    came: "queue.SimpleQueue[int]",
 ) -> int:
     """Run ``command`` under supervision until it ends.
 
@@ -143,6 +143,7 @@ def run(
             ("notice"), and the options by which verbs find this run, for the terminal.
         config_file: Where the configuration was read; a controller of this run's own reads its section there.
         is_lost: As in `Lasting`.
+        came: SIGUSR1 and SIGUSR2 that have come since the program's begin, and will.
 
     Returns:
         The exit code: 0, 1 when the job failed, or 128 + signal; after a requeue, what Slurm requeues.
@@ -165,7 +166,7 @@ def run(
         take_all_cores(os.environ, machine.step.tasks_here)
     way_out = WayOut()
     time_up = _time_up(config, machine.step)
-    lasting = Lasting(machine.step, config_file, time_up, is_lost)
+    lasting = Lasting(machine.step, config_file, time_up, is_lost, came)
     code = _live(config, plan, way_out, lasting, observe or (lambda _kind, _reply, _where: None))
     return time_up.end(code) if time_up is not None else code
 
@@ -173,8 +174,8 @@ def run(
 def _begin_of(script: str) -> str:
     """Return the begin of a script, "" where it can't be read."""
     try:
-        with Path(script).open("rb") as file:
-            return file.read(_SCRIPT_BYTES).decode(errors="replace")
+        with opened(Path(script), follow=True) as handle:
+            return os.read(handle, _SCRIPT_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -198,7 +199,7 @@ def _live(
     with signals_interrupt(), ExitStack() as stack:
         life = Life(stack, Console(hurried=way_out.is_hurried), way_out, lasting)
         stack.callback(life.console.stop)  # the last of all: what the others print on the way out is shown
-        life.signals = stack.enter_context(signals_handed_on(life.hand_on))
+        life.signals = stack.enter_context(signals_handed_on(life.hand_on, life.came))
         try:
             return _run(config, plan, life, observe)
         except (Interrupted, KeyboardInterrupt) as error:
@@ -260,11 +261,12 @@ def _claim_node_name(config: RunConfig, plan: Plan, box_root: Path, stack: ExitS
 def _prepare_folders(config: RunConfig, plan: Plan, stack: ExitStack) -> int:
     """Make the folders of logs and checkpoints, and narrow our umask until the run ends; return the user's own."""
     for named in plan.checkpoint_dirs if config.checkpoint_dir else ():  # as open as the user's umask makes it
-        prepare_folder(Path(named), "folder")
+        prepare_folder(Path(named), "folder", "--checkpoint-dir")
     umask, widen_umask = narrow_umask()
     stack.callback(widen_umask)
-    for folder in (plan.log_dir, *plan.checkpoint_dirs):
-        prepare_folder(Path(folder), "folder")
+    prepare_folder(Path(plan.log_dir), "folder", "--log-dir")
+    for folder in plan.checkpoint_dirs:
+        prepare_folder(Path(folder), "folder", "--checkpoint-dir")
     return umask
 
 
@@ -363,7 +365,7 @@ def _launch(
     finally:
         word = outcome.word if outcome else "cancelled"
         life.begin_to_end(word)
-        _end_part(handler, word, _signal_of(outcome), is_lost=life.is_lost())
+        _end_part(handler, word, _why_left(outcome), is_lost=life.is_lost())
         link.close()
         why = outcome.reason if outcome is not None and _is_failure(outcome) else ""
         say_summary(url, token, plan.job, time.monotonic() - began_mono_s, plan.run_dir, where, why)
@@ -384,10 +386,14 @@ def _policy(config: RunConfig) -> JobPolicy:
     return msgspec.structs.replace(config.policy, max_restarts=config.max_restarts)
 
 
-def _signal_of(outcome: "Outcome | None") -> str:
-    """Return by which signal this runner was ended that no person at the terminal sends, "" where none was."""
-    by_other = outcome is not None and outcome.word == "cancelled" and outcome.code != 128 + signal.SIGINT
-    return outcome.reason if outcome is not None and by_other else ""
+def _why_left(outcome: "Outcome | None") -> str:
+    """Return what other nodes are told of this runner's end.
+
+    By which signal it was ended that no person at the terminal sends, or why it can't go on; "" where neither was.
+    """
+    if outcome is None or outcome.code == 128 + signal.SIGINT:
+        return ""
+    return outcome.reason if outcome.word in ("cancelled", "failed") else ""
 
 
 def _end_part(handler: "MegascaleRendezvous", word: str, why: str, *, is_lost: bool) -> None:
@@ -437,7 +443,7 @@ def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "verdict.json", msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
     except OSError as error:
-        log.warning("the verdict on %s could not be kept in %s (%s); the journal has it", reply.incident, folder, error)
+        log.warning("the verdict on %s could not be kept in %s (%s)", reply.incident, folder, error.strerror or error)
 
 
 def _warm_pool(config: RunConfig, plan: Plan, run_id: str, umask: int) -> WarmPool | None:

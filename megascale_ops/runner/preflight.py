@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run stands on: the machine, script, folders, room for black boxes, token and controller.
+"""What a run stands on: the machine, folders, room for black boxes, token and controller.
 
 All of it is looked at before anything is started, so that a mistake costs a second and one sentence.
 """
@@ -16,14 +16,14 @@ from pathlib import Path
 from megascale_ops.blackbox.roots import take_root
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.link.token_files import find_token
-from megascale_ops.runner.plan import Machine, Plan
+from megascale_ops.runner.plan import Machine
+from megascale_ops.runner.programs import is_python
 from megascale_ops.runner.slurm_step import read_step
 
 log = logging.getLogger(__name__)
 
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
-_HEAD_BYTES = 256  # Linux reads as much of a file to see what it is (BINPRM_BUF_SIZE)
 
 
 def look_at_machine() -> Machine:
@@ -54,26 +54,6 @@ def _cwd() -> str:
         return str(Path.cwd())
     except FileNotFoundError:
         raise UsageError("the folder that you are in was removed: change to one that is there") from None
-
-
-def is_python(path: str) -> bool:
-    """Return whether Python runs what is at ``path``: torchrun gives it everything, we leave programs be programs.
-
-    A folder or an archive with ``__main__.py``, a script of any name. No script: what the kernel itself can start,
-    which is an ELF file, or a file whose first line names another interpreter; and what is called as a shell's is.
-    """
-    target = Path(path)
-    if path.endswith((".py", ".pyc", ".pyz")) or target.is_dir():
-        return True
-    try:
-        with target.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return False  # not there: a program, by its name
-    if head.startswith(b"#!"):
-        words = head.partition(b"\n")[0].removeprefix(b"#!").split()
-        return any(word.rpartition(b"/")[2].startswith(b"python") for word in words)
-    return not head.startswith(b"\x7fELF") and not path.endswith((".sh", ".bash"))
 
 
 def is_this_machine(host: str) -> bool:
@@ -115,34 +95,8 @@ def _count_gpus() -> int:
     return count
 
 
-def check_program(plan: Plan) -> None:
-    """Refuse a script or program that is not there.
-
-    Raises:
-        UsageError: one sentence.
-    """
-    if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
-        script = Path(plan.arguments[1])
-        if script.is_dir() and not (script / "__main__.py").is_file():
-            raise UsageError(f"the folder {script} has no __main__.py, so Python can't run it: name a script")
-        if not script.exists():
-            raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
-    elif shutil.which(plan.program) is None:
-        raise UsageError(_why_not(plan.program))
-
-
-def _why_not(program: str) -> str:
-    """Return why a program can't be started: a file of that name may exist all the same."""
-    path = Path(program)
-    if not path.is_file():
-        return f"the program {program} can't be found or may not be executed: check what follows `--`"
-    if not os.access(path, os.X_OK):
-        return f"the program {program} may not be executed: run `chmod +x {program}`, or name its interpreter before it"
-    return f"the program {program} is on no PATH; for the file of that name in this folder write ./{program}"
-
-
-def prepare_folder(path: Path, what: str) -> Path:
-    """Make a folder that we can write into.
+def prepare_folder(path: Path, what: str, option: str) -> Path:
+    """Make a folder that we can write into; ``option`` names another one.
 
     Raises:
         UsageError: one sentence.
@@ -153,7 +107,8 @@ def prepare_folder(path: Path, what: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageError(f"the {what} {path} can't be written to ({error.strerror}): give another one") from error
+        why = f"can't be written to ({error.strerror})"
+        raise UsageError(f"the {what} {path} {why}: give another one by {option}") from error
     return path
 
 
@@ -170,7 +125,7 @@ def prepare_boxes(named: str, nproc: int) -> Path:
     root, said = take_root(named)
     if said:
         log.warning("%s", said)
-    prepare_folder(root, "black box root")
+    prepare_folder(root, "black box root", "--box-root")
     free = shutil.disk_usage(root).free
     if free < nproc * _SHM_BYTES_A_RANK:
         raise UsageError(

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import psutil
 
+from megascale_ops.errors import MegascaleError
 from megascale_ops.runner import exits
 from megascale_ops.schema import environment
 
@@ -139,6 +140,10 @@ def signal_group(pgid: int, number: int) -> None:
         os.killpg(pgid, number)
 
 
+class NotStartedError(MegascaleError):
+    """The kernel does not start a rank's program."""
+
+
 def spawn(
     arguments: Iterable[str],
     env: dict[str, str],
@@ -146,8 +151,16 @@ def spawn(
     stderr: IO[str] | None,
     **more: Any,  # noqa: ANN401  handed on to Popen
 ) -> RankPopen:
-    """Start one process in a session of its own, so that a signal to its group reaches its children too."""
-    return RankPopen(list(arguments), env=env, stdout=stdout, stderr=stderr, start_new_session=True, **more)
+    """Start one process in a session of its own, so that a signal to its group reaches its children too.
+
+    Raises:
+        NotStartedError: the kernel starts no such program; one sentence.
+    """
+    line = list(arguments)
+    try:
+        return RankPopen(line, env=env, stdout=stdout, stderr=stderr, start_new_session=True, **more)
+    except OSError as error:
+        raise NotStartedError(f"{line[0]} can't be started: {error.strerror}") from error
 
 
 def marked_processes(run_id: str, *, before_round: int | None = None, spare: Iterable[int] = ()) -> list[int]:

@@ -159,6 +159,11 @@ class MegascaleRendezvous(RendezvousHandler):
         """Take note that the run is ended from outside: what is stopped now is not started again."""
         self._local_workers.is_ending = True
 
+    def hurry(self) -> None:
+        """Grant the ranks that are being stopped no more time; called by a signal's handler."""
+        for worker in self._local_workers.workers:
+            worker.hurry()
+
     def leave(self, outcome: str, reason: str = "") -> None:
         """Report to the controller that this runner is done; a failure is ignored, since nothing depends on it."""
         self._part.leave(outcome, reason)

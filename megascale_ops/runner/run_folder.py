@@ -13,13 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from megascale_ops.errors import UsageError
 from megascale_ops.runner.preflight import prepare_folder
 from megascale_ops.schema.recording.entries import FOLDER as RECORDINGS
+from megascale_ops.schema.wording import shortened
 
 log = logging.getLogger(__name__)
 
 PRIVATE_UMASK = 0o077
 _FOR_OTHERS = 0o077
+# 480 bytes: SQLite opens no file whose path has more than 511, and its log beside it is "journal.db-wal".
+_LONGEST_NAME = 480
 # What earlier runs in this folder may have left readable; the checkpoints are the script's.
 _OURS = (
     *("journal.db*", "controller.*", "agent.log", "logs", "logs-*", "incidents", "profiles", "history", "history-*"),
@@ -37,12 +41,13 @@ def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
     Raises:
         UsageError: it can't be made or written to.
     """
+    _check_name(path)
     existed = path.exists()
-    prepare_folder(path.parent, "folder")
+    prepare_folder(path.parent, "folder", "--run-dir")
     if not existed:
         with suppress(OSError):  # reported by the first write into it
             path.mkdir(mode=0o700, exist_ok=True)
-    prepare_folder(path, "run folder")
+    prepare_folder(path, "run folder", "--run-dir")
     mode = path.stat().st_mode & 0o777
     if not mode & _FOR_OTHERS:
         return path
@@ -54,6 +59,21 @@ def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
     elif existed:
         log.info("others may enter the run folder %s (mode %04o), but read nothing that this run writes", path, mode)
     return path
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a folder that can't be told in a message, or in which SQLite opens no journal."""
+    try:
+        length = len(str(path).encode())
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the run folder {path} can't be used: its name is not in UTF-8; give another --run-dir"
+        ) from None
+    if length > _LONGEST_NAME:
+        raise UsageError(
+            f"the run folder can't be used: its path has {length} bytes, and no journal can be kept at more than "
+            f"{_LONGEST_NAME}; give a shorter --run-dir ({shortened(str(path))})"
+        )
 
 
 def keep_newest(folder: Path, most: int) -> int:

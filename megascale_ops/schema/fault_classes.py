@@ -45,6 +45,8 @@ class Fault(NamedTuple):
     is_machines: bool = False
     # No proof against the GPU of the rank, and yet how some bad ones show: it is measured before its node goes on.
     checks_gpu: bool = False
+    # So many in a row, with the same words at the same step, are the script's own doing or its data's; 0: none are.
+    script_bug_after: int = 0
 
 
 # What a rank does is in its stacks, what ranks disagree about is in their collectives.
@@ -56,42 +58,52 @@ _PROCESS = ("stacks", "stderr")
 _KILL = ("kernel", "stderr", "stacks")
 _NETWORK = ("process", "flight_recorder", "stderr")
 
+# An exception has its own words and place: twice is no chance. A status, or words that any script may have, thrice.
+_WORDS, _STATUS = 2, 3
+
 # One class, one row: unfolded by the formatter this table would be 350 lines.
 # fmt: off
 _ROWS = (
     Fault("exception", Blames.RANK, "died of an exception",
           "an unhandled exception ended the rank",
-          "restart", "an exception may be transient; the same one at the same step again is a bug"),
+          "restart", "an exception may be transient; the same one at the same step again is a bug",
+          script_bug_after=_WORDS),
     Fault("exception_everywhere", Blames.RANK, "died of the same exception",
           "the same unhandled exception ended every rank",
-          "restart", "all ranks fell over the same thing once; once more and it is a bug"),
+          "restart", "all ranks fell over the same thing once; once more and it is a bug",
+          script_bug_after=_WORDS),
     Fault("killed", Blames.RANK, "was killed",
           "the rank was killed by a signal from outside",
           "restart", "whoever killed the rank may not do it again", telling=_KILL, is_machines=True),
     Fault("segfault", Blames.RANK, "crashed with a memory fault",
           "the rank crashed with a memory fault",
-          "restart", "memory faults are often the machine's", is_machines=True),
+          "restart", "memory faults are often the machine's", is_machines=True, script_bug_after=_STATUS),
     Fault("aborted", Blames.RANK, "aborted",
           "the rank called abort",
-          "restart", "an abort is often the machine's or a library's"),
+          "restart", "an abort is often the machine's or a library's",
+          script_bug_after=_STATUS),
     Fault("out_of_memory", Blames.RANK, "ran out of memory",
           "the rank ran out of memory",
-          "restart", "memory may have been taken by somebody else", telling=("stderr", "kernel", "stacks")),
+          "restart", "memory may have been taken by somebody else", telling=("stderr", "kernel", "stacks"),
+          script_bug_after=_STATUS),
     Fault("disk_full", Blames.RANK, "could not write: the disk is full",
           "a write failed because the disk is full",
-          "restart", "the newest checkpoint that verifies is still there; space may be freed"),
+          "restart", "the newest checkpoint that verifies is still there; space may be freed",
+          script_bug_after=_STATUS),
     Fault("cuda_error", Blames.RANK, "died of a CUDA error",
           "the rank died of a CUDA error",
-          "restart", "a fresh process gets a fresh CUDA context", is_machines=True),
+          "restart", "a fresh process gets a fresh CUDA context", is_machines=True, script_bug_after=_STATUS),
     Fault("nccl_error", Blames.RANK, "died of an NCCL error",
           "the rank died of an NCCL error",
           "restart", "fresh processes get fresh communicators"),
     Fault("exit_code", Blames.RANK, "ended with an error",
           "the rank ended by itself with a non-zero exit code",
-          "restart", "the script may have given up on something transient"),
+          "restart", "the script may have given up on something transient",
+          script_bug_after=_STATUS),
     Fault("exited_early", Blames.RANK, "ended while the others still trained",
           "the rank ended without error while the others still trained",
-          "restart", "the others cannot go on without the rank"),
+          "restart", "the others cannot go on without the rank",
+          script_bug_after=_STATUS),
     Fault("frozen", Blames.RANK, "froze",
           "the process is stopped (state T)",
           "restart", "the process does not run and holds all others up", Hang.PROVEN, _PROCESS),
@@ -103,10 +115,12 @@ _ROWS = (
           "restart", "the others would wait for it for ever", Hang.UNPROVEN, _CALLS),
     Fault("collective_order", Blames.RANK, "called collectives in another order than the others",
           "ranks wait in different collectives of the same group: they were called in another order",
-          "restart", "a race may have turned the order round; the same again is a bug", Hang.PROVEN, _CALLS),
+          "restart", "a race may have turned the order round; the same again is a bug", Hang.PROVEN, _CALLS,
+          script_bug_after=_STATUS),
     Fault("collective_mismatch", Blames.RANK, "called a collective with other sizes than the others",
           "ranks call the same collective with other shapes, types or sizes",
-          "restart", "the data may have had an odd shape; the same again is a bug", Hang.PROVEN, _CALLS),
+          "restart", "the data may have had an odd shape; the same again is a bug", Hang.PROVEN, _CALLS,
+          script_bug_after=_STATUS),
     Fault("tile_timeout", Blames.RANK, "never sent the tile that the kernels of others wait for",
           "a tile of the rank never came to the overlapped kernels of others, which wait for it",
           "restart", "the others would wait for its tile for ever, or have given up", Hang.UNPROVEN, _CALLS),
@@ -183,7 +197,7 @@ _ROWS = (
           "the set of nodes changed; nothing is broken",
           "restart", "a changed set of nodes needs a new round"),
     Fault("script_bug", Blames.JOB, "The script fails at the same step again",
-          "the same exception or exit code twice in a row, at the same step or before the first",
+          "the same exception twice in a row at the same step, or the same exit code thrice",
           "stop", "it would happen again"),
     Fault("unknown", Blames.RANK, "has a fault: unknown",
           "the evidence names no class",

@@ -210,6 +210,8 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     log: LogPart | None = None  # of an order to read a log
     check: SelfCheck | None = None  # of an order to check the node
     groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=MOST_GROUPS)] = ()  # in which the rank waits
+    # Of stacks of a rank that waits for its data loader: the worker that makes the batch, "process 9 in read (a.py:1)".
+    worker: Text = ""
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -50,6 +50,7 @@ MpiDefault=none
 SchedulerType=sched/builtin
 ReturnToService=2
 SlurmdParameters=config_overrides
+SlurmdDebug=verbose
 PrologFlags=Alloc
 Prolog={prolog}
 Epilog={epilog}

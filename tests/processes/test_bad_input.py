@@ -2,6 +2,7 @@
 """A user's mistake gets one clear sentence and a non-zero exit; nothing is started, nothing is lost."""
 
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -40,6 +41,9 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> Non
         (("run", "--", "no/such/train.py"), ("no/such/train.py", "can't be found")),
         (("run", "--", "no-such-program"), ("no-such-program", "can't be found")),
         (("run",), ("nothing to run",)),
+        (("run", "--", "/dev/null"), ("/dev/null is no file",)),
+        (("run", "--run-dir", "/tmp/caf\udce9", *SCRIPT), ("not in UTF-8", "--run-dir")),
+        (("run", "--run-dir", "/tmp" + 6 * f"/{'d' * 90}", *SCRIPT), ("550 bytes", "shorter --run-dir")),
         (("run", "--nproc-per-node", "0", *SCRIPT), ("--nproc-per-node '0'", "at least 1")),
         (("run", "--nnodes", "3:2", *SCRIPT), ("--nnodes '3:2'",)),
         (("run", "--job", "a/b", *SCRIPT), ("a/b",)),
@@ -69,6 +73,22 @@ def test_an_unknown_configuration_key_is_refused_with_the_nearest(launch: Launch
     config.write_text("[run]\nnproc_per_nod = '2'\n")
 
     assert_refused(launch.command("run", f"--config={config}", *SCRIPT), "nproc_per_nod", "nproc_per_node")
+
+
+def test_a_program_that_the_kernel_does_not_start_fails_the_job(launch: Launch) -> None:
+    """Nothing of it speaks against a start; the reason is the kernel's, told once, and no person has stopped it."""
+    garbage = launch.tmp_path / "train"
+    garbage.write_bytes(b"\1\2\3 no program")
+    garbage.chmod(0o755)
+    run = launch.spawn("run", "--job=toy", "--no-python", "--", str(garbage))
+
+    code = launch.finish(run)
+
+    assert code == 1, launch.output()
+    assert launch.output().count("Exec format error") == 1
+    assert re.search(rf"failed: the runner on \S+ gave up: {garbage} can't be started: Exec", launch.output())
+    assert "by hand" not in launch.output()
+    launch.assert_nothing_left()
 
 
 def test_a_taken_port_is_said(launch: Launch) -> None:

@@ -36,22 +36,20 @@ storage.seal(root, Manifest(step=5, world_size=1, written_wall_s=1.0, files=file
 
 
 @pytest.mark.parametrize("trials", [8, pytest.param(500, marks=pytest.mark.matrix)])
-def test_kills_at_drawn_moments_leave_only_whole_checkpoints(tmp_path: Path, trials: int) -> None:
+def test_kills_at_drawn_moments_leave_only_whole_checkpoints(tmp_path: Path, trials: int, drawn_seed: int) -> None:
     """Of a writer process, of a rank and of everything: what is visible verifies, and no sealed step is lost."""
-    seed = int.from_bytes(os.urandom(4))
-
     env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
 
     done = play_module(
         "tests.fixtures.checkpoint_killer_behind",
-        [str(tmp_path / "checkpoints"), str(trials), str(seed)],
+        [str(tmp_path / "checkpoints"), str(trials), str(drawn_seed)],
         env,
         200 + 10 * trials,
     )
 
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    told = f"seed {seed}: {found}\n{done.stderr[-4000:]}"
+    told = f"seed {drawn_seed}: {found}\n{done.stderr[-4000:]}"
     assert len(found) == trials
     assert all(trial["begun"] and not trial["mixed"] for trial in found), told
     assert all(all(trial["visible"]) and not trial["skipped"] and not trial["strange"] for trial in found), told

@@ -29,19 +29,17 @@ except UsageError as exc:
 """
 
 
-def test_twenty_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path) -> None:
+def test_twenty_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path, drawn_seed: int) -> None:
     """After a SIGKILL at any moment every visible checkpoint verifies, and the newest step never goes back."""
-    seed = int.from_bytes(os.urandom(4))
-
     env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
 
     done = play_module(
-        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(TRIALS), str(seed)], env, 400
+        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(TRIALS), str(drawn_seed)], env, 400
     )
 
     assert done.returncode == 0, done.stderr
     trials = [json.loads(line) for line in done.stdout.splitlines()]
-    told = f"seed {seed}: {trials}"
+    told = f"seed {drawn_seed}: {trials}"
     assert len(trials) == TRIALS
     assert all(trial["begun"] and not trial["mixed"] for trial in trials), told
     assert all(all(trial["visible"]) and not trial["skipped"] for trial in trials), told

@@ -6,6 +6,7 @@ Two ranks on Gloo meet in five all-reduces. Then rank 1 suffers a fault and rank
 
 import asyncio
 import os
+import re
 import signal
 import tempfile
 import time
@@ -36,6 +37,14 @@ class Numbers(Dataset):
             os.kill(os.getpid(), signal.SIGSTOP)
         return torch.zeros(1)
 
+class Shards(Numbers):
+    def __getitem__(self, index):
+        return decode(index)
+def decode(index):
+    if index == 2:
+        time.sleep(600)
+    return torch.zeros(1)
+
 def skips():
     dist.barrier()
 def holds_the_lock():
@@ -49,6 +58,9 @@ def loops():
         pass
 def reads():
     for _ in DataLoader(Numbers(), num_workers=1, batch_size=2):
+        pass
+def starves():
+    for _ in DataLoader(Shards(), num_workers=2, batch_size=2):
         pass
 def saves():
     path = f"{sys.argv[1]}/../hung.pt"
@@ -244,6 +256,22 @@ async def test_a_stopped_worker_of_the_data_loader_is_named(node: FakeNode) -> N
     worker = int(stopped.split()[1])
     assert worker != node.children[1].pid
     assert "worker_stopped" not in stacks["process", 0].marks
+    assert stacks["stacks", 1].worker.startswith(f"process {worker} in ")
+    assert stacks["stacks", 0].worker == ""
+
+
+async def test_the_worker_that_makes_the_batch_is_named_with_its_line(node: FakeNode) -> None:
+    """Of two workers one waits for work (the negative control); the other sleeps in the script's own decoder."""
+    async with trouble(node, "starves") as told:
+        stacks = await told.ask("dump_stacks")
+
+    waits = stacks["stacks", 1]
+    assert waits.marks == ("in_data_loader",)
+    found = re.match(r"process (\d+) in decode \(\S+:\d+\)", waits.worker)
+    assert found is not None, waits.worker
+    assert int(found[1]) != node.children[1].pid
+    assert f"process {found[1]}, a child of the rank:" in waits.text or waits.path
+    assert stacks["stacks", 0].worker == ""
 
 
 async def test_storage_that_hangs_is_told_with_its_file(node: FakeNode) -> None:

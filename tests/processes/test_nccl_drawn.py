@@ -37,11 +37,9 @@ def play_drawn(checked: Binaries, folder: Path, abi: int, seed: int, *, scribble
 
 
 @pytest.mark.parametrize("abi", range(1, 8))
-def test_no_order_of_calls_breaks_a_rank(checked: Binaries, tmp_path: Path, abi: int) -> None:
+def test_no_order_of_calls_breaks_a_rank(checked: Binaries, tmp_path: Path, abi: int, drawn_seed: int) -> None:
     """Handles that were never given, ends before begins, closed communicators, odd words, in four threads at once."""
-    drawn = int.from_bytes(os.urandom(4))
-
-    for seed in (*CORPUS, drawn):
+    for seed in (*CORPUS, drawn_seed):
         played = play_drawn(checked, tmp_path / str(seed), abi, seed, scribbles=False)
 
         state = played.box.profiler()
@@ -51,11 +49,9 @@ def test_no_order_of_calls_breaks_a_rank(checked: Binaries, tmp_path: Path, abi:
 
 
 @pytest.mark.parametrize("abi", [3, 7])
-def test_no_bytes_in_the_box_break_a_rank(checked: Binaries, tmp_path: Path, abi: int) -> None:
+def test_no_bytes_in_the_box_break_a_rank(checked: Binaries, tmp_path: Path, abi: int, drawn_seed: int) -> None:
     """Another process writes into the rings and the plugin's own page; a reader reads what is there."""
-    drawn = int.from_bytes(os.urandom(4))
-
-    for seed in (*CORPUS, drawn):
+    for seed in (*CORPUS, drawn_seed):
         played = play_drawn(checked, tmp_path / str(seed), abi, seed, scribbles=True)
 
         played.box.nccl()

@@ -2,9 +2,11 @@
 """What reaches the ranks of a run from outside, and what they may leave behind."""
 
 import signal
+import time
 
 import pytest
 
+from megascale_ops.runner.processes import handles
 from tests.processes.launch import Launch, until
 
 pytestmark = pytest.mark.processes
@@ -32,6 +34,16 @@ if os.environ["RANK"] == "0":
 open("ready" + os.environ["RANK"], "w").close()
 while True: time.sleep(0.1)
 """
+STAYS = """
+import signal, time
+def stay(*_):
+    print("asked to end", flush=True)
+    time.sleep(100)
+signal.signal(signal.SIGTERM, stay)
+signal.signal(signal.SIGINT, stay)
+print("stays", flush=True)
+while True: time.sleep(0.1)
+"""
 # The first round leaves a process and fails; the second leaves one that still has something to do, and succeeds. That
 # one is done once the runner has told of it, however soon that is.
 LEAVES = """
@@ -56,10 +68,31 @@ def test_signals_reach_the_ranks_and_sigterm_leaves_them_time(launch: Launch) ->
     until(lambda: "[0] got SIGUSR2" in launch.output(), "SIGUSR2 at rank 0")
     until(lambda: "SIGUSR2 was not handed on to rank 1" in launch.output(), "the reason why rank 1 got none")
     run.send_signal(signal.SIGTERM)
+    run.send_signal(signal.SIGTERM)  # a shell and the kernel may each send the same
 
     assert launch.finish(run) == 128 + signal.SIGTERM, launch.output()
     assert "[0] saved" in launch.output()
     assert "killed" not in launch.output()
+    launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_wait(launch: Launch, number: signal.Signals) -> None:
+    """Who presses Ctrl-C again does not wait for a handler that takes 100 s; nothing is left behind all the same."""
+    script = launch.tmp_path / "stays.py"
+    script.write_text(STAYS)
+    run = launch.spawn("run", "--job=toy", "--stop-grace=100", "--", str(script))
+    until(lambda: "stays" in launch.output(), "the handler")
+
+    run.send_signal(number)
+    until(lambda: "asked to end" in launch.output(), "the rank to be asked")
+    while run.poll() is None:  # a later one than a shell's and the kernel's for the same key
+        time.sleep(2.5)
+        run.send_signal(number)
+
+    assert launch.finish(run) == 128 + number, launch.output()
+    assert f"had not ended after {number.name} when a second signal came, and was killed" in launch.output()
+    assert "had not ended 100 s after" not in launch.output()
     launch.assert_nothing_left()
 
 
@@ -68,7 +101,7 @@ def test_a_signal_before_any_rank_runs_ends_nothing(launch: Launch) -> None:
     script = launch.tmp_path / "short.py"
     script.write_text("print('ran')\n")
     run = launch.spawn("run", "--job=toy", "--", str(script))
-    until(lambda: launch.run_dir().exists(), "the run to prepare its ground")
+    until(lambda: handles(run.pid, signal.SIGUSR1), "the first moment at which it does not die of it")
 
     run.send_signal(signal.SIGUSR1)
 

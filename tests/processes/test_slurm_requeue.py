@@ -58,7 +58,11 @@ def _submit(
 
 
 def _until_printed(slurm: OneNode, name: str, text: str, times: int = 1, deadline_s: float = PATIENCE_S) -> None:
-    until(lambda: slurm.output(name).count(text) >= times, f"{text!r}; so far:\n{slurm.output(name)}", deadline_s)
+    try:
+        until(lambda: slurm.output(name).count(text) >= times, f"{text!r}", deadline_s)
+    except AssertionError as error:  # whether a signal got to a step is in slurmd's log
+        error.add_note(f"so far:\n{slurm.output(name)}\n{slurm.logs()}")
+        raise
 
 
 def _until_trains(slurm: OneNode, name: str, times: int) -> None:

@@ -116,7 +116,7 @@ async def _stacks_of(order: Order, watch: RoundWatch, rank: RankWatch, held: Hel
     if found.ok:
         path, said = await _keep(order, watch, f"rank-{rank.rank}.stacks.txt", found.text.encode())
     item = _item(order, rank, began_s, ok=found.ok, text=said + found.text, path=path)
-    return [first, msgspec.structs.replace(item, frames=found.frames, marks=found.marks)]
+    return [first, msgspec.structs.replace(item, frames=found.frames, marks=found.marks, worker=found.worker)]
 
 
 async def _work_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[ProcessWork | None, ProcessLook, float]:

@@ -20,7 +20,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from megascale_agents.evidence import flight_recorder, frame_classes, py_spy, stack_signal, tracebacks
+from megascale_agents.evidence import (
+    flight_recorder,
+    frame_classes,
+    loader_workers,
+    py_spy,
+    stack_signal,
+    tracebacks,
+)
 from megascale_agents.evidence.flight_recorder import NoAnswerError, TooLateError
 from megascale_agents.evidence.frame_classes import Frame
 from megascale_agents.evidence.process_state import ProcessLook
@@ -49,6 +56,7 @@ class Stacks(NamedTuple):
     text: str
     frames: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    worker: str = ""  # of a rank that waits for its data loader: which process makes the batch, and where it stands
 
 
 class Target(NamedTuple):
@@ -92,7 +100,13 @@ async def dump(target: Target, deadline_s: float) -> Stacks:
             frames=frame_classes.write(spied.frames),
             marks=_ordered(marks),
         )
-    return await _ask_all(target, end_s)
+    found = await _ask_all(target, end_s)
+    left_s = end_s - time.monotonic()
+    if "in_data_loader" not in found.marks or left_s <= 0:
+        return found
+    worker = await loader_workers.look(target.pid, left_s, target.owner)
+    text = f"{found.text}\n\n{worker.text}" if worker.text else found.text
+    return found._replace(text=text, worker=worker.where if target.process.is_same else "")
 
 
 async def _ask_all(target: Target, end_s: float) -> Stacks:

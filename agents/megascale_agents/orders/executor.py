@@ -286,6 +286,7 @@ def _cut(item: EvidenceItem, characters: int, frames: int, collectives: int, ker
         item,
         text=item.text[:characters],
         frames=item.frames[:frames],
+        worker=item.worker[:characters],
         collectives=calls,
         kernels=found,
         gpu=gpu,

@@ -3,7 +3,8 @@
 
 A restart costs little, restarting for ever costs everything: so there is a budget in all, one per hour, and one per
 cause per hour (one flaky node may not eat what the whole job has). The same exception at the same step twice in a
-row is no accident: the script would do it a third time. And restarts that lead to no new step lead nowhere.
+row is no accident: the script would do it a third time. Nor is a status, a full memory or disk, or a wrong collective
+that comes a third time. And restarts that lead to no new step lead nowhere.
 
 ``decide`` is asked when a round has ended, and when a hang is about to be stopped. What only slows a job down is
 weighed elsewhere (``ski_rental``), under the same limits.
@@ -26,7 +27,8 @@ from megascale_ops.controller.policy.decision import (
 )
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit
+from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit, without_numbers
+from megascale_ops.diagnosis.hardware import SOURCE as HARDWARE
 from megascale_ops.schema.fault_classes import Blames, Hang, class_of
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
@@ -40,6 +42,11 @@ FIRST_STEPS = 10
 # Four faults of four machines count as one restart that mended nothing: 20 in a row are the guard's five.
 UNLUCKY_FOR_ONE = 4
 _IN_SCRIPT = ("exception", "exception_everywhere")
+# The script's own doing as well as a bad machine's.
+_MAYBE_MACHINES = ("segfault", "aborted", "cuda_error")
+_MEMORY_TAKEN = "oom_kill"  # a finding of the host, and no fault of it
+# An exit status before the first step: a script refuses its options or its environment, and says so in its last line.
+_REFUSALS = 2
 
 
 class Rule(NamedTuple):
@@ -60,19 +67,30 @@ def rule_for(policy: JobPolicy, fault: str) -> Rule:
 
 
 def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
-    """Return what the script fell over, or None when the verdict blames neither an exception nor a start that failed.
+    """Return what the script fell over, or None where chance, the machine or another process may be behind it.
 
-    An exit code by itself means little for a rank that had made steps; one that comes before any is how a script
-    refuses its options or its environment, and then its last line is the same each time.
+    What is compared leaves numbers and ranks out. A signal or a CUDA error may be a bad machine's, which shows in the
+    first thing that is tried: it counts after steps of the round's own only, and beside no finding of hardware.
     """
+    row = class_of(verdict.fault)
+    if not row.script_bug_after or (row.name in _MAYBE_MACHINES and _has_bad_hardware(verdict)):
+        return None
+    if row.hang is Hang.PROVEN:
+        return Failure(f"{row.name}: {without_numbers(verdict.reason)}", verdict.since_step)
     blamed = frozenset(verdict.culprits)  # all of 100,000 where each has lost its loss
     for exit_ in map(with_error, (one for one in exits if one.rank in blamed)):
-        if verdict.fault in _IN_SCRIPT and exit_.error is not None:
-            step = exit_.error.step if exit_.error.step >= 0 else exit_.step
-            return Failure(signature(exit_), step)
-        if verdict.fault == "exit_code" and exit_.step < 0 and not exit_.steps_seen:
-            return Failure(signature_of_exit(exit_), -1)
+        if row.name in _IN_SCRIPT and exit_.error is None:
+            continue
+        if row.name in _MAYBE_MACHINES and not exit_.steps_seen:
+            return None
+        if exit_.error is not None:
+            return Failure(signature(exit_), exit_.error.step if exit_.error.step >= 0 else exit_.step)
+        return Failure(signature_of_exit(exit_), exit_.step)
     return None
+
+
+def _has_bad_hardware(verdict: Verdict) -> bool:
+    return any(one.source == HARDWARE and one.name != _MEMORY_TAKEN for one in verdict.evidence)
 
 
 def silent_place(verdict: Verdict) -> str:
@@ -132,13 +150,9 @@ def _without_limits(question: Question) -> Decision | None:
         return Decision("restart", _NO_FAILURE[fault], fault, fault, counted=False)
     if question.kind == "hang" and action not in GO_ON and not own and (why_not := _not_cured(question)):
         return Decision("warn", why_not, fault, "not_cured")
-    if failure is not None and _is_again(question) and rule_for(policy, "script_bug").action == "stop":
-        where = "before the first step" if failure.step < 0 else f"at step {failure.step}"
-        what = "exit code" if fault == "exit_code" else "exception"
-        # An exception as it was this time: what the two have in common leaves out numbers, which a person needs.
-        said = failure.signature if fault == "exit_code" else question.verdict.reason
-        reason = f"the same {what} {where} twice in a row is a bug in the script: {said}"
-        return Decision("stop", reason, "script_bug", "script_bug")
+    if failure is not None and _is_bug(question) and rule_for(policy, "script_bug").action == "stop":
+        named = "script_bug" if fault in (*_IN_SCRIPT, "exit_code") else fault  # memory and disks keep their own name
+        return Decision("stop", _why_bug(question, failure), named, "script_bug")
     if action in GO_ON and question.kind == "hang":
         return Decision(action, why, fault, "table")
     if action in GO_ON and own:
@@ -146,16 +160,37 @@ def _without_limits(question: Question) -> Decision | None:
     return Decision("stop", why, fault, "table") if action == "stop" else None
 
 
-def _is_again(question: Question) -> bool:
-    """Return whether the script fell over the same as the round before.
+def _is_bug(question: Question) -> bool:
+    """Return whether the script has failed in the same way as often as its class takes for no chance.
 
     Before the first step that counts only where nothing was got done: of a script whose steps are not seen, hours of
-    work may lie between two failures with the same words.
+    work may lie between two failures with the same words. So it does for all that says less than an exception.
     """
-    failure = question.failure
-    if failure is None or failure != question.failure_before:
+    failure, fault = question.failure, question.verdict.fault
+    if failure is None:
         return False
-    return failure.step >= 0 or not question.progressed
+    is_refusal = fault == "exit_code" and failure.step < 0
+    most = _REFUSALS if is_refusal else class_of(fault).script_bug_after
+    if failure.after(question.failure_before).times < most:
+        return False
+    return not question.progressed or (fault in _IN_SCRIPT and failure.step >= 0)
+
+
+def _why_bug(question: Question, failure: Failure) -> str:
+    """Return the sentence about a failure that comes again and again; it ends with what was said of it this time."""
+    fault = question.verdict.fault
+    where = "before the first step" if failure.step < 0 else f"at step {failure.step}"
+    if fault == "exit_code" and failure.step < 0:
+        return f"the same exit code {where} twice in a row is a bug in the script: {failure.signature}"
+    # As it was this time: what they have in common leaves out numbers, which a person needs.
+    said = question.verdict.reason
+    if fault in _IN_SCRIPT:
+        return f"the same exception {where} twice in a row is a bug in the script: {said}"
+    times = failure.after(question.failure_before).times
+    return (
+        f"{fault} {where} with the same words {times} times in a row: a restart does not mend it, so none is tried "
+        f"any more (--policy script_bug=restart goes on all the same): {said}"
+    )
 
 
 def _evict_or_restart(question: Question, why: str, node: str = "") -> Decision:
@@ -177,10 +212,10 @@ def state_failure_of(verdict: Verdict, failure: Failure | None, exits: tuple[Ran
     if not ends:
         return None
     at = max(one.step for one in ends)
-    cause = failure.signature if failure is not None else ""
+    cause = failure.signature if failure is not None and verdict.fault in _IN_SCRIPT else ""
     if verdict.fault == "loss_nan":
         cause, at = "loss_nan", max(0, verdict.since_step)
-    elif not cause and verdict.fault == "exit_code":
+    elif verdict.fault == "exit_code":
         blamed = frozenset(verdict.culprits)
         cause = next((signature_of_exit(with_error(one)) for one in ends if one.rank in blamed), "")
     return StateFailure(cause, at, min(one.step - one.steps_seen for one in ends)) if cause else None

@@ -43,10 +43,16 @@ class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What the script fell over: equal for two incidents means the same exception at the same step."""
+    """What the script fell over: the same words at the same step in two incidents mean the same failure."""
 
     signature: str
     step: int
+    times: int = 1  # in a row, with this one
+
+    def after(self, before: "Failure | None") -> "Failure":
+        """Return it as what followed the failure of the round before: counted on where that was the same."""
+        is_again = before is not None and (before.signature, before.step) == (self.signature, self.step)
+        return msgspec.structs.replace(self, times=before.times + 1 if before is not None and is_again else 1)
 
 
 class StateFailure(msgspec.Struct, frozen=True):

@@ -72,11 +72,12 @@ def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
     if not stop:
         _accuse(transitions, job, verdict, decision)
     _close_round(job)
-    ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
+    counted = failure.after(job.record.failure) if failure is not None else None
+    ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": counted, "verdict": None}
     ended["state_failure"] = state_failure
     if stop:
         why = _done(decision, verdict.reason) if decision.dry_run else decision.reason
-        reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
+        reason = why if decision.rule == "script_bug" else f"{verdict.reason}. {why}"
         transitions.move(
             job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
         )

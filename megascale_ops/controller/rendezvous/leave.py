@@ -52,7 +52,9 @@ def _end_by(transitions: Transitions, job: Job, word: Leave, *, is_member: bool)
     elif word.outcome == "evicted" and is_member:
         _evicted(transitions, job, word)
     elif word.outcome == "failed" and is_member:
-        stopping.end(transitions, job, EventKind.GAVE_UP, f"the runner on {word.node} gave up", 1)
+        why = word.reason.removeprefix(f"{word.node}: ")
+        text = f"the runner on {word.node} gave up{': ' if why else ''}{why}"
+        stopping.end(transitions, job, EventKind.GAVE_UP, text, 1)
     elif is_member:
         finishing.finish(transitions, job, transitions.clock())
 

@@ -17,15 +17,16 @@ def signature(exit_: RankExit) -> str:
     """Return the exception as it would read on any rank in any run: numbers and addresses are taken out."""
     if exit_.error is None:
         return ""
-    return f"{exit_.error.type}: {_without_numbers(exit_.error.message)} at {exit_.error.where}"
+    return f"{exit_.error.type}: {without_numbers(exit_.error.message)} at {exit_.error.where}"
 
 
 def signature_of_exit(exit_: RankExit) -> str:
     """Return the exit status and the last line of stderr, without numbers and addresses."""
     lines = [line.strip() for line in exit_.stderr_tail.splitlines() if line.strip()]
-    said = f": {_without_numbers(lines[-1])[:_MOST_CHARACTERS]}" if lines else " without a word"
+    said = f": {without_numbers(lines[-1])[:_MOST_CHARACTERS]}" if lines else " without a word"
     return f"exit code {exit_.code}{said}"
 
 
-def _without_numbers(text: str) -> str:
+def without_numbers(text: str) -> str:
+    """Return a text with a letter for each number and address."""
     return _NUMBER.sub("N", _ADDRESS.sub("0xN", text))

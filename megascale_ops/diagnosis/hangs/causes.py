@@ -66,6 +66,7 @@ def cause_of(stand: RankWait) -> Cause:
     """Return what a rank does outside collectives."""
     marks, look = stand.look.marks, stand.look
     where = f" in {standing_in(look.frames)}" if look.frames else ""
+    where += f", and its loader's {look.worker}" if look.worker else ""
     if "stopped" in marks or stand.view.report.process.state == "T":
         return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
     return (

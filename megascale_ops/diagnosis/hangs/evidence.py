@@ -39,6 +39,7 @@ class Look(NamedTuple):
     recorded: tuple[CollectiveFact, ...] = ()  # by torch's flight recorder: with sizes and types
     ring: tuple[CollectiveFact, ...] = ()  # from the black box: needs no answer of the rank
     frames: tuple[str, ...] = ()
+    worker: str = ""  # of its data loader, which makes the batch that it waits for, as of the newest stack
     seen: int = 0  # how often its stack was seen
     alike: int = 0  # how many of the newest looks in a row saw the same stack
     went_on: bool = False  # its collectives did, between two looks
@@ -90,6 +91,7 @@ def see(look: Look, item: EvidenceItem) -> Look:
     if item.frames:
         same = look.seen > 0 and _place(item.frames) == _place(look.frames)
         look = look._replace(frames=item.frames, seen=look.seen + 1, alike=look.alike + 1 if same else 1)
+        look = look._replace(worker=item.worker)
     if item.seen_mono_s > look.seen_mono_s:
         look = look._replace(seen_mono_s=item.seen_mono_s)
     if item.kind == "process":

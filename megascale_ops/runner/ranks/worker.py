@@ -60,7 +60,12 @@ class Worker:
         self._is_ending = is_ending
         self._asked = signal.SIGTERM
         self._deadline_s = 0.0  # of the stop under way
+        self._is_hurried = False
         self._to_tell = threading.Lock()  # taken by the thread that kills the rank
+
+    def hurry(self) -> None:
+        """Grant no more time, now or in the stop that follows; may be called by a signal's handler."""
+        self._is_hurried = True
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Stop the rank: ``death_sig`` (default SIGTERM) now, SIGKILL when the grace has passed or it is frozen.
@@ -74,6 +79,9 @@ class Worker:
             self._give_up()
         if self.proc.poll() is None:
             self.stopped_by_us = True
+        if self._is_hurried:
+            self._give_up()
+            return
         if chosen == signal.SIGKILL or self.proc.is_stopped():
             signal_group(self.proc.pid, signal.SIGKILL)
             return
@@ -90,7 +98,7 @@ class Worker:
         looked_for_stuck = False
         while self.proc.poll() is None:
             now_s = time.monotonic()
-            if now_s >= self._deadline_s:
+            if self._is_hurried or now_s >= self._deadline_s:
                 self._give_up()
                 return
             if self.proc.is_stopped():
@@ -107,7 +115,10 @@ class Worker:
             time.sleep(_LOOK_S)
 
     def _give_up(self) -> None:
-        self._kill(f"had not ended {self._grace_s:g} s after {self._asked.name} (--stop-grace sets this time)")
+        if self._is_hurried:
+            self._kill(f"had not ended after {self._asked.name} when a second signal came")
+        else:
+            self._kill(f"had not ended {self._grace_s:g} s after {self._asked.name} (--stop-grace sets this time)")
 
     def _kill(self, why: str) -> None:
         """Kill the rank and log the reason; of two reasons at once, the first."""

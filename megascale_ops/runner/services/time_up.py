@@ -60,12 +60,17 @@ class TimeUp:
         self._term_mono_s = 0.0
         self._ending: Ending | None = None
         self._number = 0
+        self._early = 0  # a signal that came before there was anybody to tell
         self._settings = _NO_CODES
         self.outcome = ""
 
     def watch(self, job: str, link: BlockingLink, _leave: Callable[[str, str], None]) -> None:
         """Begin: from now on there are ranks that could save. ``job``: our name of it; ``link``: to its controller."""
-        self._job, self._link = job, link
+        with self._lock:
+            self._job, self._link = job, link
+            early = self._early
+        if early:
+            self.hear(early)
 
     def takes_sigterm(self) -> bool:
         """Return whether a SIGTERM that came just now is taken care of here; in a handler, so without waiting."""
@@ -81,7 +86,10 @@ class TimeUp:
         """Begin with what follows a signal, once."""
         with self._lock:
             if self._link is None:
-                log.warning("%s came before any rank ran", signal.Signals(number).name)
+                self._early = number
+                log.warning(
+                    "%s came before any rank ran: it is seen to as soon as they may", signal.Signals(number).name
+                )
                 return
             if self._thread is not None or self._done.is_set():
                 return

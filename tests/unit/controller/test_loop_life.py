@@ -349,6 +349,25 @@ async def test_the_same_exception_at_the_same_step_twice_stops_the_job() -> None
     assert world.state == "failed"
 
 
+async def test_memory_that_runs_out_at_the_same_step_a_third_time_stops_the_job() -> None:
+    """Counted over rounds and a controller's restart; the runner is told in one sentence."""
+    world = World()
+    error = RankError(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2.00 GiB", step=30)
+    await world.up("a", step=30)
+    exits = (world.exit(1, 1, error=error, step=30, steps_seen=31),)
+
+    replies = [await world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))]
+    await world.run_round(30)
+    replies.append(await world.ask(world.new_join(cause="failure", exits=exits, previous_round=2)))
+    world.restart_controller()
+    await world.run_round(30)
+    replies.append(await world.ask(world.new_join(cause="failure", exits=exits, previous_round=3)))
+
+    assert [one.status for one in replies] == ["go", "go", "stop"]
+    assert "out_of_memory at step 30 with the same words 3 times in a row" in replies[-1].reason
+    assert replies[-1].reason.count("Tried to allocate") == 1
+
+
 async def test_budgets_end_what_does_not_recover() -> None:
     """--max-restarts 1: the second kill ends the job with the reason."""
     world = World(policy=JobPolicy(max_restarts=1))

@@ -10,7 +10,7 @@ from megascale_ops.cli.run import _named, _report_reply
 from megascale_ops.controller.job.notices import Notices
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import Notice
+from megascale_ops.schema.messages import JoinReply, Notice
 from tests.fakes.controlled_job import World
 
 STUCK = Verdict("stuck", "rank 1 works in work (train.py:9)", 0.9, (1,), ("a",))
@@ -118,6 +118,25 @@ def test_lines_of_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
         ),
         "straggler (no rank named) has passed: it does not hold any more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code", "lines"),
+    [
+        ("go", 0, [f"stuck: {STUCK.reason}; restarting as round 2. `megascale-ops why toy-1 --job toy` tells more"]),
+        ("stop", 0, [f"stuck: {STUCK.reason}; stopping. `megascale-ops why toy-1 --job toy` tells more"]),
+        ("stop", 1, []),
+    ],
+)
+def test_why_a_job_has_failed_is_told_once(
+    kind: str, exit_code: int, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the run's last line, an error with the same reason; a restart and an end without failure are told here."""
+    reply = JoinReply(status=kind, round=2, verdict=STUCK, incident="toy-1", exit_code=exit_code)
+
+    _report_reply(kind, reply, "--job toy")
+
+    assert [one.getMessage() for one in caplog.records] == lines
 
 
 @pytest.mark.parametrize(

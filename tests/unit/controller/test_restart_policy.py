@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets for restarts, and the rule that tells a bug in the script from bad luck."""
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 
 from megascale_ops.controller.policy.actions import failure_of, rule_for
@@ -8,7 +11,7 @@ from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Failure, Question, Restart
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.schema.fault_classes import FAULTS
-from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 from megascale_ops.schema.progress import RankError
@@ -97,11 +100,94 @@ def test_a_script_that_refuses_its_options_twice_is_not_started_a_third_time() -
     assert "unrecognized arguments: --stepz N" in twice.reason
 
 
-def test_an_exit_code_after_steps_is_tried_again() -> None:
-    """The script may have given up on something transient; budgets end what is not."""
-    late = failure_of(REFUSED, (_refused("no data left", step=40, steps_seen=40),))
+CLASSES = [name for name, row in FAULTS.items() if row.script_bug_after == 3]
+MACHINES = ("segfault", "aborted", "cuda_error")
 
-    assert late is None
+
+def _verdict(fault: str, *evidence: Finding) -> Verdict:
+    reason = f"rank 0 on a: {fault} of 17 bytes"
+    return Verdict(fault=fault, reason=reason, confidence=0.95, culprits=(0,), since_step=40, evidence=evidence)
+
+
+def _rounds(
+    fault: str, ends: Sequence[RankExit], *evidence: Finding, policy: JobPolicy | None = None, progressed: int = 1
+) -> list[Decision]:
+    """Judge rounds that end one after the other; the first ``progressed`` of them led on."""
+    verdict, before, found = _verdict(fault, *evidence), None, []
+    for at, exit_ in enumerate(ends):
+        step = msgspec.structs.replace(verdict, since_step=exit_.step)
+        failure = failure_of(step, (exit_,))
+        found.append(_judge(step, policy, failure=failure, failure_before=before, progressed=at < progressed))
+        before = failure.after(before) if failure is not None else None
+    return found
+
+
+def _ends(*steps: int, words: str = "no data left at {}", seen: int = 20) -> list[RankExit]:
+    return [_refused(words.format(at), code=7, step=step, steps_seen=seen) for at, step in enumerate(steps)]
+
+
+@pytest.mark.parametrize("fault", CLASSES)
+def test_the_same_end_at_the_same_step_three_times_is_no_chance(fault: str) -> None:
+    """A status, a full memory or disk, a wrong collective: once and twice it is tried again, the third time not."""
+    decisions = _rounds(fault, _ends(40, 40, 40))
+
+    last = decisions[-1]
+    assert [one.action for one in decisions] == ["restart", "restart", "stop"]
+    assert (last.fault, last.rule) == ("script_bug" if fault == "exit_code" else fault, "script_bug")
+    assert last.reason.startswith(
+        f"{fault} at step 40 with the same words 3 times in a row: a restart does not mend it"
+    )
+    assert last.reason.endswith(f"rank 0 on a: {fault} of 17 bytes")
+
+
+@pytest.mark.parametrize("fault", [name for name, row in FAULTS.items() if not row.script_bug_after])
+def test_what_machines_networks_and_people_do_is_never_the_scripts(fault: str) -> None:
+    """The negative control: kills, lost nodes, cut networks and hangs may befall the same step again and again."""
+    assert "script_bug" not in {one.rule for one in _rounds(fault, _ends(40, 40, 40, 40))}
+
+
+@pytest.mark.parametrize(
+    ("ends", "progressed"),
+    [
+        (_ends(40, 41, 40), 1),  # never at the same step twice
+        (_ends(40, 40, 41), 1),
+        ([*_ends(40, 40), *_ends(40, words="the file server does not answer")], 1),
+        (_ends(40, 40, 40), 3),  # each round led on: steps count from each start anew, and what it made was saved
+    ],
+    ids=["other step", "other step last", "other words", "led on"],
+)
+@pytest.mark.parametrize("fault", [name for name in CLASSES if FAULTS[name].hang.value == "no"])
+def test_what_is_not_the_same_is_chance(fault: str, ends: list[RankExit], progressed: int) -> None:
+    """The negative control: other words, another step, or steps that none had made before."""
+    assert {one.action for one in _rounds(fault, ends, progressed=progressed)} == {"restart"}
+
+
+@pytest.mark.parametrize("fault", MACHINES)
+def test_a_signal_or_a_gpu_may_be_a_bad_machines(fault: str) -> None:
+    """The negative control: it falls over its first step each time, or its GPU tells of errors (memory is none)."""
+    bad = Finding("xid_79", "GPU 0 has fallen off the bus (Xid 79)", "hardware", 0)
+    taken = Finding("oom_kill", "the kernel has killed rank 0 for memory", "hardware", 0)
+
+    assert {one.action for one in _rounds(fault, _ends(40, 40, 40, 40, seen=0))} == {"restart"}
+    assert {one.action for one in _rounds(fault, _ends(40, 40, 40, 40), bad)} == {"restart"}
+    assert _rounds(fault, _ends(40, 40, 40), taken)[-1].rule == "script_bug"
+
+
+def test_a_job_may_go_on_over_the_same_failure() -> None:
+    """With --policy script_bug=restart it is tried again until other limits end it."""
+    policy = JobPolicy(actions={"script_bug": "restart"})
+
+    assert {one.action for one in _rounds("out_of_memory", _ends(40, 40, 40, 40), policy=policy)} == {"restart"}
+
+
+def test_failures_are_counted_in_a_row() -> None:
+    """Another one in between begins the count anew; what was counted does not depend on the count."""
+    one, other = Failure("exit code 7: a", 40), Failure("exit code 7: b", 40)
+
+    again = one.after(one.after(None))
+
+    assert (again.times, one.after(again).times, other.after(again).times) == (2, 3, 1)
+    assert one.after(other.after(again)).times == 1
 
 
 def test_other_last_words_are_another_failure() -> None:
@@ -133,7 +219,7 @@ def test_a_syntax_error_is_one_failure_by_whatever_rank_it_was_told() -> None:
 
 
 def test_a_kill_is_never_called_a_bug() -> None:
-    """Only exceptions of the script can be bugs of the script."""
+    """Who kills a rank from outside has reasons of his own."""
     assert failure_of(KILLED, (_exit_with("boom", rank=1),)) is None
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a hung rank stands, in the words of a verdict: with the line of the script, and told once."""
 
+import msgspec
 import pytest
 
+from megascale_ops.diagnosis.hangs.evidence import gather
+from megascale_ops.schema.messages import EvidenceItem
 from tests.fakes.hung_job import ABSENT, WAITING, judge_job, made_calls, one_absent, rank_view, said_of, stack_of
 
 LOADER = ("select (selectors.py:415)", "__next__ (torch/utils/data/dataloader.py:725)", "main (/home/u/train.py:15)")
@@ -22,6 +25,26 @@ def test_a_place_in_a_library_is_told_with_the_line_that_led_there(frames: tuple
 
     assert f"it waits for its data loader in {place}; silent" in judged.verdict.reason
     assert f"rank 1 is in {place}, at one look" in [one.text for one in judged.verdict.evidence]
+
+
+@pytest.mark.parametrize("worker", ["process 9 in decode (/home/u/data.py:12)", ""])
+def test_the_worker_of_a_loader_is_told_with_its_line(worker: str) -> None:
+    """The reason for the wait is there; where no worker is seen at work nothing is added."""
+    stack = msgspec.structs.replace(stack_of("in_data_loader", frames=LOADER), worker=worker)
+
+    reason = one_absent(ABSENT, stack).verdict.reason
+
+    more = f", and its loader's {worker}" if worker else ""
+    assert f"from main (/home/u/train.py:15){more}; silent" in reason
+
+
+def test_a_worker_that_is_done_is_told_no_more() -> None:
+    """The newest look counts: the one that was at work has handed its batch in."""
+    before = EvidenceItem("stacks", ok=True, rank=1, frames=LOADER, worker="process 9 in decode (/home/u/data.py:12)")
+    after = msgspec.structs.replace(before, worker="")
+
+    assert gather([before])[1].worker == before.worker
+    assert gather([before, after])[1].worker == ""
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -17,7 +17,8 @@ from megascale_ops.runner.plan import (
     parse_nproc,
     with_whole_paths,
 )
-from megascale_ops.runner.preflight import check_program, is_python, look_at_machine
+from megascale_ops.runner.preflight import look_at_machine
+from megascale_ops.runner.programs import check_program, is_python
 
 MACHINE = Machine(
     hostname="node-a", cores=16, gpus=0, state_root="/state", stamp="20260131-142501", python="/usr/bin/python3"

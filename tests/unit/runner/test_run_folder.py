@@ -3,8 +3,10 @@
 
 import logging
 import os
+import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,40 @@ def test_the_umask_is_narrow_for_us_and_given_back(tmp_path: Path) -> None:
 
     assert before == 0o022
     assert (_mode(tmp_path / "journal"), _mode(tmp_path / "checkpoint")) == (0o600, 0o644)
+
+
+def _of_length(folder: Path, length: int) -> Path:
+    """Return a path below ``folder`` of so many bytes."""
+    path = folder
+    while (missing := length - len(str(path)) - 1) > 0:
+        path /= "d" * (missing if missing <= 200 else min(200, missing - 2))
+    assert len(str(path)) == length
+    return path
+
+
+def test_the_longest_run_folder_still_holds_a_journal(tmp_path: Path) -> None:
+    """SQLite opens one there, with its log beside it; one byte more is refused, with how many there are."""
+    folder = prepare_run_folder(_of_length(tmp_path, 480), is_named=True)
+
+    with closing(sqlite3.connect(folder / "journal.db")) as journal:
+        journal.execute("PRAGMA journal_mode=WAL")
+        journal.execute("CREATE TABLE one (x)")
+
+    assert (folder / "journal.db-wal").exists() or (folder / "journal.db").stat().st_size
+    with pytest.raises(UsageError, match="its path has 481 bytes"):
+        prepare_run_folder(_of_length(tmp_path / "other", 481), is_named=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_folder_that_no_message_can_name_is_refused(tmp_path: Path) -> None:
+    """The negative control is any other sign."""
+    with pytest.raises(UsageError, match="not in UTF-8"):
+        prepare_run_folder(tmp_path / "caf\udce9", is_named=True)
+
+    assert prepare_run_folder(tmp_path / "café ü 火", is_named=True).is_dir()
+
+
+def test_a_place_that_takes_nothing_is_told_with_the_option_for_another_one() -> None:
+    """As a home that is read-only, or one that only the name of exists."""
+    with pytest.raises(UsageError, match=r"/proc/1/runs can't be written to \(.*\): give another one by --run-dir"):
+        prepare_run_folder(Path("/proc/1/runs/toy"), is_named=False)

@@ -155,3 +155,33 @@ def test_a_second_sigterm_stops_the_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert not before
     assert taken == [True, True, False]
+
+
+def test_a_signal_before_any_rank_ran_is_seen_to_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm warns once: what came while the controller was coming up ends and requeues the job all the same."""
+    slurm, link = Slurm(monkeypatch), Link()
+    runner = TimeUp(STEP, 3, {})
+    runner.hear(signal.SIGUSR1)
+    before = runner._thread
+
+    runner.watch("train-4711", cast("BlockingLink", link), _leave)
+    thread = runner._thread
+    assert thread is not None
+    thread.join(60.0)
+    runner.outcome = "stopped"
+    runner.close()
+    code = runner.end(0)
+
+    assert before is None
+    assert (code, slurm.requeued) == (128 + signal.SIGUSR1, ["4711"])
+
+
+def test_without_a_signal_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: a run that begins has heard nothing."""
+    slurm, link = Slurm(monkeypatch), Link()
+    runner = TimeUp(STEP, 3, {})
+
+    runner.watch("train-4711", cast("BlockingLink", link), _leave)
+
+    assert runner._thread is None
+    assert (runner.end(0), slurm.given, link.stopped) == (0, [], [])
