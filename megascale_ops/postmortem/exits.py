@@ -56,6 +56,8 @@ _ANY_SIZE = 1 << 30
 # 0.65: a line that raises may have been caught, and its traceback is not there to tell.
 _LAST_LINE_SURE = 0.65
 _SOMEBODY = "a rank that nothing names"
+# Of a shard or a swap file; places in parallel groups have another word before it.
+_OF_A_PATH = re.compile(r"(?<![\w.-])(?:\S{0,200}[/\\])?(?:global_)?rank[_-]?(\d{1,6})[/\\][\w./-]")
 _A_RANK = re.compile(r"\branks? \d{1,9}(?:, \d{1,9})*(?=: | is | was | has )")
 
 
@@ -190,8 +192,10 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
     one = Ended("", exit_, _EARLIER_S if rank in told.first else 0.1, has_status=has_status, has_time=False)
     if has_status:
         # A launcher lists all that failed; who was not first and left no signal of its own has followed.
-        is_late = bool(told.first) and rank not in told.first and one.exit.code in _OF_WHO_FOLLOWS
-        return one._replace(exit=_stopped(rank)) if is_late and not heard_in(tail) else one
+        is_late = bool(told.first) and rank not in told.first and one.exit.code in (*_OF_WHO_FOLLOWS, *launched.ASKED)
+        was_asked = one.exit.code in launched.ASKED
+        says_so = all(was_asked and heard.row.name == _CANCELLED for heard in heard_in(tail))
+        return one._replace(exit=_stopped(rank)) if is_late and says_so else one
     judged = classify(one, None, None)
     if judged.fault == _NOTHING_SAID or LOADER_ASKED in judged.said:
         return one._replace(exit=_stopped(rank))
@@ -280,8 +284,27 @@ def _of_somebody(rest: str, kernels: Sequence[str], *, has_ranks: bool) -> Verdi
             continue
         verdict = unnamed(_judged([one]), {0: _SOMEBODY})
         most = min(sure, _LOCAL_SURE) if has_ranks else sure  # of the ranks that have logs none tells of it
-        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, most))
+        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, most))
+        return verdict if has_ranks else _by_a_path(verdict, text)
     return None
+
+
+def _by_a_path(verdict: Verdict, text: str) -> Verdict:
+    """Return a verdict of an unknown rank with the one that a path of a file names in its last words, or beside them.
+
+    A rank has opened its own files, but rank 0 may have opened those of all.
+    """
+    lines = text.splitlines()
+    said = [one.line for one in heard_in(text) if one.row.role == CAUSE]
+    near = [at for at, line in enumerate(lines) if any(own and own in line for own in said)]
+    told = {int(rank) for at in near for line in lines[max(0, at - 1) : at + 2] for rank in _OF_A_PATH.findall(line)}
+    if len(told) != 1:
+        return verdict
+    return msgspec.structs.replace(
+        verdict, culprits=tuple(told), confidence=min(verdict.confidence, _DOUBTFUL),
+        reason=verdict.reason.replace(_SOMEBODY, f"rank {min(told)}, by the path of a file that it names"),
+        otherwise="a rank that opened a file of that one; a log with a tag for each rank tells",
+    )  # fmt: skip
 
 
 def _better(verdict: Verdict | None, somebody: Verdict | None, texts: Mapping[int, str], launchers: str) -> Verdict:

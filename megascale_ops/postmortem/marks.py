@@ -58,6 +58,9 @@ _LINES_EACH = 2
 _FEWEST = 2
 # Numbers that begin with 0 and leave out one of two at most are of processes.
 _SPARSE = 2
+# Frames, the blank lines and the arrow by which loguru draws them; and what stands between two of a chain.
+_IS_INSIDE = re.compile(r"  |$|> File ")
+_IS_CHAINED = re.compile(r"$|(?:During handling of the above exception|The above exception was the direct cause)\b")
 # What a launcher or a composer says itself, of no rank.
 LAUNCHERS = re.compile(
     r"^[\s=*-]*$|^(?:srun|slurmstepd|sbatch|salloc|mpirun|mpiexec|prterun|prun|pdsh|clush|jsrun|aprun|yhrun|flux-job)\b"
@@ -164,17 +167,29 @@ def with_logged(lines: Sequence[str], tagged: _Tagged) -> _Tagged:
 
     What stands below a record of something else is of no rank.
     """
+    return with_tracebacks(lines, tagged, of_errors_alone=True)
+
+
+def with_tracebacks(lines: Sequence[str], tagged: _Tagged, *, of_errors_alone: bool = False) -> _Tagged:
+    """Give a traceback, with those that it is chained to, to the rank before whose lines there is a mark.
+
+    It ends with the line that raises; what follows is of no rank again.
+    """
     whole: _Tagged = []
-    owner, is_inside = -1, False
-    for line, (rank, bare) in zip(lines, tagged, strict=True):
+    owner, is_inside, is_behind = -1, False, False
+    for line, (rank, bare) in zip(lines, tagged, strict=bool(tagged)):
         if rank >= 0:
-            owner, is_inside = (rank if _IS_ERROR.search(line[:200]) else -1), bare.rstrip().endswith(TRACEBACK_BEGINS)
+            owner = rank if not of_errors_alone or _IS_ERROR.search(line[:200]) else -1
+            is_inside, is_behind = bare.rstrip().endswith(TRACEBACK_BEGINS), False
         elif owner >= 0 and not is_inside and line.startswith(TRACEBACK_BEGINS):
             is_inside = True
-        elif not is_inside:
+        elif not is_inside and not (is_behind and _IS_CHAINED.match(line)):
             owner = -1
-        whole.append((owner if is_inside and rank < 0 else rank, bare))
-        is_inside = is_inside and (line.startswith("  ") or line.rstrip().endswith(TRACEBACK_BEGINS))
+        is_theirs = is_inside or (is_behind and owner >= 0)
+        whole.append((owner if is_theirs and rank < 0 else rank, bare))
+        was_inside = is_inside
+        is_inside = is_inside and (_IS_INSIDE.match(line) is not None or line.rstrip().endswith(TRACEBACK_BEGINS))
+        is_behind = (was_inside and not is_inside) or (is_behind and owner >= 0 and not is_inside)
     return whole
 
 

@@ -47,7 +47,11 @@ _OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\b(?:rank=|--rank )(\d{1,6})\b|\
 _COMMAND, _MOST_OF_COMMAND = re.compile(r"python|^Process \d|RANK="), 3
 # torch before 2.3 says it within the line alone, as the place within a group.
 _OF_WATCHDOG = re.compile(r"\[(?:PG [^\]]{0,120})?Rank (\d{1,6})\]")
-_NODE = re.compile(r"(?:^|[_\-./])((?:node|host|worker|n|gpu-?node)[_\-]?\d{1,6})(?=[_\-./]|$)", re.IGNORECASE)
+_NODE = re.compile(
+    r"(?:^|[_\-./])((?:node|host|worker|n|gpu-?node)[_\-]?\d{1,6}|ip(?:[_-]\d{1,3}){4}|\d{1,3}(?:\.\d{1,3}){3})"
+    r"(?=[_\-./]|$)",
+    re.IGNORECASE,
+)
 _WATCHDOG = re.compile(r"[Ww]atchdog|ProcessGroup|Timeout at NCCL")
 _OF_ASCEND = re.compile(r"\bRankID:(\d{1,6})\b")
 # A job's number, which Slurm writes into the name of a log that all ranks share.
@@ -61,15 +65,17 @@ _FEWEST_ALIKE = 2
 # "step 7 loss 2.0 rank 5", as scripts print it; 256 KiB of a log's end are asked.
 _SAYS_RANK = re.compile(r"(?<![\w-])(?:global_)?rank[=: ]{1,2}(\d{1,6})\b(?! ?/| of )")
 _SAID_IN = 1 << 18
-# Lightning, Megatron and others; fairseq; detectron2; variables of torchrun, Slurm and MPI; "rank 3 of 8".
+# Lightning, Megatron and others; fairseq; detectron2; variables of torchrun, Slurm and MPI; "rank 3 of 8"; Orbax, JAX.
 _SAYS_ITSELF = re.compile(
     r"\b(?:GLOBAL_RANK|[Gg]lobal[ _-][Rr]ank|WORLD_RANK|[Ww]orld[ _-][Rr]ank)\b['\"]?[=: ]{1,3}(\d{1,6})\b"
     r"|\b(?:distributed init \(|initiali[sz]ed host \S{1,120} as |[Rr]ank of current process: )(?:rank )?(\d{1,6})\b"
     r"|(?:^|[\s;])(?:export )?(?:RANK|SLURM_PROCID|(?:OMPI_COMM_WORLD|PMIX?)_RANK)=(\d{1,6})\b"
-    r"|(?<!local )(?<!node )\b[Rr]ank[ =:]{0,2}(\d{1,6}) ?(?:/|of) ?\d{1,6}\b"
+    r"|(?<!local )(?<!node )\b(?:[Rr]ank|[Pp]rocess)[ =:]{0,2}(\d{1,6}) ?(?:/|of) ?\d{1,6}\b"
+    r"|\[process=(\d{1,6})\]|\bprocess_index(?:\(\))?['\"]?[=: ]{1,3}(\d{1,6})\b"
 )
 # TensorFlow's and JAX's names of processes.
 _A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
+_OF_JAX = re.compile(r"/job:jax_worker\b|\bjax/_src/|\bjaxlib\.|\bJAX distributed service|\bxla_bridge\.py\b")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
 _NO_RANK = re.compile(
     r"(?:node|host|worker|attempt|try|restart|epoch|step|version|run|round|part|port|iter)s?[_\-.]?$", re.IGNORECASE
@@ -276,13 +282,19 @@ def _of_watchdogs(path: Path, data: bytes, text: str, *, is_alone: bool) -> list
 def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
     """Take the number behind the name of a job of TensorFlow's or JAX's for a rank, where the logs name its tasks."""
     jobs = {job for piece in pieces if piece.rank < 0 for job in _A_TASK.findall(piece.text)}
-    if len(jobs) != 1:
+    names = {"host", "worker", "process", "task"} if _is_of_jax(pieces) else set()
+    if len(jobs) + len(names) == 0 or len(jobs) > 1:
         return list(pieces)
-    form = re.compile(rf"^{jobs.pop()}[_\-.]?(\d{{1,6}})\.\w{{1,8}}$", re.IGNORECASE)
+    form = re.compile(rf"^(?:{'|'.join(sorted(jobs | names))})[_\-.]?(\d{{1,6}})\.\w{{1,8}}$", re.IGNORECASE)
     found = [form.match(piece.path.name) if piece.rank < 0 else None for piece in pieces]
     return [
         piece._replace(rank=int(one[1])) if one is not None else piece for piece, one in zip(pieces, found, strict=True)
     ]
+
+
+def _is_of_jax(pieces: Sequence[Piece]) -> bool:
+    """Return whether no log but those of JAX is there, which runs one process on a host: a host's number is its rank."""
+    return all(piece.rank < 0 for piece in pieces) and any(_OF_JAX.search(piece.text) for piece in pieces)
 
 
 def _by_their_lines(pieces: Sequence[Piece]) -> list[Piece]:

@@ -26,8 +26,8 @@ _GLOBAL = (
     re.compile(r"^(?:\w{3} \w{3} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
     # A logger's field behind nothing but a time and a level; a sentence about a rank has another verb.
     re.compile(
-        r"^(?:[\[(]?(?:[\d:.,TZ/+-]{1,40}|[A-Z]{4,8})[\])]?:?[ |]{1,3}){0,5}rank=(\d{1,6})\b[\]:,|]?"
-        r"(?! ?(?:has|is|was|did|does|failed|died|lost|timed|never|not)\b) ?"
+        r"^(?:[\[(]?(?:[\d:.,TZ/+-]{1,40}|[A-Z]{4,8})[\])]?:?[ |]{1,12}){0,5}rank=(\d{1,6})\b[\]:,|]?"
+        r"(?! ?(?:has|is|was|did|does|failed|died|lost|timed|never|not)\b) ?(?:\| )?"
     ),
 )
 # A field of a structured line: nothing of it is taken away, for its message is read where it stands.
@@ -61,6 +61,9 @@ _PLACES = re.compile(
 _PLACE = re.compile(r"([A-Z]{2,4})(\d{1,4})")
 # torch_xla's launcher, of the process whose traceback follows.
 _OF_A_DEVICE = re.compile(r"^Exception in device=(?:TPU|XLA|CUDA|GPU|NEURON):(\d{1,4}): ")
+# torch_npu's head of a report; what it raised; CANN's codes.
+_OF_ASCEND = re.compile(r"\(PID:\d{1,9}, Device:-?\d{1,4}, RankID:(\d{1,6})\)")
+_RAISED, _BELOW_ASCENDS = re.compile(r"[\w.]{1,80}Error: "), re.compile(r"\s|E[A-Z]\d{4}: |\[Error\]: ")
 # Pieces of which each form has one.
 _GLOBAL_MARKS = ("[rank", "[RANK", "rank=", "][", "mpirank:", "]<std")
 _LOCAL_MARKS = ("[default", "] ")
@@ -108,10 +111,12 @@ def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> l
 
 def _of_untagged(text: str, lines: list[str]) -> Tagged:
     """Return lines by what is no rank's tag: an engine's places (it may serve a job whose ranks have tags), numbers."""
-    if tagged := _of_pods(lines) or _with_tracebacks(_of_places(lines)):
+    if tagged := _of_pods(lines) or marks.with_tracebacks(lines, _of_places(lines)):
         return Tagged(_gathered(tagged))
+    if "RankID:" in text and (tagged := _of_ascend(lines)):
+        return Tagged(_gathered(tagged), is_global=True)
     if "Exception in device=" in text:
-        return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
+        return Tagged(_gathered(marks.with_tracebacks(lines, [_of_device(line) for line in lines])))
     numbered = [_numbered(line) for line in lines]
     own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
     if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own:
@@ -206,23 +211,23 @@ def _of_device(line: str) -> tuple[int, str]:
     return (int(found[1]), line[found.end() :]) if found is not None else (-1, line)
 
 
-def _with_tracebacks(tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Give a traceback to the rank before whose lines there is a mark, where only a record's first line has one.
+def _of_ascend(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines of Ascend's reports by the rank in their heads; nothing where one rank alone has such a head.
 
-    It ends with the line that raises; what follows is of no rank again.
+    What was raised stands right above the head, codes of CANN and indented lines below it.
     """
-    whole: list[tuple[int, str]] = []
-    owner, is_inside = -1, False
-    for rank, line in tagged:
-        if rank >= 0:
-            owner, is_inside = rank, line.rstrip().endswith(TRACEBACK_BEGINS)
-        elif owner >= 0 and not is_inside and line.startswith(TRACEBACK_BEGINS):
-            is_inside = True
-        elif not is_inside:
+    tagged: list[tuple[int, str]] = []
+    owner = -1
+    for line in lines:
+        head = _OF_ASCEND.search(line)
+        if head is not None:
+            owner = int(head[1])
+            if tagged and tagged[-1][0] < 0 and _RAISED.match(tagged[-1][1]):
+                tagged[-1] = (owner, tagged[-1][1])
+        elif not _BELOW_ASCENDS.match(line):
             owner = -1
-        whole.append((owner if is_inside or rank >= 0 else -1, line))
-        is_inside = is_inside and (line.startswith("  ") or line.rstrip().endswith(TRACEBACK_BEGINS))
-    return whole
+        tagged.append((owner, line))
+    return tagged if len({rank for rank, _ in tagged} - {-1}) > 1 else []
 
 
 def _tagged(line: str, forms: tuple[re.Pattern[str], ...]) -> tuple[int, str]:

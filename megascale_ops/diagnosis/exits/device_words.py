@@ -41,6 +41,8 @@ FAULTY = (
     r"|\bnrt_\w{2,40}:? (?:failed|status ?= ?(?!0\b)\d)|\bMUSA_ERROR_[A-Z_]{3,60}|\bCN_ERROR_[A-Z_]{3,60}"
     r"|synDeviceAcquire\w{0,20} failed|(?:HBM|hbm) (?:multi[- ]?bit|uncorrectable) (?:ECC|ecc)"
     r"|\bsynStatus\b.{0,60}\b[Dd]evice (?:acquire|lost|reset|not)"
+    # CANN's driver, operators and the process of its communication, each with a number of its own.
+    r"|^E[JLZ]\d{4}: "
 )
 # What CANN writes on a rank that waited: for a notification, for a socket, for a link of another.
 WAITED = (

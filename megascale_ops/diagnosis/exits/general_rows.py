@@ -19,12 +19,13 @@ NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
     ),
     # Kubernetes, of a pod that never began.
     cause(
-        "no_image",
-        r"Failed to pull image",
+        "never_began",
+        r"Failed to pull image|\bfailed to \\?\"?(?:StartContainer|CreatePodSandbox)|\bOCI runtime create failed"
+        r"|\b(?:Run|Create)Container(?:Config)?Error\b|\bFailedCreatePodSandBox\b",
         "not_joined",
-        "an event of a pod whose image does not come: its rank never began",
+        "events of a pod, and a kubelet's log, of an image that does not come or a container that cannot be made",
         sure=0.9,
-        hint="the image of its container does not come",
+        hint="its container could not be made: its image does not come, or what it asks of its node is not there",
     ),
     # Ray, of the node below a rank.
     cause(
@@ -96,4 +97,11 @@ NO_ADDRESS = cause(
     in_traceback=True,
     sure=0.8,
     hint="a name that this rank's host cannot look up",
+)
+NOT_BUILT_IN = cause(
+    "not_built_in",
+    r"was requested but PyTorch (?:was|is) buil[dt] without|\b[Dd]istributed package doesn't have \w{1,20} built[ -]in",
+    "exception",
+    "torch's rendezvous and its init_process_group, of what this build of it lacks: no peer is lost",
+    hint="this build of torch lacks what was asked for",
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
+from megascale_ops.diagnosis.exits.prefixes import LOGURUS, TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
 from megascale_ops.diagnosis.exits.quick_look import HINT
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, HARMLESS, PEER_LOST, Row
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
@@ -31,7 +31,7 @@ _PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line about a step weighs a
 _CAUGHT = re.compile(
     r"\b(?:(?<!Watchdog )caught"
     r"(?! collective| signal| \w{1,80} in (?:DataLoader|pin memory|replica|process \d|rank \d))"
-    r"|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|(?:will try|trying) again|falling back|skipp(?:ed|ing)"
+    r"|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|(?:will try|trying) again|falling back|(?<!syncing pod, )skipp(?:ed|ing)"
     r"|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
     re.IGNORECASE,
 )
@@ -107,7 +107,7 @@ class LineReader:
         if not self._traceback.is_open and bare[:2] == "  " and _HEADLESS.match(bare) is not None:
             self._traceback = self._traceback._replace(is_open=True, is_headless=True)
             return None
-        ends = self._traceback.is_open and bool(bare) and not bare[0].isspace()
+        ends = self._traceback.is_open and bool(bare) and not bare[0].isspace() and not bare.startswith(LOGURUS)
         if ends:
             ended, self._traceback = self._traceback, _Traceback()
             if ended.is_ignored:
