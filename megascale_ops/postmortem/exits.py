@@ -17,7 +17,7 @@ from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
+from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
@@ -25,7 +25,7 @@ from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.postmortem.good_ends import good_end
-from megascale_ops.postmortem.last_lines import complaint, raising_line
+from megascale_ops.postmortem.last_lines import complaint, odd_ones, raising_line
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
@@ -218,6 +218,8 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
         if lines[rank := one.exit.rank]
     ]
     lost = any(told.row.consequence for text in texts.values() for told in heard_in(text[-_TAIL:]))
+    if not lost and len(odd := odd_ones({rank: complaint(text[-_SOUGHT:]) for rank, text in texts.items()})):
+        return _of_odd_ones(verdict, odd)
     own = [any(told.row.role == CAUSE for told in heard_in(one.exit.stderr_tail)) for one in raised]
     if raised and lost and all(own) and 2 * len(raised) <= len(ended):
         known = {one.exit.rank: one for one in raised}
@@ -234,6 +236,16 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
         verdict, fault="exit_code", culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
         reason=f"{who} {words}",
         otherwise="an error in the log of another rank, for which these were stopped",
+    )  # fmt: skip
+
+
+def _of_odd_ones(verdict: Verdict, odd: Mapping[int, str]) -> Verdict:
+    """Return a verdict on those that end with another complaint than all others do."""
+    is_raised = all(map(RAISED_ALIKE.match, odd.values()))
+    return msgspec.structs.replace(
+        verdict, fault="exception" if is_raised else "exit_code", culprits=tuple(sorted(odd)), confidence=_DOUBTFUL,
+        reason=f'{named(sorted(odd))} ended with another complaint than all others: "{odd[min(odd)]}"',
+        otherwise="that what all others complain of came first",
     )  # fmt: skip
 
 

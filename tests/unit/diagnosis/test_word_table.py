@@ -70,9 +70,14 @@ SAMPLES = (
         "Memory failure: 0x1840200: recovery action for dirty LRU page: Recovered",
     ),
     Sample(
-        "no_image",
+        "never_began",
         "9m  Warning  Failed  pod/gpt-worker-1  Failed to pull image r/gpt:v7: rpc error: code = Unknown desc = 401",
         "Normal  Pulled  pod/gpt-worker-1  Successfully pulled image r/gpt:v7; nothing failed",
+    ),
+    Sample(
+        "not_built_in",
+        "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run with",
+        "INFO PyTorch was built without MKL",
     ),
     Sample(
         "gloo_peer_closed",

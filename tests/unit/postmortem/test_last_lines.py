@@ -4,7 +4,7 @@
 import pytest
 
 from megascale_ops.postmortem.exits import judge_logs
-from megascale_ops.postmortem.last_lines import complaint
+from megascale_ops.postmortem.last_lines import complaint, odd_ones
 
 LOST = (
     "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error\n"
@@ -59,3 +59,20 @@ def test_the_first_complaint_behind_the_last_step_is_quoted() -> None:
     """What stands before a step is older."""
     assert complaint(f"x failed\n{STEP}y: error: no such device\nz aborted\n") == "y: error: no such device"
     assert complaint(f"x failed\n{STEP}") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        (["link 3 failed", "link 9 failed", "cannot open gate", "link 2 failed"], {2}),
+        (["link 3 failed", "link 9 failed", "link 4 failed"], set()),  # all alike
+        (["link 3 failed", "link 9 failed", "no such gate", "no such gate"], set()),  # no crowd
+        (["link 3 failed", "cannot open gate"], set()),  # of two either may be
+        (["link 3 failed", "link 9 failed", "", "link 1 failed"], set()),  # who says nothing was stopped
+    ],
+)
+def test_who_ends_with_another_complaint_than_a_crowd(said: list[str], ranks: set[int]) -> None:
+    """In words that no table knows."""
+    assert odd_ones(dict(enumerate(said))).keys() == ranks
+    verdict = judge_logs({rank: f"{STEP}{words}\n" for rank, words in enumerate(said)})
+    assert {*verdict.culprits} == ranks

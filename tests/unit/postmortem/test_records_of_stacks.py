@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a record is that one stack alone writes so: Ascend, loguru, Orbax and JAX, kubelets, PALS, YARN; and whose not."""
+
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.postmortem.examine import examine
+from megascale_ops.postmortem.exits import judge_logs
+from megascale_ops.postmortem.kernel import of_ranks
+from megascale_ops.postmortem.tags import by_rank
+from megascale_ops.schema.health import Verdict
+
+LOST = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error"
+HEAD = "[ERROR] 2024-05-21-11:57:54 (PID:92700{0}, Device:{0}, RankID:{0}) ERR02200 DIST call hccl api failed."
+OWN = "EJ0001: 2024-05-21-11:57:54.167.645 Failed to initialize the HCCP process. Reason: one is running."
+WAITED = "EI0006: 2024-05-21-11:59:55.100.200 Getting socket times out. Reason: the remote rank sent nothing"
+KUBELET = (
+    "May 05 14:13:15 h kubelet[9]: E0505 14:13:15.580809 9 pod_workers.go:951] \"Error syncing pod, skipping\" "
+    'err="failed to \\"StartContainer\\" for \\"main\\" with RunContainerError" pod="train/{}" podUID=8f9\n'
+)
+PAGE_FAULT = "[Fri Apr 17 19:56:43 2026] amdgpu 0000:65:00.0: amdgpu:  Process python3 pid 7304 thread python3 pid 7304"
+
+
+def judged(folder: Path, files: dict[str, str]) -> Verdict:
+    """Judge a folder of files."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return examine([folder]).verdicts[0]
+
+
+def test_a_report_of_ascend_is_of_the_rank_in_its_head() -> None:
+    """With what it raised above it and its codes below; what follows is of no rank, and of one rank it is no tag."""
+    text = "\n".join(["RuntimeError: HCCL error", HEAD.format(3), OWN, "        TraceBack:", "bye", HEAD.format(1)])
+
+    assert by_rank(text).lines == {
+        3: ["RuntimeError: HCCL error", HEAD.format(3), OWN, "        TraceBack:"],
+        -1: ["bye"],
+        1: [HEAD.format(1)],
+    }
+    assert by_rank(f"{HEAD.format(3)}\n{OWN}").lines == {}
+
+
+def test_a_code_of_canns_own_is_a_cause_and_one_of_a_wait_is_none() -> None:
+    """EJ is of the process below HCCL, EI0006 of a rank that waited."""
+    assert judge_logs({0: f"{HEAD.format(0)}\n{WAITED}", 3: f"{HEAD.format(3)}\n{OWN}"}).culprits == (3,)
+    assert judge_logs({0: f"{HEAD.format(0)}\n{WAITED}", 3: f"{HEAD.format(3)}\n{WAITED}"}).culprits == ()
+
+
+def test_a_traceback_that_loguru_drew_is_read_to_its_end() -> None:
+    """It has blank lines and an arrow in it, and a chain of two ends with the second; what follows is of no rank."""
+    record = "2026-03-01 10:00:01.311 | ERROR    | rank=7 | train:<module>:120 - caught"
+    drawn = [
+        "Traceback (most recent call last):", "", '> File "/w/t.py", line 1, in <module>', "    main()", "    └ <f>",
+        "", "ValueError: first", "", "During handling of the above exception, another exception occurred:", "",
+        "Traceback (most recent call last):", '  File "/w/t.py", line 2, in main', "    go()", "KeyError: 'second'",
+    ]  # fmt: skip
+    info = "2026-03-01 10:00:02.000 | INFO     | rank=0 | train:loop:80 - step 5"
+    lines = by_rank("\n".join([info, record, *drawn, "said by nobody"])).lines
+
+    assert lines[7][1:] == drawn
+    assert lines[-1] == ["said by nobody"]
+    verdict = judge_logs({0: LOST, 7: "\n".join(lines[7])})
+    assert (verdict.fault, verdict.culprits) == ("exception", (7,))
+    assert "second" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("I0821 09:36:00.1 14 manager.py:5] [process={0}][thread=MainThread] Restoring", {0, 3}),
+        ("process_index={0} of a mesh", {0, 3}),
+        ("Process {0} of 4 starts", {0, 3}),
+        ("restored in {0} s", set()),
+    ],
+)
+def test_processes_of_jax_say_which_they_are(tmp_path: Path, line: str, ranks: set[int]) -> None:
+    """By a logger's field or a sentence of their own; else the file alone is named."""
+    error = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in m\n    f()\nValueError: no manifest\n'
+    lost = "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: restore::0.\n"
+    verdict = judged(tmp_path, {"a.log": f"{line.format(0)}\n{lost}", "b.log": f"{line.format(3)}\n{error}"})
+
+    assert set(verdict.culprits) == ranks - {0}
+    assert verdict.fault == "exception"
+
+
+@pytest.mark.parametrize(("words", "rank"), [("/opt/jax/_src/xla_bridge.py:184: Warning", 2), ("hello", None)])
+def test_a_host_of_jax_is_its_process(tmp_path: Path, words: str, rank: int | None) -> None:
+    """JAX runs one process on each; a host of other stacks has many ranks."""
+    crash = "*** SIGSEGV (@(nil)), see gl_41#s15 received by PID 11743 (TID 12350) on cpu 17; stack trace: ***\n"
+    verdict = judged(tmp_path, {"host-0.txt": f"{words}\n", "host-2.txt": f"{words}\n{crash}"})
+
+    assert (verdict.fault, verdict.culprits) == ("segfault", () if rank is None else (rank,))
+
+
+@pytest.mark.parametrize(("pod", "ranks"), [("gpt-worker-3", (4,)), ("db-worker-3", ())])
+def test_a_kubelet_tells_which_pod_could_not_begin(tmp_path: Path, pod: str, ranks: tuple[int, ...]) -> None:
+    """Of this job; its own name has an address, which is no rank."""
+    store = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 4/5 clients joined.\n"
+    verdict = judged(tmp_path, {"kubelet-ip-10-51-52-158.log": KUBELET.format(pod), "gpt-master-0.log": store})
+
+    assert verdict.culprits == ranks
+
+
+def test_a_page_fault_of_amds_is_of_the_rank_whose_process_it_names() -> None:
+    """By a table of ranks and processes; a process that two ranks are said to be is nobody's."""
+    table = "rank 5 pid 7303 device 5\nrank 6 pid 7304 device 6\n"
+
+    assert of_ranks([PAGE_FAULT], {}, table, {}) == {6: [PAGE_FAULT]}
+    assert of_ranks([PAGE_FAULT], {}, f"{table}rank 2 pid 7304\n", {}) == {-1: [PAGE_FAULT]}
+
+
+@pytest.mark.parametrize(
+    ("status", "fault", "ranks"),
+    [("-104", "out_of_memory", (2,)), ("-100", "killed", (2,)), ("143", "killed", (0, 2))],
+)
+def test_statuses_of_yarn(status: str, fault: str, ranks: tuple[int, ...]) -> None:
+    """-104 is its own limit of memory, the others below 0 are containers that it took away."""
+    said = "Container c{0} for task worker:{0} finished with exitStatus: {1}.\n"
+    verdict = judge_logs({}, said.format(2, status) + said.format(0, 143))
+
+    assert (verdict.fault, verdict.culprits) == (fault, ranks)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("=>> PBS: job killed: mem 264241152kb exceeded limit 262144000kb", "out_of_memory"),
+        ("=>> PBS: job killed: walltime 86432 exceeded limit 86400", "unknown"),
+    ],
+)
+def test_what_pbs_ends_a_job_for(line: str, fault: str) -> None:
+    """Its memory; a job that used up its time failed of nothing."""
+    verdict = judge_logs({0: "step 1 loss 2.0", 1: "step 1 loss 2.0"}, line)
+
+    assert (verdict.fault, verdict.culprits) == (fault, ())
+
+
+def test_who_was_terminated_behind_ranks_that_left_is_no_cause() -> None:
+    """srun says who exited before it ended the rest; without anybody who did, those that it ended are all there is."""
+    rest = "srun: error: n1: tasks 0-1: Terminated\n"
+    stopped = {0: "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2025-03-26T10:00:00 ***", 2: "FATAL:   no image"}
+    verdict = judge_logs(stopped, f"srun: error: n2: tasks 2-3: Exited with exit code 255\n{rest}")
+
+    assert (verdict.fault, verdict.culprits) == ("exit_code", (2, 3))
+    assert judge_logs(stopped, rest).fault == "killed"
+
+
+@pytest.mark.parametrize(
+    ("path", "ranks", "most"),
+    [
+        ("/nvme/zero_3/rank24/0_param.swp: buffer nbytes != file bytes 8 != 7", (24,), 0.6),
+        ("/ckpt/mp_rank_03/model.pt: buffer nbytes != file bytes 8 != 7", (), 1.0),
+        ("/a/rank1/x.swp: as /a/rank2/x.swp", (), 1.0),
+    ],
+)
+def test_a_path_in_the_last_words_of_nobody_names_a_rank(path: str, ranks: tuple[int, ...], most: float) -> None:
+    """With 60 %; a place in a parallel group is no rank, and two paths name nobody."""
+    text = f"{path}\npython: aio.cpp:223: int pread(): Assertion `a == b' failed.\n"
+    verdict = judge_logs({}, text)
+
+    assert (verdict.fault, verdict.culprits) == ("aborted", ranks)
+    assert verdict.confidence <= most
