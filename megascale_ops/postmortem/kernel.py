@@ -21,7 +21,8 @@ _LINE = re.compile(
 # 0.6 of all lines: a job's log has some of the kernel's where a console mixes them.
 _MOST = 0.6
 _FAULT = re.compile(
-    r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset|page fault)|amdgpu: +Process .{1,64} pid \d|fallen off the bus|segfault at"
+    r"NVRM: S?Xid|[Kk]illed process \d|fallen off the bus|segfault at"
+    r"|amdgpu: .*(?:error|reset|page fault)|amdgpu: +Process .{1,64} pid \d"
     r"|(?:Sending SIGBUS to|Killing) .{1,64}:\d{1,8} due to hardware memory corruption"
 )
 # By the OOM killer; for a page of memory that is broken; by a memory fault of its own.

@@ -58,8 +58,8 @@ def complaint(text: str) -> str:
 def odd_ones(complaints: Mapping[int, str]) -> dict[int, str]:
     """Return the complaints of the few that end otherwise than the rest, {} where no such crowd is.
 
-    The words of a lost peer are alike on all that lost it, but for numbers and names; so two thirds of the ranks at least
-    must say the same, whatever it is.
+    The words of a lost peer are alike on all that lost it, but for numbers and names; so two thirds of the ranks at
+    least must say the same, whatever it is.
 
     Args:
         complaints: by rank, "" of one without.

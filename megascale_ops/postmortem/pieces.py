@@ -293,7 +293,7 @@ def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _is_of_jax(pieces: Sequence[Piece]) -> bool:
-    """Return whether no log but those of JAX is there, which runs one process on a host: a host's number is its rank."""
+    """Return whether all logs are of JAX, which runs one process on a host: a host's number is its rank."""
     return all(piece.rank < 0 for piece in pieces) and any(_OF_JAX.search(piece.text) for piece in pieces)
 
 

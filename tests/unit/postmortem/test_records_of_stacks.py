@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a record is that one stack alone writes so: Ascend, loguru, Orbax and JAX, kubelets, PALS, YARN; and whose not."""
+"""Whose a record is that one stack alone writes so: Ascend, loguru, Orbax, JAX, kubelets, YARN; and whose not."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ HEAD = "[ERROR] 2024-05-21-11:57:54 (PID:92700{0}, Device:{0}, RankID:{0}) ERR02
 OWN = "EJ0001: 2024-05-21-11:57:54.167.645 Failed to initialize the HCCP process. Reason: one is running."
 WAITED = "EI0006: 2024-05-21-11:59:55.100.200 Getting socket times out. Reason: the remote rank sent nothing"
 KUBELET = (
-    "May 05 14:13:15 h kubelet[9]: E0505 14:13:15.580809 9 pod_workers.go:951] \"Error syncing pod, skipping\" "
+    'May 05 14:13:15 h kubelet[9]: E0505 14:13:15.580809 9 pod_workers.go:951] "Error syncing pod, skipping" '
     'err="failed to \\"StartContainer\\" for \\"main\\" with RunContainerError" pod="train/{}" podUID=8f9\n'
 )
 PAGE_FAULT = "[Fri Apr 17 19:56:43 2026] amdgpu 0000:65:00.0: amdgpu:  Process python3 pid 7304 thread python3 pid 7304"
@@ -137,7 +137,7 @@ def test_what_pbs_ends_a_job_for(line: str, fault: str) -> None:
 
 
 def test_who_was_terminated_behind_ranks_that_left_is_no_cause() -> None:
-    """srun says who exited before it ended the rest; without anybody who did, those that it ended are all there is."""
+    """A launcher says who exited before it ended the rest; without anybody who did, those that it ended are all there is."""
     rest = "srun: error: n1: tasks 0-1: Terminated\n"
     stopped = {0: "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2025-03-26T10:00:00 ***", 2: "FATAL:   no image"}
     verdict = judge_logs(stopped, f"srun: error: n2: tasks 2-3: Exited with exit code 255\n{rest}")
