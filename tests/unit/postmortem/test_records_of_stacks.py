@@ -137,7 +137,7 @@ def test_what_pbs_ends_a_job_for(line: str, fault: str) -> None:
 
 
 def test_who_was_terminated_behind_ranks_that_left_is_no_cause() -> None:
-    """A launcher says who exited before it ended the rest; without anybody who did, those that it ended are all there is."""
+    """A launcher says who exited before it ended the rest; where nobody did, those that it ended are all there is."""
     rest = "srun: error: n1: tasks 0-1: Terminated\n"
     stopped = {0: "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2025-03-26T10:00:00 ***", 2: "FATAL:   no image"}
     verdict = judge_logs(stopped, f"srun: error: n2: tasks 2-3: Exited with exit code 255\n{rest}")
