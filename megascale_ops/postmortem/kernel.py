@@ -86,6 +86,11 @@ def without_strangers(faults: Iterable[str], logs: Mapping[int, str], pids: Mapp
     ]
 
 
+def of_a_job(faults: Iterable[str]) -> list[str]:
+    """Return the lines of processes that were killed and are named as a job's are."""
+    return [line for line in faults if (found := _WHO.search(line)) is not None and _OF_A_JOB.search(found[2])]
+
+
 def faults_in(text: str) -> list[str]:
     """Return the lines of a kernel's log that tell of the end of a process or of a fault of a GPU."""
     return [line for line in text.splitlines() if _FAULT.search(line) and not _is_note(line)]
@@ -111,6 +116,8 @@ def of_ranks(
         rest: what no rank printed.
         pids: whose processes a launcher has named.
     """
+    if not (faults := list(faults)):  # without looking for whose processes and GPUs they could be
+        return {}
     known = dict(pids)
     homes: dict[tuple[str, str], set[int]] = {}
     for text in (rest, *logs.values()):
@@ -137,7 +144,7 @@ def _own_pids(logs: Mapping[int, str]) -> dict[int, int]:
 def _table_of(text: str) -> dict[int, int]:
     """Return the processes of ranks as lines of a launcher or a script tell both, each where they are told alike."""
     told: dict[int, set[int]] = {}
-    for rank, pid in _RANK_AND_PID.findall(text):
+    for rank, pid in _RANK_AND_PID.findall(text) if "pid" in text else ():
         told.setdefault(int(pid), set()).add(int(rank))
     return {pid: next(iter(ranks)) for pid, ranks in told.items() if len(ranks) == 1}
 

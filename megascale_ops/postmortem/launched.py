@@ -67,6 +67,7 @@ LOST_NODE = "DUE TO NODE FAILURE"
 _LOST_DAEMON = re.compile(r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon[^\n]*\n?")
 _ON_NODE = re.compile(r"\bRemote daemon *: \S{1,200} on node (\S{1,200})|\berror: Node failure on (\S{1,200})")
 _GOES_ON = re.compile(r"\bretry|\brestart(?:ing|ed)\b|\bwill\b|\battempt \d", re.IGNORECASE)
+_RESTARTED = re.compile(r"Worker group FAILED\. \d+/\d+ attempts left; will restart worker group")
 # A sentence that is broken after the word before a number.
 _BROKEN = re.compile(r"\b(on|with|by|of|exiting)\n(?=\S)")
 # A bar before each line, as programs draw it that quote another's output.
@@ -115,6 +116,12 @@ def told_in(text: str) -> Told:
         if len(first) > 1:  # a whole node failed alike, and so did the ranks of others that failed with the same status
             first = tuple(rank for rank in failed if codes[rank] == codes[failed[0]])
     return Told(codes, lines, first, bool(locals_), pids)
+
+
+def last_attempt(text: str) -> str:
+    """Return what launchers said since torchrun's agent started its ranks anew: what they did before is over."""
+    found = [*_RESTARTED.finditer(text)] if "will restart worker group" in text else []
+    return text[found[-1].end() :] if found else text
 
 
 def before_the_cancel(text: str) -> str:

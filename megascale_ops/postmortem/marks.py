@@ -52,12 +52,14 @@ _IS_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|error|critical|fatal)\b")
 _ASKED = 400
 # 0.3 of the lines: records of a logger that names ranks, beside what is printed without one.
 _SOME_LINES = 0.3
-# 2 lines of each: what comes once each is a list.
-_LINES_EACH = 2
+# 1.5 lines of each: what comes once each is a list.
+_LINES_EACH = 1.5
 # 2 lines: one alone may be a sentence about a rank.
 _FEWEST = 2
 # Numbers that begin with 0 and leave out one of two at most are of processes.
 _SPARSE = 2
+# A composer's line of a container's end.
+_ENDED = re.compile(r"^([A-Za-z][\w.-]{0,60}?[_-])(\d{1,6}) exited with code [1-9]")
 # Frames, the blank lines and the arrow by which loguru draws them; and what stands between two of a chain.
 _IS_INSIDE = re.compile(r"  |$|> File ")
 _IS_CHAINED = re.compile(r"$|(?:During handling of the above exception|The above exception was the direct cause)\b")
@@ -65,7 +67,8 @@ _IS_CHAINED = re.compile(r"$|(?:During handling of the above exception|The above
 LAUNCHERS = re.compile(
     r"^[\s=*-]*$|^(?:srun|slurmstepd|sbatch|salloc|mpirun|mpiexec|prterun|prun|pdsh|clush|jsrun|aprun|yhrun|flux-job)\b"
     r"[^:\n]{0,80}: |^\d{1,9}\.\d{3}s: (?:flux-shell\[|job\.exception )"
-    r"|^\S{1,80} exited with code \d{1,3}$|^Attaching to |^[WE]\d{4} .{0,60}torch/distributed/elastic/"
+    r"|^\S{1,80} exited with code \d{1,3}$|^Attaching to "
+    r"|^\S{1,120}: rank \d{1,6} died from signal \d|^[WE]\d{4} .{0,60}torch/distributed/elastic/"
 )
 # 0.9 of all lines: a name and a bar before a few are no composer's.
 MOST_LINES = 0.9
@@ -139,11 +142,17 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
     ):
         return None
     tagged = [
-        (int(one["number"]), line[one.end() :]) if one is not None else (-1, line)
+        (int(one["number"]), line[one.end() :]) if one is not None else (_ended_of(line, name, numbers), line)
         for line, one in zip(plain, marks, strict=True)
     ]
     whole = tagged if count >= MOST_LINES * len(own) else with_logged(plain, tagged)
     return Marked(whole, says_rank or _OF_A_NODE.search(name) is None)
+
+
+def _ended_of(line: str, name: str, numbers: set[int]) -> int:
+    """Return the number of the container or task of that name whose end a composer or an engine tells, -1 without."""
+    found = _ENDED.search(line) if "exit" in line else None
+    return int(found[2]) if found is not None and found[1].rstrip("_-") == name and int(found[2]) in numbers else -1
 
 
 def _shape_of(one: re.Match[str]) -> tuple[str, ...] | None:

@@ -75,14 +75,15 @@ _SAYS_ITSELF = re.compile(
 )
 # TensorFlow's and JAX's names of processes.
 _A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
-_OF_JAX = re.compile(r"/job:jax_worker\b|\bjax/_src/|\bjaxlib\.|\bJAX distributed service|\bxla_bridge\.py\b")
+# What JAX's logs have in them, and no others.
+_OF_JAX = ("/job:jax_worker", "jax/_src/", "jaxlib.", "JAX distributed service", "xla_bridge.py")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
 _NO_RANK = re.compile(
     r"(?:node|host|worker|attempt|try|restart|epoch|step|version|run|round|part|port|iter)s?[_\-.]?$", re.IGNORECASE
 )
 _ONE_NUMBER = re.compile(r"^(\D{0,80})(\d{1,6})(\D{0,80})$")
-# How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:" or a date.
-_OTHER = re.compile(rb"\x80|\s*\{|\s*\[\s*[\[{\]]")
+# How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:", a date or {'loss': 2.0}.
+_OTHER = re.compile(rb"\x80|\s*\{\s*[\"}]|\s*\[\s*[\[{\]]")
 
 
 class Gathered(NamedTuple):
@@ -270,7 +271,7 @@ def _of_command(text: str) -> int:
 def _of_watchdogs(path: Path, data: bytes, text: str, *, is_alone: bool) -> list[Piece]:
     """Cut a log apart by the ranks that NCCL's watchdogs name themselves, where nothing else does."""
     spoke: dict[int, list[str]] = {}
-    for line in text.splitlines():
+    for line in text.splitlines() if _WATCHDOG.search(text) else ():
         found = _OF_WATCHDOG.search(line) if _WATCHDOG.search(line) else None
         spoke.setdefault(int(found[1]) if found is not None else -1, []).append(line)
     ranks = [rank for rank in spoke if rank >= 0]
@@ -294,7 +295,7 @@ def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _is_of_jax(pieces: Sequence[Piece]) -> bool:
     """Return whether all logs are of JAX, which runs one process on a host: a host's number is its rank."""
-    return all(piece.rank < 0 for piece in pieces) and any(_OF_JAX.search(piece.text) for piece in pieces)
+    return all(piece.rank < 0 for piece in pieces) and any(words in piece.text for piece in pieces for words in _OF_JAX)
 
 
 def _by_their_lines(pieces: Sequence[Piece]) -> list[Piece]:

@@ -21,8 +21,10 @@ _BEGAN = re.compile(r"^\S{1,20} +Normal +(?:Started|Pulled) +pod/(\S{1,253})\s",
 _NO_IMAGE = "Failed to pull image"
 # Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
 _POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
-# How kubectl describe begins what it tells of an object.
+# How kubectl describe begins what it tells of an object; and how a list of objects does, as YAML.
 _DESCRIBED = re.compile(r"^Name: {2,40}(\S{1,253})$", re.MULTILINE)
+_ITEM = re.compile(r"^[- ]{0,8}kind: Pod$", re.MULTILINE)
+_NAMED = re.compile(r"^ {2,12}name: [\"']?([a-z0-9][\w.-]{0,252})[\"']?$", re.MULTILINE)
 
 
 def numbered(pieces: Sequence[Piece]) -> list[Piece]:
@@ -38,13 +40,15 @@ def numbered(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def described(pieces: Sequence[Piece]) -> list[Piece]:
-    """Give what ``kubectl describe`` tells of each pod to the rank of that pod, where its name tells one.
+    """Give what ``kubectl describe``, or a list of pods as YAML, tells of each pod to the rank that its name tells.
 
     The pods of a job count where its master has a log or is described, too, and else those that have logs.
     """
     whole: list[Piece] = []
     blocks = {
-        at: _blocks(piece.text) for at, piece in enumerate(pieces) if piece.rank < 0 and b"Containers:" in piece.data
+        at: _items(piece.text) if b"containerStatuses:" in piece.data else _blocks(piece.text)
+        for at, piece in enumerate(pieces)
+        if piece.rank < 0 and (b"Containers:" in piece.data or b"containerStatuses:" in piece.data)
     }
     if not any(blocks.values()):
         return list(pieces)
@@ -71,6 +75,12 @@ def _blocks(text: str) -> list[tuple[str, str]]:
         for one, end in zip(begins, ends, strict=True)
         if "\nContainers:" in text[one.start() : end]
     ]
+
+
+def _items(text: str) -> list[tuple[str, str]]:
+    """Return the pods of a list of objects as YAML, each with the first name in it, which is the pod's."""
+    parts = _ITEM.split(text)[1:]
+    return [(named[1], part) for part in parts if (named := _NAMED.search(part)) is not None]
 
 
 def _rank_of(name: str, masters: set[str], stems: Mapping[str, set[int]]) -> int:

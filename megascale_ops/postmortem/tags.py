@@ -9,8 +9,10 @@ Pure: a text in, lines by rank out.
 """
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.exits.general_rows import RAY_SAYS
 from megascale_ops.diagnosis.exits.prefixes import COLOURS, TRACEBACK_BEGINS
 from megascale_ops.postmortem import marks
 
@@ -35,6 +37,11 @@ _FIELD = re.compile(
     r"^\{.{0,400}?\"(?:global_?)?rank\" ?: ?\"?(\d{1,6})\b"
     r"|^(?=.{0,400}\b(?:level|lvl|msg)=).{0,400}?\brank=(\d{1,6})\b"
 )
+# Of Cloud Logging and of shippers of pods' logs: "workerpool1-0", "job-7".
+_NAMED = re.compile(
+    r"\"(?:task_name|pod(?:_?[nN]ame)?)\" ?: ?"
+    r"\"(?P<job>[a-z][\w.-]{0,200}?)(?P<pool>(?<=pool)\d{1,3})?-(?P<number>\d{1,6})\""
+)
 # Ray Train tells at the start which process is which rank; its lines have the process.
 _OF_RAY = re.compile(r"\bip=(\S{1,60}?), pid=(\d{1,8})\) world_rank=(\d{1,6})\b")
 # Of its monitor of memory, and of its driver: which process on which host was ended.
@@ -44,6 +51,12 @@ _ENDED_BY_RAY = re.compile(
 # Of a node that is gone, with all workers on it.
 _DEAD_NODE = re.compile(
     r"\bnode with node id: \S{1,80} and (?:address|ip): (?P<ip>[\w.:]{1,60}?),? .{0,200}marked dead"
+)
+# Of an actor that died, as its driver tells it: its process, its address, and what its end was.
+_DEAD_ACTOR = re.compile(
+    r"^\s{0,4}pid: (?P<pid>\d{1,8})\n(?:\s{1,4}\w{1,40}: [^\n]{0,200}\n){0,6}?\s{0,4}ip: (?P<ip>[\w.:]{1,60})\n"
+    r"(?P<end>The actor (?:is dead|died) because its (?P<what>node|worker process) has died[^\n]*)",
+    re.MULTILINE,
 )
 _CARRIED_OF = re.compile(
     r"\bRayTaskError\(\w{1,80}\): ray::[^\n]{1,200}?\(pid=(?P<pid>\d{1,8}), ip=(?P<ip>[\w.:]{1,60})\b"
@@ -70,7 +83,9 @@ _LOCAL_MARKS = ("[default", "] ")
 # kubectl logs --prefix, of Kubeflow's pods of one replica each: the master is rank 0.
 _OF_POD = re.compile(r"^\[pod/(?P<job>[^\s/\]]{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})/[^\s\]]{1,63}\] ")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
-_NUMBERED = re.compile(r"^ {0,5}(?:(\d{1,6}):|\[(\d{1,6})\]) ")
+_NUMBERED = re.compile(r"^(?: {0,5}(?:(\d{1,6}):|\[(\d{1,6})\])|(?=\S*\d)[A-Za-z][\w.-]{3,120} (\d{1,6}):)(?: |$)")
+# 20 lines: where a launcher labels lines, it labels the first ones.
+_LABELS = 20
 # Two words of a sentence: what stands before is a message, and no launcher's mark.
 _SENTENCE = re.compile(r"\b[a-z]{2,20},? [a-z]{2,20}\b")
 # A line of an observer about a rank is not that rank's.
@@ -89,15 +104,41 @@ def by_rank(text: str) -> Tagged:
     lines = text.splitlines()
     if tagged := _of_fields(text, lines) or _of_ray(text, lines):
         return Tagged(_gathered(tagged), is_global=True)
+    if text.startswith("{") and (tagged := _of_named_tasks(text, lines)):
+        return Tagged(_gathered(tagged))
     for forms, pieces in ((_GLOBAL, _GLOBAL_MARKS), (_LOCAL, _LOCAL_MARKS)):
         if not any(piece in text for piece in pieces):  # a tenth of the time that asking each line takes
             continue
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
+            if numbered := _labelled(lines, tagged, forms):
+                return Tagged(_gathered(numbered))
             if forms is _GLOBAL:
                 tagged = _with_marks(text, lines, tagged)
             return Tagged(_gathered(tagged), forms is _GLOBAL)
     return _of_untagged(text, lines)
+
+
+def _of_numbers(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines by the number before nearly all of them, as srun and PALS label tasks; nothing without."""
+    numbered = [_numbered(line) for line in lines]
+    own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
+    return numbered if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own else []
+
+
+def _labelled(
+    lines: list[str], tagged: list[tuple[int, str]], forms: tuple[re.Pattern[str], ...]
+) -> list[tuple[int, str]]:
+    """Return the lines by their labels, where a label and a tag behind it say the same of all lines that have both.
+
+    A label of agents is another number than the ranks of their processes.
+    """
+    if not any(map(_NUMBERED.match, lines[:_LABELS])) or not (numbered := _of_numbers(lines)):
+        return []
+    both = [(label, rank) for (label, _), (rank, _) in zip(numbered, tagged, strict=True) if rank >= 0]
+    if any(label != rank for label, rank in both):
+        return []
+    return [(label, _tagged(bare, forms)[1]) for label, bare in numbered]
 
 
 def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -117,9 +158,7 @@ def _of_untagged(text: str, lines: list[str]) -> Tagged:
         return Tagged(_gathered(tagged), is_global=True)
     if "Exception in device=" in text:
         return Tagged(_gathered(marks.with_tracebacks(lines, [_of_device(line) for line in lines])))
-    numbered = [_numbered(line) for line in lines]
-    own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
-    if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own:
+    if numbered := _of_numbers(lines):
         return Tagged(_gathered(numbered))
     if marked := marks.of_any_shape(lines):
         return Tagged(_gathered(marked.lines), marked.is_global)
@@ -134,6 +173,35 @@ def _of_fields(text: str, lines: list[str]) -> list[tuple[int, str]]:
     if sum(one is not None for one in found) < marks.MOST_LINES * len(lines):
         return []
     return [(int(one[1] or one[2]) if one is not None else -1, line) for one, line in zip(found, lines, strict=True)]
+
+
+def _of_named_tasks(text: str, lines: list[str]) -> list[tuple[int, str]]:
+    """Return lines of a structured log by the task or pod in their fields, where its numbers are those of a whole job.
+
+    Tasks of several pools count through, pool by pool; nothing where a number is missing, or ranks are told otherwise.
+    """
+    if "[rank" in text:
+        return []
+    found = [_NAMED.search(line) for line in lines]
+    whose = [(one["job"], int(one["pool"] or 0), int(one["number"])) if one is not None else None for one in found]
+    tasks = sorted({one for one in whose if one is not None})
+    if not _are_whole(tasks) or sum(one is not None for one in whose) < marks.MOST_LINES * len(lines):
+        return []
+    ranks = {task: rank for rank, task in enumerate(tasks)}
+    return [(ranks[one] if one is not None else -1, line) for one, line in zip(whose, lines, strict=True)]
+
+
+def _are_whole(tasks: list[tuple[str, int, int]]) -> bool:
+    """Return whether tasks in their order are all of one job: pools and the tasks of each count from 0.
+
+    Workers beside a master that is not there are numbered from 0, too, and are not those ranks.
+    """
+    begins = sum(number == 0 for _, _, number in tasks)
+    follows = all(
+        number == (before[2] + 1 if before[1] == pool else 0) for before, (_, pool, number) in pairwise(tasks)
+    )
+    is_one = len({job for job, _, _ in tasks}) == 1 and not tasks[0][0].endswith("worker")
+    return len(tasks) > 1 and is_one and tasks[0][2] == 0 and follows and len({pool for _, pool, _ in tasks}) == begins
 
 
 def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
@@ -154,7 +222,20 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
         ]
         bare = line[found.end() :] if found is not None and found.re is marks.RAYS else line
         tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
-    return _with_carried(tagged, ranks)
+    return [*_with_carried(tagged, ranks), *_of_dead_actors(text, ranks)]
+
+
+def _of_dead_actors(text: str, ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
+    """Return how actors ended by their ranks; with a node all that were on it have."""
+    found = [*_DEAD_ACTOR.finditer(text)] if "has died" in text else []
+    return sorted(
+        {
+            (rank, f"{RAY_SAYS}{one['end']}")
+            for one in found
+            for (ip, pid), rank in ranks.items()
+            if ip == one["ip"] and (one["what"] == "node" or pid == one["pid"])
+        }
+    )
 
 
 def _with_carried(tagged: list[tuple[int, str]], ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
@@ -243,7 +324,7 @@ def _tagged(line: str, forms: tuple[re.Pattern[str], ...]) -> tuple[int, str]:
 
 def _numbered(line: str) -> tuple[int, str]:
     found = _NUMBERED.match(line)
-    return (int(found[1] or found[2]), line[found.end() :]) if found is not None else (-1, line)
+    return (int(found[1] or found[2] or found[3]), line[found.end() :]) if found is not None else (-1, line)
 
 
 def _gathered(tagged: list[tuple[int, str]]) -> dict[int, list[str]]:

@@ -7,6 +7,8 @@ library of collectives. What the kernel and launchers do to a rank's memory and 
 
 from megascale_ops.diagnosis.exits.word_rows import Row, cause, victim
 
+# Before what a driver of Ray's says of the actor of a rank; in that driver's own log it is of no rank.
+RAY_SAYS = "Ray says of its actor: "
 NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
     # A trainer that stops by itself.
     cause(
@@ -30,11 +32,20 @@ NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
     # Ray, of the node below a rank.
     cause(
         "ray_node_dead",
-        r"\bmarked dead because the detector has missed too many heartbeats",
+        r"\bmarked dead because the detector has missed too many heartbeats"
+        rf"|^{RAY_SAYS}The actor (?:is dead|died) because its node has died",
         "node_lost",
-        "Ray's head, which hears no more of a node",
+        "Ray's head, which hears no more of a node, and its driver, of an actor there",
         sure=0.9,
         hint="Ray's head hears no more of its node",
+    ),
+    cause(
+        "ray_worker_dead",
+        rf"^{RAY_SAYS}The actor (?:is dead|died) because its worker process has died",
+        "killed",
+        "Ray's driver, of an actor whose process was gone: by a signal, or as it left without a word",
+        sure=0.7,
+        hint="so says Ray, which does not know by what",
     ),
 )
 

@@ -76,7 +76,7 @@ SAMPLES = (
     ),
     Sample(
         "not_built_in",
-        "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run with",
+        "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run",
         "INFO PyTorch was built without MKL",
     ),
     Sample(

@@ -137,7 +137,7 @@ def test_what_pbs_ends_a_job_for(line: str, fault: str) -> None:
 
 
 def test_who_was_terminated_behind_ranks_that_left_is_no_cause() -> None:
-    """A launcher says who exited before it ended the rest; where nobody did, those that it ended are all there is."""
+    """A launcher says who exited before it ended the rest; where nobody did, those are all there is."""
     rest = "srun: error: n1: tasks 0-1: Terminated\n"
     stopped = {0: "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2025-03-26T10:00:00 ***", 2: "FATAL:   no image"}
     verdict = judge_logs(stopped, f"srun: error: n2: tasks 2-3: Exited with exit code 255\n{rest}")
@@ -161,3 +161,116 @@ def test_a_path_in_the_last_words_of_nobody_names_a_rank(path: str, ranks: tuple
 
     assert (verdict.fault, verdict.culprits) == ("aborted", ranks)
     assert verdict.confidence <= most
+
+
+def test_labels_count_where_tags_behind_them_say_the_same() -> None:
+    """Of srun and of PALS, whose label has a host; a label of agents is no rank, and a sentence is no label."""
+    srun = ["4: OSError: x", "5: OSError: x", "0: [rank0]: waits", "1: [rank1]: waits"]
+    pals = [
+        "x1921c1s4b0n0.hsn 40: step=9",
+        "x1921c1s4b0n0.hsn 41: step=9",
+        "x1921c1s4b0n0.hsn: rank 41 died from signal 15",
+    ]
+
+    assert by_rank("\n".join(srun)).lines == {4: ["OSError: x"], 5: ["OSError: x"], 0: ["waits"], 1: ["waits"]}
+    assert by_rank("0: [rank0]: a\n0: [rank1]: b\n1: [rank2]: c").lines.keys() == {0, 1, 2}
+    assert sorted(by_rank("\n".join(pals)).lines) == [-1, 40, 41]
+    assert by_rank("epoch 3: loss 2.0\nepoch 4: loss 1.9").lines == {}
+
+
+def test_a_shells_line_behind_what_was_raised_is_none_of_its_message() -> None:
+    """Nor is an observer's, a launcher's; the lines of a message of many are."""
+    traceback = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in m\n    f()\n'
+    behind = (
+        "[rank: 1] Child process with PID 4151 terminated with code 1.\n/run.sh: line 12:  4100 Killed    python x\n"
+    )
+    verdict = judge_logs({1: f"{traceback}KeyError: 'val/f1'\n{behind}", 0: LOST})
+    cuda = f"{traceback}RuntimeError: it failed\nwith No space left on device\n"
+
+    assert (verdict.fault, verdict.culprits) == ("exception", (1,))
+    assert judge_logs({1: cuda, 0: LOST}).fault == "disk_full"
+
+
+def test_a_rank_that_made_two_steps_behind_a_traceback_has_survived_it() -> None:
+    """One step may be another rank's line."""
+    traceback = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in m\n    f()\nKeyError: 1\n'
+
+    assert judge_logs({0: f"{traceback}step 1 loss 2\nstep 2 loss 2\n", 1: LOST}).culprits == ()
+    assert judge_logs({0: f"{traceback}step 1 loss 2\n", 1: LOST}).culprits == (0,)
+
+
+def test_what_came_before_a_restart_is_over() -> None:
+    """Of torchrun's agent; without another attempt it is not."""
+    failed = "E0301 10:00:00.1 9 api.py:874] failed (exitcode: 1) local_rank: 3 (pid: 933) of binary: python\n"
+    again = (
+        "I0301 10:00:00.2 9 api.py:879] [default] Worker group FAILED. {}/3 attempts left; will restart worker group\n"
+    )
+
+    assert judge_logs({}, failed).culprits == (3,)
+    assert judge_logs({}, f"{failed}{again.format(3)}fine\n").culprits == ()
+    assert judge_logs({}, f"{failed}{again.format(3)}{failed}").culprits == (3,)
+
+
+@pytest.mark.parametrize(("kernels", "ranks"), [("w-3.kern.log", (3,)), ("gpu07.kern.log", ())])
+def test_a_kernels_log_of_the_same_name_is_of_the_same_host(
+    tmp_path: Path, kernels: str, ranks: tuple[int, ...]
+) -> None:
+    """What it has killed is the one rank that ran there; another host's kernel explains nobody's end by itself."""
+    oom = "Mar  1 10:00:20 h kernel: [ 9011.2] Out of memory: Killed process 2711 (python3) total-vm:4kB\n"
+    logs = {"w-0.log": f"rank: 0\n{LOST}", "w-1.log": f"rank: 1\n{LOST}", "w-3.log": "rank: 3\nstep 4 loss 2.0"}
+    verdict = judged(tmp_path, {**{name: f"global_rank: {text[6:]}" for name, text in logs.items()}, kernels: oom})
+
+    assert (verdict.fault, verdict.culprits) == ("out_of_memory", ranks)
+
+
+def test_pods_as_yaml_are_of_the_logs_that_are_named_by_them(tmp_path: Path) -> None:
+    """A pod that has no log is nobody's."""
+    pod = (
+        "- kind: Pod\n  metadata:\n    name: {}\n"
+        "  status:\n    containerStatuses:\n    - lastState:\n        terminated:\n          {}\n"
+    )
+    logs = {"g-0.log": f"[rank0]: {LOST}", "g-1.log": f"[rank1]: {LOST}", "g-2.log": "[rank2]: step 1 loss 2.0"}
+    both = "kind: List\nitems:\n" + pod.format("g-1", "reason: Error") + pod.format("g-2", "reason: OOMKilled")
+    stranger = "kind: List\nitems:\n" + pod.format("db-7", "reason: OOMKilled")
+
+    assert judged(tmp_path, {**logs, "pods.yaml": both}).culprits == (2,)
+    assert judged(tmp_path, {**logs, "pods.yaml": stranger}).culprits == ()
+
+
+@pytest.mark.parametrize(
+    ("why", "fault", "ranks"),
+    [("node", "node_lost", (2, 3)), ("worker process", "killed", (2,)), ("creator", "exception", ())],
+)
+def test_an_actor_that_died_with_its_node(why: str, fault: str, ranks: tuple[int, ...]) -> None:
+    """All workers of the node's address have; of a process that was gone only its own rank."""
+    started = "".join(
+        f"(TorchTrainer pid=9) - (node_id=a, ip=10.0.0.{rank // 2}, pid={60 + rank}) world_rank={rank}, local_rank=0\n"
+        for rank in range(4)
+    )
+    died = (
+        'Traceback (most recent call last):\n  File "/r/x.py", line 6, in get\n    raise failure\n'
+        "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.\n"
+        f"\tclass_name: W\n\tpid: 62\n\tnamespace: c\n\tip: 10.0.0.1\nThe actor is dead because its {why} has died.\n"
+    )
+    lines = by_rank(started + died).lines
+    verdict = judge_logs({rank: "\n".join(own) for rank, own in lines.items() if rank >= 0}, "\n".join(lines[-1]))
+
+    assert (verdict.fault, verdict.culprits) == (fault, ranks)
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["workerpool0-0", "workerpool1-0", "workerpool1-1"], [0, 1, 2]),
+        (["gpt-0", "gpt-1", "gpt-2"], [0, 1, 2]),
+        (["workerpool0-0", "workerpool1-1", "workerpool1-2"], []),  # one is missing
+        (["gpt-worker-0", "gpt-worker-1", "gpt-worker-2"], []),  # the master is
+        (["gpt-1", "gpt-2", "gpt-3"], []),
+        (["gpt-0", "db-0", "gpt-1"], []),
+    ],
+)
+def test_tasks_in_fields_of_a_structured_log(names: list[str], ranks: list[int]) -> None:
+    """They count where they are those of a whole job."""
+    text = "\n".join(f'{{"severity":"INFO","pod_name":"{name}","message":"x"}}' for name in names)
+
+    assert sorted(rank for rank in by_rank(text).lines if rank >= 0) == ranks
