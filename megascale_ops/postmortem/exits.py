@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.classify import Ended, classify
+from megascale_ops.diagnosis.exits.classify import Ended, classify, is_interrupt
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
@@ -89,8 +89,10 @@ def judge_logs(
     verdict = _judged(ended) if ended else None
     if verdict is not None and verdict.fault == "cuda_error":
         verdict = _by_first_hit(verdict, kernel.first_hit(of_kernel, verdict.culprits))
-    if verdict is not None and verdict.fault == "unknown":
-        verdict = _by_last_lines(verdict, ended, texts)
+    if verdict is not None and verdict.fault in ("unknown", "not_joined"):
+        said = _by_last_lines(verdict, ended, texts)
+        # Who complained and is the one that others waited for did not join for that.
+        verdict = said if verdict.fault == "unknown" or said.culprits == verdict.culprits else verdict
     if is_merged and verdict is not None and verdict.fault == "unknown" and (silent := _silent_in(texts)) >= 0:
         verdict = _judged([*ended, Ended("", _stopped(silent), 0.1, has_status=False, has_time=False)])
     if verdict is None or verdict.fault == "unknown":
@@ -197,7 +199,10 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
         says_so = all(was_asked and heard.row.name == _CANCELLED for heard in heard_in(tail))
         return one._replace(exit=_stopped(rank)) if is_late and says_so else one
     judged = classify(one, None, None)
-    if judged.fault == _NOTHING_SAID or LOADER_ASKED in judged.said:
+    # What a table calls harmless has ended a rank all the same where its log ends with the traceback of it.
+    error = with_error(exit_).error if judged.fault == _NOTHING_SAID else None
+    has_raised = error is not None and not is_interrupt(error)
+    if (judged.fault == _NOTHING_SAID and not has_raised) or LOADER_ASKED in judged.said:
         return one._replace(exit=_stopped(rank))
     if judged.fault == "killed" and _CANCELLED in judged.said:
         return one._replace(exit=msgspec.structs.replace(exit_, code=-15))
