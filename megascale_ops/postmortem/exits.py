@@ -50,6 +50,8 @@ _MOST_TRACEBACKS = 64
 # What those that lost a peer say, too.
 _ALSO_OF_VICTIMS = ("nccl_error", "aborted", "killed")
 _DOUBTFUL = 0.6
+# 0.5: who was asked to go was asked for a reason, which may stand in no log.
+_ASKED_SURE = 0.5
 # 3: of fewer ranks more than one may have printed nothing.
 _FEWEST_BESIDE = 3
 _ANY_SIZE = 1 << 30
@@ -89,10 +91,8 @@ def judge_logs(
     verdict = _judged(ended) if ended else None
     if verdict is not None and verdict.fault == "cuda_error":
         verdict = _by_first_hit(verdict, kernel.first_hit(of_kernel, verdict.culprits))
-    if verdict is not None and verdict.fault in ("unknown", "not_joined"):
-        said = _by_last_lines(verdict, ended, texts)
-        # Who complained and is the one that others waited for did not join for that.
-        verdict = said if verdict.fault == "unknown" or said.culprits == verdict.culprits else verdict
+    if verdict is not None:
+        verdict = _with_last_lines(verdict, ended, texts)
     if is_merged and verdict is not None and verdict.fault == "unknown" and (silent := _silent_in(texts)) >= 0:
         verdict = _judged([*ended, Ended("", _stopped(silent), 0.1, has_status=False, has_time=False)])
     if verdict is None or verdict.fault == "unknown":
@@ -209,6 +209,22 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
     return one
 
 
+def _with_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
+    """Return the verdict by last lines where it names nobody, or says less of the same rank than its complaint does.
+
+    Who complained and is the one that others waited for did not join for that; and beside ranks that were asked to go
+    without any other reason it is the reason.
+    """
+    if verdict.fault == "unknown":
+        return _by_last_lines(verdict, ended, texts)
+    was_asked = verdict.fault == "killed" and verdict.confidence <= _ASKED_SURE
+    if verdict.fault != "not_joined" and not was_asked:
+        return verdict
+    said = _by_last_lines(verdict, ended, texts)
+    is_more = {*said.culprits}.isdisjoint(verdict.culprits) if was_asked else said.culprits == verdict.culprits
+    return said if is_more else verdict
+
+
 def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
     """Return the verdict by last lines: those that raise and lack their tracebacks, and complaints of any program.
 
@@ -231,12 +247,11 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
         again = _judged([known.get(one.exit.rank, one) for one in ended])
         return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
     complaints = {one.exit.rank: said for one in stopped if (said := complaint(texts[one.exit.rank][-_SOUGHT:]))}
-    if not complaints or not lost or 2 * len(complaints) > len(ended):
+    if not complaints or not (lost or verdict.fault == "killed") or 2 * len(complaints) > len(ended):
         return verdict
     who = named(sorted(complaints))
-    words = (
-        f'ended with a complaint, and {len(ended) - len(stopped)} others lost a peer: "{complaints[min(complaints)]}"'
-    )
+    how = "were asked to go" if verdict.fault == "killed" else "lost a peer"
+    words = f'ended with a complaint, and {len(ended) - len(stopped)} others {how}: "{complaints[min(complaints)]}"'
     return msgspec.structs.replace(
         verdict, fault="exit_code", culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
         reason=f"{who} {words}",
@@ -283,8 +298,8 @@ def _judged(ended: Sequence[Ended]) -> Verdict:
     if _BOX in verdict.otherwise:  # there was none
         verdict = msgspec.structs.replace(verdict, otherwise=_DUMPS)
     asked = verdict.fault == "killed" and all(one.exit.code == -15 for one in ended if not one.exit.by_us)
-    if asked:  # who was asked to go was asked for a reason, which may stand in no log
-        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, 0.5))
+    if asked:
+        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _ASKED_SURE))
     if verdict.fault == "unknown" and all(one.exit.by_us for one in ended):
         return msgspec.structs.replace(verdict, reason="no log tells why its rank ended", nodes=())
     return verdict

@@ -44,6 +44,9 @@ _ROTATED = re.compile(r"\.(?:log|txt|out|err)[.\-](\d{1,4})(?:\.(?:gz|bz2|xz))?$
 _ATTEMPT = re.compile(r"^(?:attempt|restart|try)[_\-]?(\d{1,6})$")
 _FOLDER = re.compile(r"^(?:(?:rank|local_rank|worker|task)[_\-.]?)?(\d{1,6})$", re.IGNORECASE)
 _OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\b(?:rank=|--rank )(\d{1,6})\b|\bRANK=(\d{1,6})\b")
+# A folder of a rank, above those of its nodes or tries; and the five signs that Kubernetes appends to pods' names.
+_OF_A_RANK = re.compile(r"(?:global[_-]?)?rank[_\-.=]?(\d{1,6})", re.IGNORECASE)
+_OF_A_POD = re.compile(r"(?<=\d)-(?=.{0,4}[a-z])[bcdfghjklmnpqrstvwxz2456789]{5}$")
 _COMMAND, _MOST_OF_COMMAND = re.compile(r"python|^Process \d|RANK="), 3
 # torch before 2.3 says it within the line alone, as the place within a group.
 _OF_WATCHDOG = re.compile(r"\[(?:PG [^\]]{0,120})?Rank (\d{1,6})\]")
@@ -183,6 +186,7 @@ def rank_of(path: Path) -> int:
     name = _PACKED.sub("", path.name)
     while (shorter := _ENDINGS.sub("", name)) != name:
         name = shorter
+    name = _OF_A_POD.sub("", name)
     if _OF_JOB.match(name):
         return -1
     if found := _OF_SUBMITIT.match(name):
@@ -192,6 +196,9 @@ def rank_of(path: Path) -> int:
             return int(found[1])
     if (folder := _FOLDER.match(path.parent.name)) and not re.search(r"\d", name):
         return int(folder[1])
+    above = (_OF_A_RANK.fullmatch(part) for part in path.parts[-4:-2])
+    if told := next((one for one in above if one is not None), None):
+        return int(told[1])
     without_node = _NODE.sub("_", name)
     for at, form in enumerate(_NAMED[3:], 3):
         if found := form.search(without_node):

@@ -51,7 +51,7 @@ WAITED = (
     r"|[Cc]ollective (?:call|op(?:eration)?)s? failed.{0,80}(?:reset|closed|refused|[Tt]imed? ?out)"
     r"|\bEI000[269]\b|Notify register (?:times out|has not received)|Getting socket times out"
     r"|hccl fftsplus task timeout|\bHCCL\b.{0,80}(?:[Tt]imed out|[Tt]imeout occurred)|HcclRemote\w{0,20}Error"
-    r"|\bhcclRemoteError|\bCCL_ERROR\b.{0,80}(?:peer|remote|timeout)"
+    r"|\bRuntimeError: Collective call returned error|\bhcclRemoteError|\bCCL_ERROR\b.{0,80}(?:peer|remote|timeout)"
 )
 # XLA's service below torch_xla and JAX, as gRPC tells of the other end: only in exceptions.
 SERVICE_LOST = (

@@ -212,7 +212,7 @@ PATTERNS: tuple[Row, ...] = (
         "nccl_remote",
         r"ncclRemoteError|remote process (?:exiting|exited)|Connection closed by remote peer"
         r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: "
-        r"|Call to (?:recv|send|connect|poll)\b.{0,80}(?:failed|returned)"
+        r"|Call to (?:recv|send|connect|poll)\b.{0,80}(?:failed|returned)|NCCL WARN \[Service thread\] (?:Could not|Error)"
         r"|socket\w{0,20}[Cc]onnect\w{0,10}: .{0,80}(?:failed|refused|timed out|returned|unreachable|[Nn]o route)",
         "nccl.h and NCCL's socket.cc: a peer exited or the network to it failed",
     ),
@@ -307,7 +307,7 @@ PATTERNS: tuple[Row, ...] = (
         "torch_peer",
         r"(?:^|\(from )(?:RuntimeError|torch\.[\w.]+): (?:Connection (?:closed|reset) by peer|Connection refused"
         r"|Read error|Broken pipe|Socket Timeout|Timed out waiting\b|[Ff]ailed to recv|[Ff]ailed to connect"
-        r"|Timeout waiting for key|Work ran time ?out|wait timeout)(?=$|[.,:(\[)]| to | \d| after )",
+        r"|Stop_waiting response is expected|Timeout waiting for key|Work ran time ?out|wait timeout)(?=$|[.,:(\[)]| to | \d| after )",
         "torch's own exceptions that say no more; the same words in another library's are of a connection of its own",
         in_traceback=True,
     ),
