@@ -183,10 +183,7 @@ def _newest(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
 
 def rank_of(path: Path) -> int:
     """Return the rank that a name tells, -1 where it tells none."""
-    name = _PACKED.sub("", path.name)
-    while (shorter := _ENDINGS.sub("", name)) != name:
-        name = shorter
-    name = _OF_A_POD.sub("", name)
+    name = _bare_name(path)
     if _OF_JOB.match(name):
         return -1
     if found := _OF_SUBMITIT.match(name):
@@ -194,10 +191,10 @@ def rank_of(path: Path) -> int:
     for form in _NAMED[:3]:
         if found := form.search(name):
             return int(found[1])
-    if (folder := _FOLDER.match(path.parent.name)) and not re.search(r"\d", name):
-        return int(folder[1])
+    folder = _FOLDER.match(path.parent.name)
     above = (_OF_A_RANK.fullmatch(part) for part in path.parts[-4:-2])
-    if told := next((one for one in above if one is not None), None):
+    told = folder if folder and not re.search(r"\d", name) else next((one for one in above if one is not None), None)
+    if told is not None:
         return int(told[1])
     without_node = _NODE.sub("_", name)
     for at, form in enumerate(_NAMED[3:], 3):
@@ -205,6 +202,14 @@ def rank_of(path: Path) -> int:
             is_counted = at >= _BARE and _NO_RANK.search(without_node[: found.start(1)]) is not None
             return -1 if is_counted else int(found[1])
     return int(folder[1]) if folder else -1
+
+
+def _bare_name(path: Path) -> str:
+    """Return a file's name without what tells its kind, and without what Kubernetes appends to a pod's."""
+    name = _PACKED.sub("", path.name)
+    while (shorter := _ENDINGS.sub("", name)) != name:
+        name = shorter
+    return _OF_A_POD.sub("", name)
 
 
 def _named_apart(paths: Sequence[Path]) -> dict[Path, int]:

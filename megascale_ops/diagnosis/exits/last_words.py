@@ -44,6 +44,9 @@ _GIVES_UP = re.compile(
 )
 # A logger's own level of a line into which it has folded a traceback; shippers call all of stdout "info".
 _A_WARNING = re.compile(r"[\"']?\b(?:level|levelname|severity|lvl)[\"']? ?[:=] ?[\"']?warn(?:ing)?\b", re.IGNORECASE)
+# A full GPU that ends a rank is raised, and no logger's warning of it is its end.
+_RAISED_ELSE = ("cuda_out_of_memory", "raised_out_of_memory")
+_IS_MILD = re.compile(r"(?:\S{1,40} ){0,3}?\[?(?:WARN(?:ING)?|INFO|DEBUG)\b|W tensorflow/")
 # Frames of C++ and NCCL's notes: neither has the reason.
 _MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
 # Python reports it and goes on: of a destructor, and of a coroutine that no task waits for.
@@ -118,7 +121,10 @@ class LineReader:
                 return None
             ends = not ended.is_headless or RAISED_ALIKE.match(bare) is not None
         row = match(bare, ends_traceback=ends)
-        return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row
+        was_survived = row is not None and (
+            row.role == HARMLESS or _CAUGHT.search(bare) or (row.name in _RAISED_ELSE and _IS_MILD.match(bare))
+        )
+        return None if was_survived else row
 
 
 def is_a_warning(line: str) -> bool:

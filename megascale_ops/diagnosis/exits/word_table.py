@@ -211,8 +211,8 @@ PATTERNS: tuple[Row, ...] = (
     victim(
         "nccl_remote",
         r"ncclRemoteError|remote process (?:exiting|exited)|Connection closed by remote peer"
-        r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: "
-        r"|Call to (?:recv|send|connect|poll)\b.{0,80}(?:failed|returned)|NCCL WARN \[Service thread\] (?:Could not|Error)"
+        r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: |NCCL WARN \[Service thread\] (?:Could not|Error)"
+        r"|Call to (?:recv|send|connect|poll)\b.{0,80}(?:failed|returned)"
         r"|socket\w{0,20}[Cc]onnect\w{0,10}: .{0,80}(?:failed|refused|timed out|returned|unreachable|[Nn]o route)",
         "nccl.h and NCCL's socket.cc: a peer exited or the network to it failed",
     ),
@@ -298,7 +298,7 @@ PATTERNS: tuple[Row, ...] = (
     ),
     victim(
         "store_lost",
-        r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\("
+        r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\(|Stop_waiting response"
         r"|(?:recvValue|recvValueWithTimeout|sendBytes) failed on|wait timeout after \d+ ?ms, keys:"
         r"|Timed out initializing process group|Rendezvous(?:Connection|Closed|Timeout)Error",
         "torch's TCPStore: the rank or node that serves it has gone, or a rank it should hear of never came",
@@ -307,7 +307,7 @@ PATTERNS: tuple[Row, ...] = (
         "torch_peer",
         r"(?:^|\(from )(?:RuntimeError|torch\.[\w.]+): (?:Connection (?:closed|reset) by peer|Connection refused"
         r"|Read error|Broken pipe|Socket Timeout|Timed out waiting\b|[Ff]ailed to recv|[Ff]ailed to connect"
-        r"|Stop_waiting response is expected|Timeout waiting for key|Work ran time ?out|wait timeout)(?=$|[.,:(\[)]| to | \d| after )",
+        r"|Timeout waiting for key|Work ran time ?out|wait timeout)(?=$|[.,:(\[)]| to | \d| after )",
         "torch's own exceptions that say no more; the same words in another library's are of a connection of its own",
         in_traceback=True,
     ),
