@@ -298,9 +298,9 @@ PATTERNS: tuple[Row, ...] = (
     ),
     victim(
         "store_lost",
-        r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\(|Stop_waiting response"
+        r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\("
         r"|(?:recvValue|recvValueWithTimeout|sendBytes) failed on|wait timeout after \d+ ?ms, keys:"
-        r"|Timed out initializing process group|Rendezvous(?:Connection|Closed|Timeout)Error",
+        r"|Stop_waiting response|Timed out initializing process group|Rendezvous(?:Connection|Closed|Timeout)Error",
         "torch's TCPStore: the rank or node that serves it has gone, or a rank it should hear of never came",
     ),
     victim(
