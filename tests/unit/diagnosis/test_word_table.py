@@ -75,6 +75,11 @@ SAMPLES = (
         "Normal  Pulled  pod/gpt-worker-1  Successfully pulled image r/gpt:v7; nothing failed",
     ),
     Sample(
+        "ray_worker_dead",
+        "Ray says of its actor: The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+        "The actor is dead because its worker process has died, so says a driver of somebody",
+    ),
+    Sample(
         "not_built_in",
         "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run",
         "INFO PyTorch was built without MKL",

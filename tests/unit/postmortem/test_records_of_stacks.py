@@ -143,7 +143,7 @@ def test_who_was_terminated_behind_ranks_that_left_is_no_cause() -> None:
     verdict = judge_logs(stopped, f"srun: error: n2: tasks 2-3: Exited with exit code 255\n{rest}")
 
     assert (verdict.fault, verdict.culprits) == ("exit_code", (2, 3))
-    assert judge_logs(stopped, rest).fault == "killed"
+    assert judge_logs({**stopped, 2: "loading"}, rest).fault == "killed"
 
 
 @pytest.mark.parametrize(
