@@ -210,7 +210,7 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
 
 
 def _with_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
-    """Return the verdict by last lines where it names nobody, or says less of the same rank than its complaint does.
+    """Return the verdict by last lines where it names no rank, or says less of the same rank than its complaint does.
 
     Who complained and is the one that others waited for did not join for that; and beside ranks that were asked to go
     without any other reason it is the reason.

@@ -61,7 +61,7 @@ GENERIC_WAIT = victim(
     rf"|\b(?:time[ds]?[ -]?out|timeout)\b.{{0,60}}\b(?:{_TOGETHER})\b"
     r"|\b(?:time[ds]?[ -]?out|timeout|gave up)\b.{0,60}\bwait(?:ing)? (?:for|on)\b.{0,30}"
     r"\b(?:ranks?|peers?|(?:other|remaining) (?:processes|workers|nodes))\b"
-    r"|^(?:[\w.]{1,80}\.)?(?:RuntimeError: Process group watchdog thread terminated|DeadlockDetectedException\b)",
+    r"|^(?:[\w.]{1,80}\.)?RuntimeError: Process group watchdog thread terminated",
     "any library whose barrier or collective gave up: this rank had come to it",
     in_traceback=True,
 )

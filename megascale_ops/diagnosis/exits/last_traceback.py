@@ -93,7 +93,7 @@ def before_it(tail: str) -> list[RankError]:
 def _frames_above(lines: list[str], at: int) -> list[re.Match[str]]:
     """Return the frames of the indented block that ends just above a line, outermost first."""
     found: list[re.Match[str]] = []
-    while at > 1 and (lines[at - 1].startswith("  ") or (not lines[at - 1] and lines[at - 2].startswith("  "))):
+    while at > 0 and (lines[at - 1].startswith("  ") or (at > 1 and not lines[at - 1] and lines[at - 2][:2] == "  ")):
         at -= 1
         if (frame := _FRAME.fullmatch(lines[at])) is not None:
             found.append(frame)
