@@ -75,7 +75,8 @@ def judge_logs(
         is_merged: whether one log has what all ranks printed, so that a number which is missing there is a rank that
             has printed nothing.
     """
-    launchers = launched.last_attempt("\n".join(without_prefixes(launchers.splitlines())))
+    own = kernel.without_other_pods(without_prefixes(launchers.splitlines()))
+    launchers = launched.last_attempt("\n".join(own))
     # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
     told = launched.told_in(launchers)
     if not any(told.codes.values()) and (sentence := good_end({-1: launchers, **logs})):

@@ -86,6 +86,15 @@ def without_strangers(faults: Iterable[str], logs: Mapping[int, str], pids: Mapp
     ]
 
 
+def without_other_pods(lines: Iterable[str]) -> list[str]:
+    """Return lines without Kubernetes' events of processes that a node has killed and that are named as no job's."""
+    return [
+        line
+        for line in lines
+        if "OOMKilling" not in line or (found := _WHO.search(line)) is None or _OF_A_JOB.search(found[2])
+    ]
+
+
 def of_a_job(faults: Iterable[str]) -> list[str]:
     """Return the lines of processes that were killed and are named as a job's are."""
     return [line for line in faults if (found := _WHO.search(line)) is not None and _OF_A_JOB.search(found[2])]

@@ -66,6 +66,9 @@ _LOCAL = (
     re.compile(r"\[default(\d{1,6})\]: ?"),
     re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d{1,3}(?:\.\d{1,3}){3} \[(\d{1,6})\] "),
 )
+# A line with both, and torchrun's report of both.
+_BOTH = re.compile(r"^[^\n]{0,60}?\[default(\d{1,6})\]: ?\[rank(\d{1,6})\]", re.MULTILINE)
+_REPORTED = re.compile(r"\brank {1,10}: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 # Places in parallel groups, by which engines mark processes: "[2026-05-10 10:00:00 TP3]", "(Worker_DP0_TP1 pid=7)".
 _PLACES = re.compile(
     r"^(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?P<groups>(?: [A-Z]{2,4}\d{1,4}){1,6})\]"
@@ -115,8 +118,31 @@ def by_rank(text: str) -> Tagged:
                 return Tagged(_gathered(numbered))
             if forms is _GLOBAL:
                 tagged = _with_marks(text, lines, tagged)
-            return Tagged(_gathered(tagged), forms is _GLOBAL)
+            is_global = forms is _GLOBAL
+            if "[default" in text and (offset := _offset_of(text)) is not None:
+                tagged, is_global = _with_locals(lines, tagged, offset, is_global=is_global), True
+            return Tagged(_gathered(tagged), is_global)
     return _of_untagged(text, lines)
+
+
+def _offset_of(text: str) -> int | None:
+    """Return by how much ranks are more than the local ranks in torchrun's tags, by lines that have both; else None."""
+    both = _BOTH.findall(text)
+    offsets = {int(rank) - int(local) for local, rank in both} | {
+        int(rank) - int(local) for rank, local in _REPORTED.findall(text)
+    }
+    return offsets.pop() if len(offsets) == 1 and min(offsets) >= 0 else None
+
+
+def _with_locals(
+    lines: list[str], tagged: list[tuple[int, str]], offset: int, *, is_global: bool
+) -> list[tuple[int, str]]:
+    """Return lines with local ranks alone by the ranks that these are."""
+    whole: list[tuple[int, str]] = []
+    for line, (rank, bare) in zip(lines, tagged, strict=True):
+        local, rest = _tagged(line, _LOCAL[:1]) if rank < 0 or not is_global else (-1, bare)
+        whole.append((local + offset, rest) if local >= 0 else (rank, bare))
+    return whole
 
 
 def _of_numbers(lines: list[str]) -> list[tuple[int, str]]:

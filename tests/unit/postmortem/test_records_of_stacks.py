@@ -274,3 +274,25 @@ def test_tasks_in_fields_of_a_structured_log(names: list[str], ranks: list[int])
     text = "\n".join(f'{{"severity":"INFO","pod_name":"{name}","message":"x"}}' for name in names)
 
     assert sorted(rank for rank in by_rank(text).lines if rank >= 0) == ranks
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("[default1]:[rank3]: lost", [2, 3]),
+        ("  rank      : 3 (local_rank: 1)", [-1, 2, 3]),
+        ("[default1]:lost", [0, 1]),  # nothing tells of which node
+        ("[default1]:[rank3]: lost\n[default0]:[rank7]: lost", [-1, 3, 7]),  # of two nodes
+    ],
+)
+def test_local_tags_are_the_ranks_that_others_lines_say(line: str, ranks: list[int]) -> None:
+    """A line with both tags, or torchrun's report; lines of two nodes have no one distance."""
+    assert sorted(by_rank(f"[default0]:step 1\n[default1]:step 1\n{line}").lines) == ranks
+
+
+@pytest.mark.parametrize(("name", "fault"), [("java", "unknown"), ("python3", "out_of_memory")])
+def test_what_a_node_has_killed_of_others_is_no_fault_of_the_job(name: str, fault: str) -> None:
+    """An event of Kubernetes names the process."""
+    event = f"5m  Warning  OOMKilling  node/n7  Memory cgroup out of memory: Killed process 90121 ({name}) total-vm:9kB"
+
+    assert judge_logs({0: "step 1 loss 2.0", 1: "step 1 loss 2.0"}, event).fault == fault
