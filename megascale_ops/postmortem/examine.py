@@ -6,7 +6,7 @@ what stacks and dumps show of the hang, and then what the logs say of those that
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -69,6 +69,10 @@ def _order(verdict: Verdict, left: "_Left") -> tuple[bool, bool, float]:
     return (not verdict.culprits or is_end, is_hang, -verdict.confidence)
 
 
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
 def _told_when(piece: Piece) -> tuple[int, bool]:
     """Order what one rank left: logs that were put by first, and what tells of an end behind what goes on.
 
@@ -87,6 +91,7 @@ class _Left:
         self.logs: dict[int, str] = {}
         self.launchers = ""
         self.faults: list[str] = []  # of the kernel's log
+        self.of_hosts: dict[str, list[str]] = {}  # ranks' processes that it has seen killed, by the name of its file
         self.kernels = ""
         self.names: dict[int, str] | None = None
         kept = [piece for piece in gathered.pieces if not self._take_kernels(piece)]
@@ -102,6 +107,7 @@ class _Left:
         self.is_merged = len({piece.path for told in texts.values() for piece in told}) == 1
         for rank, told in texts.items():
             self._take_text(rank, "\n".join(piece.text for piece in sorted(told, key=_told_when)))
+        self._take_hosts(texts)
         self.unranked = len(texts.get(-1, ()))
         if len(kept) > 1:
             self._take_owned(texts.get(-1, ()))
@@ -120,9 +126,23 @@ class _Left:
         end = piece.text[-_LOOKED_AT:]
         if not (is_named or piece.rank < 0) or not (kernel.is_kernels(end) or (is_named and kernel.is_journal(end))):
             return False
-        self.faults += kernel.faults_in(piece.text)
+        found = kernel.faults_in(piece.text)
+        self.faults += found
+        self.of_hosts.setdefault(_stem(piece.path), []).extend(kernel.of_a_job(found))
         self.kernels += piece.text
         return True
+
+    def _take_hosts(self, texts: Mapping[int, Sequence[Piece]]) -> None:
+        """Give what the kernel of a host has killed to the one rank whose log has the same name as the kernel's."""
+        stems: dict[str, set[int]] = {}
+        for rank, told in texts.items():
+            for piece in told:
+                stems.setdefault(_stem(piece.path), set()).add(rank)
+        for stem, lines in self.of_hosts.items():
+            ranks = stems.get(stem, set())
+            if lines and len(ranks) == 1 and (rank := min(ranks)) in self.logs:
+                self.logs[rank] = "\n".join([self.logs[rank], *lines])
+                self.faults = [line for line in self.faults if line not in lines]
 
     def _take_dump(self, piece: Piece) -> bool:
         """Take in a flight recorder's dump, and say whether it is one."""

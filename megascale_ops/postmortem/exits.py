@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.classify import Ended, classify
+from megascale_ops.diagnosis.exits.classify import Ended, classify, is_interrupt
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.last_words import STALE_LINES, end_of, heard_in, weight_of
+from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
@@ -25,7 +25,7 @@ from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.postmortem import kernel, launched
 from megascale_ops.postmortem.good_ends import good_end
-from megascale_ops.postmortem.last_lines import complaint, raising_line
+from megascale_ops.postmortem.last_lines import complaint, odd_ones, raising_line
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
@@ -50,12 +50,16 @@ _MOST_TRACEBACKS = 64
 # What those that lost a peer say, too.
 _ALSO_OF_VICTIMS = ("nccl_error", "aborted", "killed")
 _DOUBTFUL = 0.6
+# 0.5: who was asked to go was asked for a reason, which may stand in no log.
+_ASKED_SURE = 0.5
 # 3: of fewer ranks more than one may have printed nothing.
 _FEWEST_BESIDE = 3
 _ANY_SIZE = 1 << 30
 # 0.65: a line that raises may have been caught, and its traceback is not there to tell.
 _LAST_LINE_SURE = 0.65
 _SOMEBODY = "a rank that nothing names"
+# Of a shard or a swap file; places in parallel groups have another word before it.
+_OF_A_PATH = re.compile(r"(?<![\w.-])(?:\S{0,200}[/\\])?(?:global_)?rank[_-]?(\d{1,6})[/\\][\w./-]")
 _A_RANK = re.compile(r"\branks? \d{1,9}(?:, \d{1,9})*(?=: | is | was | has )")
 
 
@@ -71,7 +75,8 @@ def judge_logs(
         is_merged: whether one log has what all ranks printed, so that a number which is missing there is a rank that
             has printed nothing.
     """
-    launchers = "\n".join(without_prefixes(launchers.splitlines()))
+    own = kernel.without_other_pods(without_prefixes(launchers.splitlines()))
+    launchers = launched.last_attempt("\n".join(own))
     # What a rank's own log quotes is of a launcher below it, which counts ranks of its own.
     told = launched.told_in(launchers)
     if not any(told.codes.values()) and (sentence := good_end({-1: launchers, **logs})):
@@ -87,8 +92,8 @@ def judge_logs(
     verdict = _judged(ended) if ended else None
     if verdict is not None and verdict.fault == "cuda_error":
         verdict = _by_first_hit(verdict, kernel.first_hit(of_kernel, verdict.culprits))
-    if verdict is not None and verdict.fault == "unknown":
-        verdict = _by_last_lines(verdict, ended, texts)
+    if verdict is not None:
+        verdict = _with_last_lines(verdict, ended, texts)
     if is_merged and verdict is not None and verdict.fault == "unknown" and (silent := _silent_in(texts)) >= 0:
         verdict = _judged([*ended, Ended("", _stopped(silent), 0.1, has_status=False, has_time=False)])
     if verdict is None or verdict.fault == "unknown":
@@ -190,14 +195,35 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
     one = Ended("", exit_, _EARLIER_S if rank in told.first else 0.1, has_status=has_status, has_time=False)
     if has_status:
         # A launcher lists all that failed; who was not first and left no signal of its own has followed.
-        is_late = bool(told.first) and rank not in told.first and one.exit.code in _OF_WHO_FOLLOWS
-        return one._replace(exit=_stopped(rank)) if is_late and not heard_in(tail) else one
+        is_late = bool(told.first) and rank not in told.first and one.exit.code in (*_OF_WHO_FOLLOWS, *launched.ASKED)
+        was_asked = one.exit.code in launched.ASKED
+        says_so = all(was_asked and heard.row.name == _CANCELLED for heard in heard_in(tail))
+        return one._replace(exit=_stopped(rank)) if is_late and says_so else one
     judged = classify(one, None, None)
-    if judged.fault == _NOTHING_SAID or LOADER_ASKED in judged.said:
+    # What a table calls harmless has ended a rank all the same where its log ends with the traceback of it.
+    error = with_error(exit_).error if judged.fault == _NOTHING_SAID else None
+    has_raised = error is not None and not is_interrupt(error)
+    if (judged.fault == _NOTHING_SAID and not has_raised) or LOADER_ASKED in judged.said:
         return one._replace(exit=_stopped(rank))
     if judged.fault == "killed" and _CANCELLED in judged.said:
         return one._replace(exit=msgspec.structs.replace(exit_, code=-15))
     return one
+
+
+def _with_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
+    """Return the verdict by last lines where it names no rank, or says less of the same rank than its complaint does.
+
+    Who complained and is the one that others waited for did not join for that; and beside ranks that were asked to go
+    without any other reason it is the reason.
+    """
+    if verdict.fault == "unknown":
+        return _by_last_lines(verdict, ended, texts)
+    was_asked = verdict.fault == "killed" and verdict.confidence <= _ASKED_SURE
+    if verdict.fault != "not_joined" and not was_asked:
+        return verdict
+    said = _by_last_lines(verdict, ended, texts)
+    is_more = {*said.culprits}.isdisjoint(verdict.culprits) if was_asked else said.culprits == verdict.culprits
+    return said if is_more else verdict
 
 
 def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int, str]) -> Verdict:
@@ -214,22 +240,33 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
         if lines[rank := one.exit.rank]
     ]
     lost = any(told.row.consequence for text in texts.values() for told in heard_in(text[-_TAIL:]))
+    if not lost and len(odd := odd_ones({rank: complaint(text[-_SOUGHT:]) for rank, text in texts.items()})):
+        return _of_odd_ones(verdict, odd)
     own = [any(told.row.role == CAUSE for told in heard_in(one.exit.stderr_tail)) for one in raised]
     if raised and lost and all(own) and 2 * len(raised) <= len(ended):
         known = {one.exit.rank: one for one in raised}
         again = _judged([known.get(one.exit.rank, one) for one in ended])
         return msgspec.structs.replace(again, confidence=min(again.confidence, _LAST_LINE_SURE))
     complaints = {one.exit.rank: said for one in stopped if (said := complaint(texts[one.exit.rank][-_SOUGHT:]))}
-    if not complaints or not lost or 2 * len(complaints) > len(ended):
+    if not complaints or not (lost or verdict.fault == "killed") or 2 * len(complaints) > len(ended):
         return verdict
     who = named(sorted(complaints))
-    words = (
-        f'ended with a complaint, and {len(ended) - len(stopped)} others lost a peer: "{complaints[min(complaints)]}"'
-    )
+    how = "were asked to go" if verdict.fault == "killed" else "lost a peer"
+    words = f'ended with a complaint, and {len(ended) - len(stopped)} others {how}: "{complaints[min(complaints)]}"'
     return msgspec.structs.replace(
         verdict, fault="exit_code", culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
         reason=f"{who} {words}",
         otherwise="an error in the log of another rank, for which these were stopped",
+    )  # fmt: skip
+
+
+def _of_odd_ones(verdict: Verdict, odd: Mapping[int, str]) -> Verdict:
+    """Return a verdict on those that end with another complaint than all others do."""
+    is_raised = all(map(RAISED_ALIKE.match, odd.values()))
+    return msgspec.structs.replace(
+        verdict, fault="exception" if is_raised else "exit_code", culprits=tuple(sorted(odd)), confidence=_DOUBTFUL,
+        reason=f'{named(sorted(odd))} ended with another complaint than all others: "{odd[min(odd)]}"',
+        otherwise="that what all others complain of came first",
     )  # fmt: skip
 
 
@@ -262,8 +299,8 @@ def _judged(ended: Sequence[Ended]) -> Verdict:
     if _BOX in verdict.otherwise:  # there was none
         verdict = msgspec.structs.replace(verdict, otherwise=_DUMPS)
     asked = verdict.fault == "killed" and all(one.exit.code == -15 for one in ended if not one.exit.by_us)
-    if asked:  # who was asked to go was asked for a reason, which may stand in no log
-        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, 0.5))
+    if asked:
+        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _ASKED_SURE))
     if verdict.fault == "unknown" and all(one.exit.by_us for one in ended):
         return msgspec.structs.replace(verdict, reason="no log tells why its rank ended", nodes=())
     return verdict
@@ -280,8 +317,27 @@ def _of_somebody(rest: str, kernels: Sequence[str], *, has_ranks: bool) -> Verdi
             continue
         verdict = unnamed(_judged([one]), {0: _SOMEBODY})
         most = min(sure, _LOCAL_SURE) if has_ranks else sure  # of the ranks that have logs none tells of it
-        return msgspec.structs.replace(verdict, confidence=min(verdict.confidence, most))
+        verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, most))
+        return verdict if has_ranks else _by_a_path(verdict, text)
     return None
+
+
+def _by_a_path(verdict: Verdict, text: str) -> Verdict:
+    """Return a verdict of an unknown rank with the one that a path of a file names in its last words, or beside them.
+
+    A rank has opened its own files, but rank 0 may have opened those of all.
+    """
+    lines = text.splitlines()
+    said = [one.line for one in heard_in(text) if one.row.role == CAUSE]
+    near = [at for at, line in enumerate(lines) if any(own and own in line for own in said)]
+    told = {int(rank) for at in near for line in lines[max(0, at - 1) : at + 2] for rank in _OF_A_PATH.findall(line)}
+    if len(told) != 1:
+        return verdict
+    return msgspec.structs.replace(
+        verdict, culprits=tuple(told), confidence=min(verdict.confidence, _DOUBTFUL),
+        reason=verdict.reason.replace(_SOMEBODY, f"rank {min(told)}, by the path of a file that it names"),
+        otherwise="a rank that opened a file of that one; a log with a tag for each rank tells",
+    )  # fmt: skip
 
 
 def _better(verdict: Verdict | None, somebody: Verdict | None, texts: Mapping[int, str], launchers: str) -> Verdict:

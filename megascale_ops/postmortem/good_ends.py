@@ -25,7 +25,7 @@ _SENTENCE = re.compile(
     r"|^(?:\S{1,40} ){0,3}(?:[Ff]inished|[Cc]ompleted) (?:training|pre-?training|fine-?tuning|fit)\b"
     r"|\bexits successfully\b|\bexit(?:ed)?(?: with)? (?:status|code)[ :=]{1,3}0\b"
     r"|`?Trainer\.fit`? stopped: `?max_(?:steps|epochs)|['\"]train_runtime['\"]:|^done\b"
-    r"|[Cc]oordination agent has successfully shut down",
+    r"|[Cc]oordination agent has successfully shut down|\bworker group successfully finished",
     re.IGNORECASE,
 )
 # What is waited for, or is not so.

@@ -21,13 +21,14 @@ _LINE = re.compile(
 # 0.6 of all lines: a job's log has some of the kernel's where a console mixes them.
 _MOST = 0.6
 _FAULT = re.compile(
-    r"NVRM: S?Xid|[Kk]illed process \d|amdgpu: .*(?:error|reset)|fallen off the bus|segfault at"
+    r"NVRM: S?Xid|[Kk]illed process \d|fallen off the bus|segfault at"
+    r"|amdgpu: .*(?:error|reset|page fault)|amdgpu: +Process .{1,64} pid \d"
     r"|(?:Sending SIGBUS to|Killing) .{1,64}:\d{1,8} due to hardware memory corruption"
 )
 # By the OOM killer; for a page of memory that is broken; by a memory fault of its own.
 _KILLED = re.compile(
     r"[Kk]illed process (\d{1,8})\b|(?:Sending SIGBUS to|Killing) .{1,64}?:(\d{1,8}) due to hardware memory"
-    r"|\[(\d{1,8})\]: segfault at"
+    r"|\[(\d{1,8})\]: segfault at|amdgpu: +Process .{1,64}? pid (\d{1,8})\b"
 )
 _XID = re.compile(r"Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}):[0-9a-fA-F.]+\): \d+(?:, pid='?(\d{1,8}))?")
 _HOST = re.compile(r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) (\S+) kernel:")
@@ -52,6 +53,7 @@ _ZONES = timedelta(hours=27)
 _HUNG = re.compile(r"INFO: task \S{1,40}:(\d{1,8}) blocked for more than \d{1,6} seconds")
 _STORAGE = re.compile(r"\b(?:Lustre(?:Error)?: |nfs: |ceph: |GPFS|beegfs|cl_sync_io|nfs_\w+|wait_on_page_bit)")
 _OWN_PID = re.compile(r"\bpid[ =:]{1,2}(\d{1,8})\b")
+_RANK_AND_PID = re.compile(r"(?<![\w-])(?:global_)?[Rr]ank[ =:#]{1,2}(\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(\d{1,8})\b")
 _LOADER = re.compile(r"DataLoader worker \(pid (\d{1,8})\)")
 
 
@@ -84,6 +86,20 @@ def without_strangers(faults: Iterable[str], logs: Mapping[int, str], pids: Mapp
     ]
 
 
+def without_other_pods(lines: Iterable[str]) -> list[str]:
+    """Return lines without Kubernetes' events of processes that a node has killed and that are named as no job's."""
+    return [
+        line
+        for line in lines
+        if "OOMKilling" not in line or (found := _WHO.search(line)) is None or _OF_A_JOB.search(found[2])
+    ]
+
+
+def of_a_job(faults: Iterable[str]) -> list[str]:
+    """Return the lines of processes that were killed and are named as a job's are."""
+    return [line for line in faults if (found := _WHO.search(line)) is not None and _OF_A_JOB.search(found[2])]
+
+
 def faults_in(text: str) -> list[str]:
     """Return the lines of a kernel's log that tell of the end of a process or of a fault of a GPU."""
     return [line for line in text.splitlines() if _FAULT.search(line) and not _is_note(line)]
@@ -109,12 +125,14 @@ def of_ranks(
         rest: what no rank printed.
         pids: whose processes a launcher has named.
     """
+    if not (faults := list(faults)):  # without looking for whose processes and GPUs they could be
+        return {}
     known = dict(pids)
     homes: dict[tuple[str, str], set[int]] = {}
     for text in (rest, *logs.values()):
         for host, rank, bus in _NCCL.findall(text):
             homes.setdefault((host, _bus_of_nccl(bus)), set()).add(int(rank))
-    known = {**_own_pids(logs), **known}
+    known = {**_own_pids(logs), **_table_of(rest), **known}
     for rank, text in logs.items():
         known |= {int(pid): rank for pid in _LOADER.findall(text)}
     found: dict[int, list[str]] = {}
@@ -130,6 +148,14 @@ def _own_pids(logs: Mapping[int, str]) -> dict[int, int]:
         for pid in set(_OWN_PID.findall(text)):
             named.setdefault(int(pid), set()).add(rank)
     return {pid: next(iter(ranks)) for pid, ranks in named.items() if len(ranks) == 1}
+
+
+def _table_of(text: str) -> dict[int, int]:
+    """Return the processes of ranks as lines of a launcher or a script tell both, each where they are told alike."""
+    told: dict[int, set[int]] = {}
+    for rank, pid in _RANK_AND_PID.findall(text) if "pid" in text else ():
+        told.setdefault(int(pid), set()).add(int(rank))
+    return {pid: next(iter(ranks)) for pid, ranks in told.items() if len(ranks) == 1}
 
 
 def since(faults: Iterable[str], begins: Iterable[str]) -> list[str]:
@@ -184,7 +210,7 @@ def first_hit(of_ranks_: Mapping[int, list[str]], ranks: Iterable[int]) -> tuple
 def _rank_of(line: str, pids: Mapping[int, int], homes: Mapping[tuple[str, str], set[int]]) -> int:
     xid, killed, host = _XID.search(line), _KILLED.search(line), _HOST.match(line)
     pid = (
-        int(killed[1] or killed[2] or killed[3])
+        int(next(filter(None, killed.groups())))
         if killed is not None
         else int(xid[2])
         if xid is not None and xid[2]

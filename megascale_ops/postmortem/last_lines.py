@@ -10,6 +10,8 @@ Pure: a text in, a line out.
 """
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 
 from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, goes_on, is_ignored, match, weight_of
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, strip_prefix
@@ -24,6 +26,9 @@ _COMPLAINS = re.compile(
     r"|\w(?:Error|Exception)\b|\bNo module named\b",
     re.IGNORECASE,
 )
+# 2 of 3 ranks are a crowd; 60 characters of what they say: names and numbers come later, or are left out.
+_CROWD, _FEWEST_OF_A_CROWD, _SHAPE = 0.66, 3, 60
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+|'[^']{1,80}'|\"[^\"]{1,80}\"")
 # A level below an error's: what it is about may sound as bad.
 _MILD = re.compile(
     r"\b(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|[Ww]arning|UserWarning)\b|^\[?[WI]\d{3,4}[ \]]|\b0 errors\b|\bno error"
@@ -48,6 +53,23 @@ def complaint(text: str) -> str:
         if _COMPLAINS.search(line) and not _MILD.search(line[:200]) and not any(map(goes_on, behind[at : at + 2]))
     )
     return next((line for line in said if (row := match(line)) is None or row.role != HARMLESS), "")[:200]
+
+
+def odd_ones(complaints: Mapping[int, str]) -> dict[int, str]:
+    """Return the complaints of the few that end otherwise than the rest, {} where no such crowd is.
+
+    The words of a lost peer are alike on all that lost it, but for numbers and names; so two thirds of the ranks at
+    least must say the same, whatever it is.
+
+    Args:
+        complaints: by rank, "" of one without.
+    """
+    shapes = {rank: _VARIES.sub("#", said)[:_SHAPE] for rank, said in complaints.items() if said}
+    if len(complaints) < _FEWEST_OF_A_CROWD or not shapes:
+        return {}
+    shape, count = Counter(shapes.values()).most_common(1)[0]
+    odd = {rank: complaints[rank] for rank, own in shapes.items() if own != shape}
+    return odd if odd and count >= _CROWD * len(complaints) else {}
 
 
 def _without_ignored(lines: list[str]) -> list[str]:

@@ -33,6 +33,7 @@ _HOW = (
     r"(?:signal:? ?\(?(?:(?P<signal>\d{1,2})\b|(?P<name>SIG[A-Z]{3,5})\b|(?P<words>[A-Z][a-z]+ [a-z]+\b|[A-Z][a-z]+\b))"
     r"|: ?(?P<named>" + "|".join(_NAMES) + r")\b"
     r"|(?:exit(?:ed|s)?(?: with)?(?: exit)? |return |exit |\] )(?:code|status(?: code)?)[ :=]{1,3}(?P<code>-?\d{1,4})\b"
+    r"|\bexit(?:Status|Code): (?P<yarn>-?\d{1,4})\b"
     r"|\bwith (?:exit |error)?code (?P<with>-?\d{1,4})\b"
     r"|(?P<bare>terminated with the following error|exiting improperly|has (?:failed|crashed|died)\b|\bstart failed\b"
     r"|\b(?:died|exited|ended) unexpectedly\b|\bon (?:host|node) \S{1,120} (?:failed|died|exited) and\b"
@@ -66,12 +67,15 @@ LOST_NODE = "DUE TO NODE FAILURE"
 _LOST_DAEMON = re.compile(r"\b(?:ORTE|PRTE|PRRTE) has lost communication with a remote daemon[^\n]*\n?")
 _ON_NODE = re.compile(r"\bRemote daemon *: \S{1,200} on node (\S{1,200})|\berror: Node failure on (\S{1,200})")
 _GOES_ON = re.compile(r"\bretry|\brestart(?:ing|ed)\b|\bwill\b|\battempt \d", re.IGNORECASE)
+_RESTARTED = re.compile(r"Worker group FAILED\. \d+/\d+ attempts left; will restart worker group")
 # A sentence that is broken after the word before a number.
 _BROKEN = re.compile(r"\b(on|with|by|of|exiting)\n(?=\S)")
 # A bar before each line, as programs draw it that quote another's output.
 _FRAMED = re.compile(r"^[ \t]{0,40}[|│] ", re.MULTILINE)
+# Below all signals: YARN's own, of containers that it took away or killed.
+_FEWEST_OF_YARN = -99
 # How launchers and batch systems stop the rest.
-_ASKED = {-15, -2, -1, 143, 130, 129}
+ASKED = {-15, -2, -1, 143, 130, 129}
 
 
 class Told(NamedTuple):
@@ -104,7 +108,7 @@ def told_in(text: str) -> Told:
         pids.setdefault(int(found["pid"]), int(found["rank"]))
     if not codes:
         codes, lines = _by_sentences(flat)
-    failed = [rank for rank, code in codes.items() if code not in _ASKED and code]
+    failed = [rank for rank, code in codes.items() if code not in ASKED and code]
     if reports or locals_:
         first = tuple(roots[:1] or failed[:1])
     else:
@@ -112,6 +116,12 @@ def told_in(text: str) -> Told:
         if len(first) > 1:  # a whole node failed alike, and so did the ranks of others that failed with the same status
             first = tuple(rank for rank in failed if codes[rank] == codes[failed[0]])
     return Told(codes, lines, first, bool(locals_), pids)
+
+
+def last_attempt(text: str) -> str:
+    """Return what launchers said since torchrun's agent started its ranks anew: what they did before is over."""
+    found = [*_RESTARTED.finditer(text)] if "will restart worker group" in text else []
+    return text[found[-1].end() :] if found else text
 
 
 def before_the_cancel(text: str) -> str:
@@ -182,8 +192,8 @@ def _code_of(found: re.Match[str]) -> int:
     if words := found["words"] or found["named"]:
         known = next((number for text, number in _NAMES.items() if text.startswith(words)), 0)
         return -known if known else 1
-    code = found["code"] or found["with"]
-    return int(code) if code else 1
+    code = int(found["code"] or found["with"] or found["yarn"] or 1)
+    return -signal.SIGKILL if code < _FEWEST_OF_YARN else code
 
 
 def _status_line(code: int) -> str:

@@ -52,17 +52,23 @@ _IS_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|error|critical|fatal)\b")
 _ASKED = 400
 # 0.3 of the lines: records of a logger that names ranks, beside what is printed without one.
 _SOME_LINES = 0.3
-# 2 lines of each: what comes once each is a list.
-_LINES_EACH = 2
+# 1.5 lines of each: what comes once each is a list.
+_LINES_EACH = 1.5
 # 2 lines: one alone may be a sentence about a rank.
 _FEWEST = 2
 # Numbers that begin with 0 and leave out one of two at most are of processes.
 _SPARSE = 2
+# A composer's line of a container's end.
+_ENDED = re.compile(r"^([A-Za-z][\w.-]{0,60}?[_-])(\d{1,6}) exited with code [1-9]")
+# Frames, the blank lines and the arrow by which loguru draws them; and what stands between two of a chain.
+_IS_INSIDE = re.compile(r"  |$|> File ")
+_IS_CHAINED = re.compile(r"$|(?:During handling of the above exception|The above exception was the direct cause)\b")
 # What a launcher or a composer says itself, of no rank.
 LAUNCHERS = re.compile(
     r"^[\s=*-]*$|^(?:srun|slurmstepd|sbatch|salloc|mpirun|mpiexec|prterun|prun|pdsh|clush|jsrun|aprun|yhrun|flux-job)\b"
     r"[^:\n]{0,80}: |^\d{1,9}\.\d{3}s: (?:flux-shell\[|job\.exception )"
-    r"|^\S{1,80} exited with code \d{1,3}$|^Attaching to |^[WE]\d{4} .{0,60}torch/distributed/elastic/"
+    r"|^\S{1,80} exited with code \d{1,3}$|^Attaching to "
+    r"|^\S{1,120}: rank \d{1,6} died from signal \d|^[WE]\d{4} .{0,60}torch/distributed/elastic/"
 )
 # 0.9 of all lines: a name and a bar before a few are no composer's.
 MOST_LINES = 0.9
@@ -136,11 +142,17 @@ def of_any_shape(lines: Sequence[str]) -> Marked | None:
     ):
         return None
     tagged = [
-        (int(one["number"]), line[one.end() :]) if one is not None else (-1, line)
+        (int(one["number"]), line[one.end() :]) if one is not None else (_ended_of(line, name, numbers), line)
         for line, one in zip(plain, marks, strict=True)
     ]
     whole = tagged if count >= MOST_LINES * len(own) else with_logged(plain, tagged)
     return Marked(whole, says_rank or _OF_A_NODE.search(name) is None)
+
+
+def _ended_of(line: str, name: str, numbers: set[int]) -> int:
+    """Return the number of the container or task of that name whose end a composer or an engine tells, -1 without."""
+    found = _ENDED.search(line) if "exit" in line else None
+    return int(found[2]) if found is not None and found[1].rstrip("_-") == name and int(found[2]) in numbers else -1
 
 
 def _shape_of(one: re.Match[str]) -> tuple[str, ...] | None:
@@ -164,17 +176,29 @@ def with_logged(lines: Sequence[str], tagged: _Tagged) -> _Tagged:
 
     What stands below a record of something else is of no rank.
     """
+    return with_tracebacks(lines, tagged, of_errors_alone=True)
+
+
+def with_tracebacks(lines: Sequence[str], tagged: _Tagged, *, of_errors_alone: bool = False) -> _Tagged:
+    """Give a traceback, with those that it is chained to, to the rank before whose lines there is a mark.
+
+    It ends with the line that raises; what follows is of no rank again.
+    """
     whole: _Tagged = []
-    owner, is_inside = -1, False
-    for line, (rank, bare) in zip(lines, tagged, strict=True):
+    owner, is_inside, is_behind = -1, False, False
+    for line, (rank, bare) in zip(lines, tagged, strict=bool(tagged)):
         if rank >= 0:
-            owner, is_inside = (rank if _IS_ERROR.search(line[:200]) else -1), bare.rstrip().endswith(TRACEBACK_BEGINS)
+            owner = rank if not of_errors_alone or _IS_ERROR.search(line[:200]) else -1
+            is_inside, is_behind = bare.rstrip().endswith(TRACEBACK_BEGINS), False
         elif owner >= 0 and not is_inside and line.startswith(TRACEBACK_BEGINS):
             is_inside = True
-        elif not is_inside:
+        elif not is_inside and not (is_behind and _IS_CHAINED.match(line)):
             owner = -1
-        whole.append((owner if is_inside and rank < 0 else rank, bare))
-        is_inside = is_inside and (line.startswith("  ") or line.rstrip().endswith(TRACEBACK_BEGINS))
+        is_theirs = is_inside or (is_behind and owner >= 0)
+        whole.append((owner if is_theirs and rank < 0 else rank, bare))
+        was_inside = is_inside
+        is_inside = is_inside and (_IS_INSIDE.match(line) is not None or line.rstrip().endswith(TRACEBACK_BEGINS))
+        is_behind = (was_inside and not is_inside) or (is_behind and owner >= 0 and not is_inside)
     return whole
 
 

@@ -44,10 +44,17 @@ _ROTATED = re.compile(r"\.(?:log|txt|out|err)[.\-](\d{1,4})(?:\.(?:gz|bz2|xz))?$
 _ATTEMPT = re.compile(r"^(?:attempt|restart|try)[_\-]?(\d{1,6})$")
 _FOLDER = re.compile(r"^(?:(?:rank|local_rank|worker|task)[_\-.]?)?(\d{1,6})$", re.IGNORECASE)
 _OF_COMMAND = re.compile(r"(?<!local.)(?<!node.)\b(?:rank=|--rank )(\d{1,6})\b|\bRANK=(\d{1,6})\b")
+# A folder of a rank, above those of its nodes or tries; and the five signs that Kubernetes appends to pods' names.
+_OF_A_RANK = re.compile(r"(?:global[_-]?)?rank[_\-.=]?(\d{1,6})", re.IGNORECASE)
+_OF_A_POD = re.compile(r"(?<=\d)-(?=.{0,4}[a-z])[bcdfghjklmnpqrstvwxz2456789]{5}$")
 _COMMAND, _MOST_OF_COMMAND = re.compile(r"python|^Process \d|RANK="), 3
 # torch before 2.3 says it within the line alone, as the place within a group.
 _OF_WATCHDOG = re.compile(r"\[(?:PG [^\]]{0,120})?Rank (\d{1,6})\]")
-_NODE = re.compile(r"(?:^|[_\-./])((?:node|host|worker|n|gpu-?node)[_\-]?\d{1,6})(?=[_\-./]|$)", re.IGNORECASE)
+_NODE = re.compile(
+    r"(?:^|[_\-./])((?:node|host|worker|n|gpu-?node)[_\-]?\d{1,6}|ip(?:[_-]\d{1,3}){4}|\d{1,3}(?:\.\d{1,3}){3})"
+    r"(?=[_\-./]|$)",
+    re.IGNORECASE,
+)
 _WATCHDOG = re.compile(r"[Ww]atchdog|ProcessGroup|Timeout at NCCL")
 _OF_ASCEND = re.compile(r"\bRankID:(\d{1,6})\b")
 # A job's number, which Slurm writes into the name of a log that all ranks share.
@@ -61,22 +68,25 @@ _FEWEST_ALIKE = 2
 # "step 7 loss 2.0 rank 5", as scripts print it; 256 KiB of a log's end are asked.
 _SAYS_RANK = re.compile(r"(?<![\w-])(?:global_)?rank[=: ]{1,2}(\d{1,6})\b(?! ?/| of )")
 _SAID_IN = 1 << 18
-# Lightning, Megatron and others; fairseq; detectron2; variables of torchrun, Slurm and MPI; "rank 3 of 8".
+# Lightning, Megatron and others; fairseq; detectron2; variables of torchrun, Slurm and MPI; "rank 3 of 8"; Orbax, JAX.
 _SAYS_ITSELF = re.compile(
     r"\b(?:GLOBAL_RANK|[Gg]lobal[ _-][Rr]ank|WORLD_RANK|[Ww]orld[ _-][Rr]ank)\b['\"]?[=: ]{1,3}(\d{1,6})\b"
     r"|\b(?:distributed init \(|initiali[sz]ed host \S{1,120} as |[Rr]ank of current process: )(?:rank )?(\d{1,6})\b"
     r"|(?:^|[\s;])(?:export )?(?:RANK|SLURM_PROCID|(?:OMPI_COMM_WORLD|PMIX?)_RANK)=(\d{1,6})\b"
-    r"|(?<!local )(?<!node )\b[Rr]ank[ =:]{0,2}(\d{1,6}) ?(?:/|of) ?\d{1,6}\b"
+    r"|(?<!local )(?<!node )\b(?:[Rr]ank|[Pp]rocess)[ =:]{0,2}(\d{1,6}) ?(?:/|of) ?\d{1,6}\b"
+    r"|\[process=(\d{1,6})\]|\bprocess_index(?:\(\))?['\"]?[=: ]{1,3}(\d{1,6})\b"
 )
 # TensorFlow's and JAX's names of processes.
 _A_TASK = re.compile(r"/job:(\w{1,80})/(?:replica:\d{1,9}/)?task:\d{1,9}")
+# What JAX's logs have in them, and no others.
+_OF_JAX = ("/job:jax_worker", "jax/_src/", "jaxlib.", "JAX distributed service", "xla_bridge.py")
 # What numbers that are no ranks stand behind: nodes, and tries of the same rank.
 _NO_RANK = re.compile(
     r"(?:node|host|worker|attempt|try|restart|epoch|step|version|run|round|part|port|iter)s?[_\-.]?$", re.IGNORECASE
 )
 _ONE_NUMBER = re.compile(r"^(\D{0,80})(\d{1,6})(\D{0,80})$")
-# How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:" or a date.
-_OTHER = re.compile(rb"\x80|\s*\{|\s*\[\s*[\[{\]]")
+# How a pickle, an object of JSON and a list of them begin; a log may begin with "[rank0]:", a date or {'loss': 2.0}.
+_OTHER = re.compile(rb"\x80|\s*\{\s*[\"}]|\s*\[\s*[\[{\]]")
 
 
 class Gathered(NamedTuple):
@@ -173,9 +183,7 @@ def _newest(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
 
 def rank_of(path: Path) -> int:
     """Return the rank that a name tells, -1 where it tells none."""
-    name = _PACKED.sub("", path.name)
-    while (shorter := _ENDINGS.sub("", name)) != name:
-        name = shorter
+    name = _bare_name(path)
     if _OF_JOB.match(name):
         return -1
     if found := _OF_SUBMITIT.match(name):
@@ -183,14 +191,25 @@ def rank_of(path: Path) -> int:
     for form in _NAMED[:3]:
         if found := form.search(name):
             return int(found[1])
-    if (folder := _FOLDER.match(path.parent.name)) and not re.search(r"\d", name):
-        return int(folder[1])
+    folder = _FOLDER.match(path.parent.name)
+    above = (_OF_A_RANK.fullmatch(part) for part in path.parts[-4:-2])
+    told = folder if folder and not re.search(r"\d", name) else next((one for one in above if one is not None), None)
+    if told is not None:
+        return int(told[1])
     without_node = _NODE.sub("_", name)
     for at, form in enumerate(_NAMED[3:], 3):
         if found := form.search(without_node):
             is_counted = at >= _BARE and _NO_RANK.search(without_node[: found.start(1)]) is not None
             return -1 if is_counted else int(found[1])
     return int(folder[1]) if folder else -1
+
+
+def _bare_name(path: Path) -> str:
+    """Return a file's name without what tells its kind, and without what Kubernetes appends to a pod's."""
+    name = _PACKED.sub("", path.name)
+    while (shorter := _ENDINGS.sub("", name)) != name:
+        name = shorter
+    return _OF_A_POD.sub("", name)
 
 
 def _named_apart(paths: Sequence[Path]) -> dict[Path, int]:
@@ -264,7 +283,7 @@ def _of_command(text: str) -> int:
 def _of_watchdogs(path: Path, data: bytes, text: str, *, is_alone: bool) -> list[Piece]:
     """Cut a log apart by the ranks that NCCL's watchdogs name themselves, where nothing else does."""
     spoke: dict[int, list[str]] = {}
-    for line in text.splitlines():
+    for line in text.splitlines() if _WATCHDOG.search(text) else ():
         found = _OF_WATCHDOG.search(line) if _WATCHDOG.search(line) else None
         spoke.setdefault(int(found[1]) if found is not None else -1, []).append(line)
     ranks = [rank for rank in spoke if rank >= 0]
@@ -276,13 +295,19 @@ def _of_watchdogs(path: Path, data: bytes, text: str, *, is_alone: bool) -> list
 def _as_tasks(pieces: Sequence[Piece]) -> list[Piece]:
     """Take the number behind the name of a job of TensorFlow's or JAX's for a rank, where the logs name its tasks."""
     jobs = {job for piece in pieces if piece.rank < 0 for job in _A_TASK.findall(piece.text)}
-    if len(jobs) != 1:
+    names = {"host", "worker", "process", "task"} if _is_of_jax(pieces) else set()
+    if len(jobs) + len(names) == 0 or len(jobs) > 1:
         return list(pieces)
-    form = re.compile(rf"^{jobs.pop()}[_\-.]?(\d{{1,6}})\.\w{{1,8}}$", re.IGNORECASE)
+    form = re.compile(rf"^(?:{'|'.join(sorted(jobs | names))})[_\-.]?(\d{{1,6}})\.\w{{1,8}}$", re.IGNORECASE)
     found = [form.match(piece.path.name) if piece.rank < 0 else None for piece in pieces]
     return [
         piece._replace(rank=int(one[1])) if one is not None else piece for piece, one in zip(pieces, found, strict=True)
     ]
+
+
+def _is_of_jax(pieces: Sequence[Piece]) -> bool:
+    """Return whether all logs are of JAX, which runs one process on a host: a host's number is its rank."""
+    return all(piece.rank < 0 for piece in pieces) and any(words in piece.text for piece in pieces for words in _OF_JAX)
 
 
 def _by_their_lines(pieces: Sequence[Piece]) -> list[Piece]:

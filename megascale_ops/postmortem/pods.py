@@ -10,15 +10,21 @@ from collections.abc import Mapping, Sequence
 
 from megascale_ops.postmortem.piece import Piece
 
-# A line of Kubernetes' events; its object is a pod, whose log is named by the whole of its name or the end of it.
-_EVENT = re.compile(r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s")
+# A line of Kubernetes' events, or of a kubelet's log; its object is a pod, whose log is named by the whole of its name
+# or the end of it.
+_EVENT = re.compile(
+    r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s"
+    r"|^.{0,120}\b[EW]\d{4} [\d:.]{8,15} .{0,4000}\bpod=\"(?:[^\"/\s]{1,63}/)?([^\"/\s]{1,253})\""
+)
 # What tells that a pod began after all.
 _BEGAN = re.compile(r"^\S{1,20} +Normal +(?:Started|Pulled) +pod/(\S{1,253})\s", re.MULTILINE)
 _NO_IMAGE = "Failed to pull image"
 # Pods of one replica each: Kubeflow's master is rank 0 and its workers follow.
 _POD = re.compile(r"^(.{0,200}?)-(master|worker)-(\d{1,6})(?=[._/]|$)")
-# How kubectl describe begins what it tells of an object.
+# How kubectl describe begins what it tells of an object; and how a list of objects does, as YAML.
 _DESCRIBED = re.compile(r"^Name: {2,40}(\S{1,253})$", re.MULTILINE)
+_ITEM = re.compile(r"^[- ]{0,8}kind: Pod$", re.MULTILINE)
+_NAMED = re.compile(r"^ {2,12}name: [\"']?([a-z0-9][\w.-]{0,252})[\"']?$", re.MULTILINE)
 
 
 def numbered(pieces: Sequence[Piece]) -> list[Piece]:
@@ -34,13 +40,15 @@ def numbered(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def described(pieces: Sequence[Piece]) -> list[Piece]:
-    """Give what ``kubectl describe`` tells of each pod to the rank of that pod, where its name tells one.
+    """Give what ``kubectl describe``, or a list of pods as YAML, tells of each pod to the rank that its name tells.
 
     The pods of a job count where its master has a log or is described, too, and else those that have logs.
     """
     whole: list[Piece] = []
     blocks = {
-        at: _blocks(piece.text) for at, piece in enumerate(pieces) if piece.rank < 0 and b"Containers:" in piece.data
+        at: _items(piece.text) if b"containerStatuses:" in piece.data else _blocks(piece.text)
+        for at, piece in enumerate(pieces)
+        if piece.rank < 0 and (b"Containers:" in piece.data or b"containerStatuses:" in piece.data)
     }
     if not any(blocks.values()):
         return list(pieces)
@@ -69,6 +77,12 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     ]
 
 
+def _items(text: str) -> list[tuple[str, str]]:
+    """Return the pods of a list of objects as YAML, each with the first name in it, which is the pod's."""
+    parts = _ITEM.split(text)[1:]
+    return [(named[1], part) for part in parts if (named := _NAMED.search(part)) is not None]
+
+
 def _rank_of(name: str, masters: set[str], stems: Mapping[str, set[int]]) -> int:
     found = _POD.match(name)
     if found is not None and found[1] in masters:
@@ -88,8 +102,10 @@ def with_events(pieces: Sequence[Piece]) -> list[Piece]:
         stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
     whole: list[Piece] = []
     for piece in pieces:
-        lines = piece.text.splitlines() if piece.rank < 0 and b"pod/" in piece.data else []
-        pods = {found[1] for line in lines if (found := _EVENT.match(line)) is not None}
+        has_events = piece.rank < 0 and any(mark in piece.data for mark in (b"pod/", b' pod="'))
+        lines = piece.text.splitlines() if has_events else []
+        told = [_pod_of(line) for line in lines]
+        pods = {*told} - {""}
         began = {*_BEGAN.findall(piece.text)} if lines else set()
         homes: dict[str, list[str]] = {}
         for pod in pods:
@@ -104,10 +120,10 @@ def with_events(pieces: Sequence[Piece]) -> list[Piece]:
         absent = {pod: 1 + int(one[3]) for pod in pods - {*owners} - began if (one := _is_of(pod, masters)) is not None}
         # Who has a log has had its image in the end, and the image of another job's pod is no matter of this one.
         had = {*owners, *began} if not masters else pods - {*absent}
-        kept = [line for line in lines if _NO_IMAGE not in line or had.isdisjoint(_EVENT.findall(line))]
+        kept = [line for line, pod in zip(lines, told, strict=True) if _NO_IMAGE not in line or pod not in had]
         shown = piece if len(kept) == len(lines) else piece._replace(data="\n".join(kept).encode())
         lines, owners = kept, {**owners, **absent}
-        ranks = [owners.get(found[1], -1) if (found := _EVENT.match(line)) is not None else -1 for line in lines]
+        ranks = [owners.get(_pod_of(line), -1) for line in lines]
         for rank in sorted({*ranks} - {-1}):
             own = [line for line, whose in zip(lines, ranks, strict=True) if whose == rank]
             whole.append(Piece(piece.path, rank, "\n".join(own).encode()))
@@ -117,6 +133,11 @@ def with_events(pieces: Sequence[Piece]) -> list[Piece]:
         elif rest.strip():
             whole.append(piece._replace(data=rest.encode()))
     return whole
+
+
+def _pod_of(line: str) -> str:
+    found = _EVENT.match(line)
+    return (found[1] or found[2]) if found is not None else ""
 
 
 def _is_of(pod: str, masters: set[str]) -> re.Match[str] | None:

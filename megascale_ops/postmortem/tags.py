@@ -9,8 +9,10 @@ Pure: a text in, lines by rank out.
 """
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.exits.general_rows import RAY_SAYS
 from megascale_ops.diagnosis.exits.prefixes import COLOURS, TRACEBACK_BEGINS
 from megascale_ops.postmortem import marks
 
@@ -26,14 +28,19 @@ _GLOBAL = (
     re.compile(r"^(?:\w{3} \w{3} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
     # A logger's field behind nothing but a time and a level; a sentence about a rank has another verb.
     re.compile(
-        r"^(?:[\[(]?(?:[\d:.,TZ/+-]{1,40}|[A-Z]{4,8})[\])]?:?[ |]{1,3}){0,5}rank=(\d{1,6})\b[\]:,|]?"
-        r"(?! ?(?:has|is|was|did|does|failed|died|lost|timed|never|not)\b) ?"
+        r"^(?:[\[(]?(?:[\d:.,TZ/+-]{1,40}|[A-Z]{4,8})[\])]?:?[ |]{1,12}){0,5}rank=(\d{1,6})\b[\]:,|]?"
+        r"(?! ?(?:has|is|was|did|does|failed|died|lost|timed|never|not)\b) ?(?:\| )?"
     ),
 )
 # A field of a structured line: nothing of it is taken away, for its message is read where it stands.
 _FIELD = re.compile(
     r"^\{.{0,400}?\"(?:global_?)?rank\" ?: ?\"?(\d{1,6})\b"
     r"|^(?=.{0,400}\b(?:level|lvl|msg)=).{0,400}?\brank=(\d{1,6})\b"
+)
+# Of Cloud Logging and of shippers of pods' logs: "workerpool1-0", "job-7".
+_NAMED = re.compile(
+    r"\"(?:task_name|pod(?:_?[nN]ame)?)\" ?: ?"
+    r"\"(?P<job>[a-z][\w.-]{0,200}?)(?P<pool>(?<=pool)\d{1,3})?-(?P<number>\d{1,6})\""
 )
 # Ray Train tells at the start which process is which rank; its lines have the process.
 _OF_RAY = re.compile(r"\bip=(\S{1,60}?), pid=(\d{1,8})\) world_rank=(\d{1,6})\b")
@@ -45,6 +52,12 @@ _ENDED_BY_RAY = re.compile(
 _DEAD_NODE = re.compile(
     r"\bnode with node id: \S{1,80} and (?:address|ip): (?P<ip>[\w.:]{1,60}?),? .{0,200}marked dead"
 )
+# Of an actor that died, as its driver tells it: its process, its address, and what its end was.
+_DEAD_ACTOR = re.compile(
+    r"^\s{0,4}pid: (?P<pid>\d{1,8})\n(?:\s{1,4}\w{1,40}: [^\n]{0,200}\n){0,6}?\s{0,4}ip: (?P<ip>[\w.:]{1,60})\n"
+    r"(?P<end>The actor (?:is dead|died) because its (?P<what>node|worker process) has died[^\n]*)",
+    re.MULTILINE,
+)
 _CARRIED_OF = re.compile(
     r"\bRayTaskError\(\w{1,80}\): ray::[^\n]{1,200}?\(pid=(?P<pid>\d{1,8}), ip=(?P<ip>[\w.:]{1,60})\b"
 )
@@ -53,6 +66,9 @@ _LOCAL = (
     re.compile(r"\[default(\d{1,6})\]: ?"),
     re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d{1,3}(?:\.\d{1,3}){3} \[(\d{1,6})\] "),
 )
+# A line with both, and torchrun's report of both.
+_BOTH = re.compile(r"^[^\n]{0,60}?\[default(\d{1,6})\]: ?\[rank(\d{1,6})\]", re.MULTILINE)
+_REPORTED = re.compile(r"\brank {1,10}: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 # Places in parallel groups, by which engines mark processes: "[2026-05-10 10:00:00 TP3]", "(Worker_DP0_TP1 pid=7)".
 _PLACES = re.compile(
     r"^(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?P<groups>(?: [A-Z]{2,4}\d{1,4}){1,6})\]"
@@ -61,13 +77,18 @@ _PLACES = re.compile(
 _PLACE = re.compile(r"([A-Z]{2,4})(\d{1,4})")
 # torch_xla's launcher, of the process whose traceback follows.
 _OF_A_DEVICE = re.compile(r"^Exception in device=(?:TPU|XLA|CUDA|GPU|NEURON):(\d{1,4}): ")
+# torch_npu's head of a report; what it raised; CANN's codes.
+_OF_ASCEND = re.compile(r"\(PID:\d{1,9}, Device:-?\d{1,4}, RankID:(\d{1,6})\)")
+_RAISED, _BELOW_ASCENDS = re.compile(r"[\w.]{1,80}Error: "), re.compile(r"\s|E[A-Z]\d{4}: |\[Error\]: ")
 # Pieces of which each form has one.
 _GLOBAL_MARKS = ("[rank", "[RANK", "rank=", "][", "mpirank:", "]<std")
 _LOCAL_MARKS = ("[default", "] ")
 # kubectl logs --prefix, of Kubeflow's pods of one replica each: the master is rank 0.
 _OF_POD = re.compile(r"^\[pod/(?P<job>[^\s/\]]{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})/[^\s\]]{1,63}\] ")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
-_NUMBERED = re.compile(r"^ {0,5}(?:(\d{1,6}):|\[(\d{1,6})\]) ")
+_NUMBERED = re.compile(r"^(?: {0,5}(?:(\d{1,6}):|\[(\d{1,6})\])|(?=\S*\d)[A-Za-z][\w.-]{3,120} (\d{1,6}):)(?: |$)")
+# 20 lines: where a launcher labels lines, it labels the first ones.
+_LABELS = 20
 # Two words of a sentence: what stands before is a message, and no launcher's mark.
 _SENTENCE = re.compile(r"\b[a-z]{2,20},? [a-z]{2,20}\b")
 # A line of an observer about a rank is not that rank's.
@@ -86,15 +107,64 @@ def by_rank(text: str) -> Tagged:
     lines = text.splitlines()
     if tagged := _of_fields(text, lines) or _of_ray(text, lines):
         return Tagged(_gathered(tagged), is_global=True)
+    if text.startswith("{") and (tagged := _of_named_tasks(text, lines)):
+        return Tagged(_gathered(tagged))
     for forms, pieces in ((_GLOBAL, _GLOBAL_MARKS), (_LOCAL, _LOCAL_MARKS)):
         if not any(piece in text for piece in pieces):  # a tenth of the time that asking each line takes
             continue
         tagged = [_tagged(line, forms) for line in lines]
         if any(rank >= 0 for rank, _ in tagged):
+            if numbered := _labelled(lines, tagged, forms):
+                return Tagged(_gathered(numbered))
             if forms is _GLOBAL:
                 tagged = _with_marks(text, lines, tagged)
-            return Tagged(_gathered(tagged), forms is _GLOBAL)
+            is_global = forms is _GLOBAL
+            if "[default" in text and (offset := _offset_of(text)) is not None:
+                tagged, is_global = _with_locals(lines, tagged, offset, is_global=is_global), True
+            return Tagged(_gathered(tagged), is_global)
     return _of_untagged(text, lines)
+
+
+def _offset_of(text: str) -> int | None:
+    """Return by how much ranks are more than the local ranks in torchrun's tags, by lines that have both; else None."""
+    both = _BOTH.findall(text)
+    offsets = {int(rank) - int(local) for local, rank in both} | {
+        int(rank) - int(local) for rank, local in _REPORTED.findall(text)
+    }
+    return offsets.pop() if len(offsets) == 1 and min(offsets) >= 0 else None
+
+
+def _with_locals(
+    lines: list[str], tagged: list[tuple[int, str]], offset: int, *, is_global: bool
+) -> list[tuple[int, str]]:
+    """Return lines with local ranks alone by the ranks that these are."""
+    whole: list[tuple[int, str]] = []
+    for line, (rank, bare) in zip(lines, tagged, strict=True):
+        local, rest = _tagged(line, _LOCAL[:1]) if rank < 0 or not is_global else (-1, bare)
+        whole.append((local + offset, rest) if local >= 0 else (rank, bare))
+    return whole
+
+
+def _of_numbers(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines by the number before nearly all of them, as srun and PALS label tasks; nothing without."""
+    numbered = [_numbered(line) for line in lines]
+    own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
+    return numbered if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own else []
+
+
+def _labelled(
+    lines: list[str], tagged: list[tuple[int, str]], forms: tuple[re.Pattern[str], ...]
+) -> list[tuple[int, str]]:
+    """Return the lines by their labels, where a label and a tag behind it say the same of all lines that have both.
+
+    A label of agents is another number than the ranks of their processes.
+    """
+    if not any(map(_NUMBERED.match, lines[:_LABELS])) or not (numbered := _of_numbers(lines)):
+        return []
+    both = [(label, rank) for (label, _), (rank, _) in zip(numbered, tagged, strict=True) if rank >= 0]
+    if any(label != rank for label, rank in both):
+        return []
+    return [(label, _tagged(bare, forms)[1]) for label, bare in numbered]
 
 
 def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -108,13 +178,13 @@ def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> l
 
 def _of_untagged(text: str, lines: list[str]) -> Tagged:
     """Return lines by what is no rank's tag: an engine's places (it may serve a job whose ranks have tags), numbers."""
-    if tagged := _of_pods(lines) or _with_tracebacks(_of_places(lines)):
+    if tagged := _of_pods(lines) or marks.with_tracebacks(lines, _of_places(lines)):
         return Tagged(_gathered(tagged))
+    if "RankID:" in text and (tagged := _of_ascend(lines)):
+        return Tagged(_gathered(tagged), is_global=True)
     if "Exception in device=" in text:
-        return Tagged(_gathered(_with_tracebacks([_of_device(line) for line in lines])))
-    numbered = [_numbered(line) for line in lines]
-    own = sum(rank >= 0 or marks.LAUNCHERS.match(line) is None for rank, line in numbered)
-    if own and sum(rank >= 0 for rank, _ in numbered) >= marks.MOST_LINES * own:
+        return Tagged(_gathered(marks.with_tracebacks(lines, [_of_device(line) for line in lines])))
+    if numbered := _of_numbers(lines):
         return Tagged(_gathered(numbered))
     if marked := marks.of_any_shape(lines):
         return Tagged(_gathered(marked.lines), marked.is_global)
@@ -129,6 +199,35 @@ def _of_fields(text: str, lines: list[str]) -> list[tuple[int, str]]:
     if sum(one is not None for one in found) < marks.MOST_LINES * len(lines):
         return []
     return [(int(one[1] or one[2]) if one is not None else -1, line) for one, line in zip(found, lines, strict=True)]
+
+
+def _of_named_tasks(text: str, lines: list[str]) -> list[tuple[int, str]]:
+    """Return lines of a structured log by the task or pod in their fields, where its numbers are those of a whole job.
+
+    Tasks of several pools count through, pool by pool; nothing where a number is missing, or ranks are told otherwise.
+    """
+    if "[rank" in text:
+        return []
+    found = [_NAMED.search(line) for line in lines]
+    whose = [(one["job"], int(one["pool"] or 0), int(one["number"])) if one is not None else None for one in found]
+    tasks = sorted({one for one in whose if one is not None})
+    if not _are_whole(tasks) or sum(one is not None for one in whose) < marks.MOST_LINES * len(lines):
+        return []
+    ranks = {task: rank for rank, task in enumerate(tasks)}
+    return [(ranks[one] if one is not None else -1, line) for one, line in zip(whose, lines, strict=True)]
+
+
+def _are_whole(tasks: list[tuple[str, int, int]]) -> bool:
+    """Return whether tasks in their order are all of one job: pools and the tasks of each count from 0.
+
+    Workers beside a master that is not there are numbered from 0, too, and are not those ranks.
+    """
+    begins = sum(number == 0 for _, _, number in tasks)
+    follows = all(
+        number == (before[2] + 1 if before[1] == pool else 0) for before, (_, pool, number) in pairwise(tasks)
+    )
+    is_one = len({job for job, _, _ in tasks}) == 1 and not tasks[0][0].endswith("worker")
+    return len(tasks) > 1 and is_one and tasks[0][2] == 0 and follows and len({pool for _, pool, _ in tasks}) == begins
 
 
 def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
@@ -149,7 +248,20 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
         ]
         bare = line[found.end() :] if found is not None and found.re is marks.RAYS else line
         tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
-    return _with_carried(tagged, ranks)
+    return [*_with_carried(tagged, ranks), *_of_dead_actors(text, ranks)]
+
+
+def _of_dead_actors(text: str, ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
+    """Return how actors ended by their ranks; with a node all that were on it have."""
+    found = [*_DEAD_ACTOR.finditer(text)] if "has died" in text else []
+    return sorted(
+        {
+            (rank, f"{RAY_SAYS}{one['end']}")
+            for one in found
+            for (ip, pid), rank in ranks.items()
+            if ip == one["ip"] and (one["what"] == "node" or pid == one["pid"])
+        }
+    )
 
 
 def _with_carried(tagged: list[tuple[int, str]], ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
@@ -206,23 +318,23 @@ def _of_device(line: str) -> tuple[int, str]:
     return (int(found[1]), line[found.end() :]) if found is not None else (-1, line)
 
 
-def _with_tracebacks(tagged: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Give a traceback to the rank before whose lines there is a mark, where only a record's first line has one.
+def _of_ascend(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines of Ascend's reports by the rank in their heads; nothing where one rank alone has such a head.
 
-    It ends with the line that raises; what follows is of no rank again.
+    What was raised stands right above the head, codes of CANN and indented lines below it.
     """
-    whole: list[tuple[int, str]] = []
-    owner, is_inside = -1, False
-    for rank, line in tagged:
-        if rank >= 0:
-            owner, is_inside = rank, line.rstrip().endswith(TRACEBACK_BEGINS)
-        elif owner >= 0 and not is_inside and line.startswith(TRACEBACK_BEGINS):
-            is_inside = True
-        elif not is_inside:
+    tagged: list[tuple[int, str]] = []
+    owner = -1
+    for line in lines:
+        head = _OF_ASCEND.search(line)
+        if head is not None:
+            owner = int(head[1])
+            if tagged and tagged[-1][0] < 0 and _RAISED.match(tagged[-1][1]):
+                tagged[-1] = (owner, tagged[-1][1])
+        elif not _BELOW_ASCENDS.match(line):
             owner = -1
-        whole.append((owner if is_inside or rank >= 0 else -1, line))
-        is_inside = is_inside and (line.startswith("  ") or line.rstrip().endswith(TRACEBACK_BEGINS))
-    return whole
+        tagged.append((owner, line))
+    return tagged if len({rank for rank, _ in tagged} - {-1}) > 1 else []
 
 
 def _tagged(line: str, forms: tuple[re.Pattern[str], ...]) -> tuple[int, str]:
@@ -238,7 +350,7 @@ def _tagged(line: str, forms: tuple[re.Pattern[str], ...]) -> tuple[int, str]:
 
 def _numbered(line: str) -> tuple[int, str]:
     found = _NUMBERED.match(line)
-    return (int(found[1] or found[2]), line[found.end() :]) if found is not None else (-1, line)
+    return (int(found[1] or found[2] or found[3]), line[found.end() :]) if found is not None else (-1, line)
 
 
 def _gathered(tagged: list[tuple[int, str]]) -> dict[int, list[str]]:

@@ -41,6 +41,8 @@ FAULTY = (
     r"|\bnrt_\w{2,40}:? (?:failed|status ?= ?(?!0\b)\d)|\bMUSA_ERROR_[A-Z_]{3,60}|\bCN_ERROR_[A-Z_]{3,60}"
     r"|synDeviceAcquire\w{0,20} failed|(?:HBM|hbm) (?:multi[- ]?bit|uncorrectable) (?:ECC|ecc)"
     r"|\bsynStatus\b.{0,60}\b[Dd]evice (?:acquire|lost|reset|not)"
+    # CANN's driver, operators and the process of its communication, each with a number of its own.
+    r"|^E[JLZ]\d{4}: "
 )
 # What CANN writes on a rank that waited: for a notification, for a socket, for a link of another.
 WAITED = (
@@ -49,7 +51,7 @@ WAITED = (
     r"|[Cc]ollective (?:call|op(?:eration)?)s? failed.{0,80}(?:reset|closed|refused|[Tt]imed? ?out)"
     r"|\bEI000[269]\b|Notify register (?:times out|has not received)|Getting socket times out"
     r"|hccl fftsplus task timeout|\bHCCL\b.{0,80}(?:[Tt]imed out|[Tt]imeout occurred)|HcclRemote\w{0,20}Error"
-    r"|\bhcclRemoteError|\bCCL_ERROR\b.{0,80}(?:peer|remote|timeout)"
+    r"|\bRuntimeError: Collective call returned error|\bhcclRemoteError|\bCCL_ERROR\b.{0,80}(?:peer|remote|timeout)"
 )
 # XLA's service below torch_xla and JAX, as gRPC tells of the other end: only in exceptions.
 SERVICE_LOST = (

@@ -7,6 +7,8 @@ library of collectives. What the kernel and launchers do to a rank's memory and 
 
 from megascale_ops.diagnosis.exits.word_rows import Row, cause, victim
 
+# Before what a driver of Ray's says of the actor of a rank; in that driver's own log it is of no rank.
+RAY_SAYS = "Ray says of its actor: "
 NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
     # A trainer that stops by itself.
     cause(
@@ -19,21 +21,31 @@ NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
     ),
     # Kubernetes, of a pod that never began.
     cause(
-        "no_image",
-        r"Failed to pull image",
+        "never_began",
+        r"Failed to pull image|\bfailed to \\?\"?(?:StartContainer|CreatePodSandbox)|\bOCI runtime create failed"
+        r"|\b(?:Run|Create)Container(?:Config)?Error\b|\bFailedCreatePodSandBox\b",
         "not_joined",
-        "an event of a pod whose image does not come: its rank never began",
+        "events of a pod, and a kubelet's log, of an image that does not come or a container that cannot be made",
         sure=0.9,
-        hint="the image of its container does not come",
+        hint="its container could not be made: its image does not come, or what it asks of its node is not there",
     ),
     # Ray, of the node below a rank.
     cause(
         "ray_node_dead",
-        r"\bmarked dead because the detector has missed too many heartbeats",
+        r"\bmarked dead because the detector has missed too many heartbeats"
+        rf"|^{RAY_SAYS}The actor (?:is dead|died) because its node has died",
         "node_lost",
-        "Ray's head, which hears no more of a node",
+        "Ray's head, which hears no more of a node, and its driver, of an actor there",
         sure=0.9,
         hint="Ray's head hears no more of its node",
+    ),
+    cause(
+        "ray_worker_dead",
+        rf"^{RAY_SAYS}The actor (?:is dead|died) because its worker process has died",
+        "killed",
+        "Ray's driver, of an actor whose process was gone: by a signal, or as it left without a word",
+        sure=0.7,
+        hint="so says Ray, which does not know by what",
     ),
 )
 
@@ -96,4 +108,11 @@ NO_ADDRESS = cause(
     in_traceback=True,
     sure=0.8,
     hint="a name that this rank's host cannot look up",
+)
+NOT_BUILT_IN = cause(
+    "not_built_in",
+    r"was requested but PyTorch (?:was|is) buil[dt] without|\b[Dd]istributed package doesn't have \w{1,20} built[ -]in",
+    "exception",
+    "torch's rendezvous and its init_process_group, of what this build of it lacks: no peer is lost",
+    hint="this build of torch lacks what was asked for",
 )

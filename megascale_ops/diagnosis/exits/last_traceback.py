@@ -9,10 +9,19 @@ Pure: how a rank ended in, the same with the error, where there is one to read, 
 """
 
 import re
+from itertools import takewhile
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.last_words import CARRIED, RAISED_ALIKE, goes_on, is_a_warning, is_ignored
+from megascale_ops.diagnosis.exits.last_words import (
+    CARRIED,
+    RAISED_ALIKE,
+    STALE_LINES,
+    goes_on,
+    is_a_warning,
+    is_ignored,
+    weight_of,
+)
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
@@ -29,6 +38,11 @@ _CHAINED = re.compile(
 _UNCAUGHT = 1  # Python's exit status after an uncaught exception
 # 5 more lines of a message after its first; what stands further down was printed by a program that went on.
 _MOST_AFTER = 5
+# Of an observer of Lightning's, a shell, a launcher: they stand right behind what a rank has raised.
+_OF_ANOTHERS = re.compile(
+    r"\[rank: \d+\] Child process|\S{1,200}: line \d{1,6}: +\d+ [A-Z]|(?:srun|slurmstepd|mpirun|prterun|mpiexec)\b"
+    r"|[WE]\d{4} [\d:.]{8,15} |\S{1,80} exited with code \d"
+)
 # 2 lines between Python's report and the traceback: asyncio prints the task.
 _MOST_ABOVE = 2
 _MOST_CHARACTERS = 440  # as much as a black box holds of a message
@@ -56,9 +70,11 @@ def read(tail: str) -> RankError | None:
         carried = CARRIED.match(lines[at - 1])
         was_raised |= raised is not None and carried is not None and raised["type"].endswith(carried["type"])
         if raised is not None and was_raised and not _OF_ANOTHER.search(raised["type"]):
-            if (at + 1 < len(lines) and goes_on(lines[at + 1])) or _is_reported_only(lines, at):
+            went_on = at + 1 < len(lines) and goes_on(lines[at + 1])
+            if went_on or _is_reported_only(lines, at) or sum(map(weight_of, lines[at + 1 :])) > STALE_LINES:
                 return None
-            message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
+            behind = list(takewhile(_is_of_the_message, lines[at + 1 :]))
+            message = "\n".join([raised["message"] or "", *behind])
             own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
             where = _where((own or frames)[-1]) if frames else ""
             return RankError(raised["type"], message[:_MOST_CHARACTERS].strip(), where, -1)
@@ -77,7 +93,7 @@ def before_it(tail: str) -> list[RankError]:
 def _frames_above(lines: list[str], at: int) -> list[re.Match[str]]:
     """Return the frames of the indented block that ends just above a line, outermost first."""
     found: list[re.Match[str]] = []
-    while at > 0 and lines[at - 1].startswith("  "):
+    while at > 0 and (lines[at - 1].startswith("  ") or (at > 1 and not lines[at - 1] and lines[at - 2][:2] == "  ")):
         at -= 1
         if (frame := _FRAME.fullmatch(lines[at])) is not None:
             found.append(frame)
@@ -92,6 +108,11 @@ def _is_reported_only(lines: list[str], at: int) -> bool:
         lines[max(0, at - 1 - _MOST_ABOVE) : at - 1] if at > 0 and lines[at - 1].startswith(TRACEBACK_BEGINS) else []
     )
     return any(map(is_ignored, above))
+
+
+def _is_of_the_message(line: str) -> bool:
+    """Return whether a line may belong to what was raised above it, and is none of a shell's or a launcher's own."""
+    return _OF_ANOTHERS.match(line) is None
 
 
 def _where(frame: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
+from megascale_ops.diagnosis.exits.prefixes import LOGURUS, TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
 from megascale_ops.diagnosis.exits.quick_look import HINT
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, HARMLESS, PEER_LOST, Row
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
@@ -31,7 +31,8 @@ _PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line about a step weighs a
 _CAUGHT = re.compile(
     r"\b(?:(?<!Watchdog )caught"
     r"(?! collective| signal| \w{1,80} in (?:DataLoader|pin memory|replica|process \d|rank \d))"
-    r"|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|(?:will try|trying) again|falling back|skipp(?:ed|ing)"
+    r"|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|(?:will try|trying) again|falling back"
+    r"|(?<!syncing pod, )skipp(?:ed|ing)"
     r"|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
     re.IGNORECASE,
 )
@@ -43,6 +44,9 @@ _GIVES_UP = re.compile(
 )
 # A logger's own level of a line into which it has folded a traceback; shippers call all of stdout "info".
 _A_WARNING = re.compile(r"[\"']?\b(?:level|levelname|severity|lvl)[\"']? ?[:=] ?[\"']?warn(?:ing)?\b", re.IGNORECASE)
+# A full GPU that ends a rank is raised, and no logger's warning of it is its end.
+_RAISED_ELSE = ("cuda_out_of_memory", "raised_out_of_memory")
+_IS_MILD = re.compile(r"(?:\S{1,40} ){0,3}?\[?(?:WARN(?:ING)?|INFO|DEBUG)\b|W tensorflow/")
 # Frames of C++ and NCCL's notes: neither has the reason.
 _MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
 # Python reports it and goes on: of a destructor, and of a coroutine that no task waits for.
@@ -107,7 +111,7 @@ class LineReader:
         if not self._traceback.is_open and bare[:2] == "  " and _HEADLESS.match(bare) is not None:
             self._traceback = self._traceback._replace(is_open=True, is_headless=True)
             return None
-        ends = self._traceback.is_open and bool(bare) and not bare[0].isspace()
+        ends = self._traceback.is_open and bool(bare) and not bare[0].isspace() and not bare.startswith(LOGURUS)
         if ends:
             ended, self._traceback = self._traceback, _Traceback()
             if ended.is_ignored:
@@ -117,7 +121,10 @@ class LineReader:
                 return None
             ends = not ended.is_headless or RAISED_ALIKE.match(bare) is not None
         row = match(bare, ends_traceback=ends)
-        return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row
+        was_survived = row is not None and (
+            row.role == HARMLESS or _CAUGHT.search(bare) or (row.name in _RAISED_ELSE and _IS_MILD.match(bare))
+        )
+        return None if was_survived else row
 
 
 def is_a_warning(line: str) -> bool:

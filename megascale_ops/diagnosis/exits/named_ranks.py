@@ -98,7 +98,7 @@ def _of_signals(text: str) -> Named | None:
 
 
 def _of_heartbeats(text: str) -> Named | None:
-    if not (found := _UNHEALTHY.findall(text)):
+    if "heartbeat" not in text or not (found := _UNHEALTHY.findall(text)):
         return None
     ranks = tuple(sorted({int(task) for one in found for task in _TASK.findall("".join(one))}))
     # 0.6: a process that stopped sending may have been cut off or be dead as well as frozen.
@@ -106,7 +106,7 @@ def _of_heartbeats(text: str) -> Named | None:
 
 
 def _of_late_tasks(text: str) -> Named | None:
-    if (found := _LATE.search(text)) is None:
+    if "imed out task" not in text or (found := _LATE.search(text)) is None:
         return None
     ranks = tuple(sorted({int(task) for task in _TASK.findall(found[1])}))
     # 0.8: a task is a process, and the service lists some of those that are late where they are many.
@@ -155,6 +155,8 @@ def _of_stall_before(text: str) -> Named | None:
 
 
 def _of_notifications(text: str) -> Named | None:
+    if "Notify" not in text:
+        return None
     ranks = {int(rank) for rank in _NO_NOTIFY.findall(text)} - {int(rank) for rank in _WAITER.findall(text)}
     # 0.5: the peer may itself have waited for a third rank, and numbers count within a group.
     why = f"{named(sorted(ranks))} sent no notification, for which HCCL waited on the others"

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 TRACEBACK_BEGINS = "Traceback (most recent call last):"
 _BEGINS = TRACEBACK_BEGINS[:-1]  # rich writes it without its colon
+LOGURUS = '> File "'  # loguru's arrow before the frame in which it caught what was raised
 COLOURS = re.compile(r"\x1b\[[\d;]*[mK]")  # FORCE_COLOR, with which Python 3.13 paints tracebacks into files too
 # torch, mpirun --tag-output, Ray, srun --label, pdsh, kubectl --prefix and operators; a time as loggers and shippers
 # write it. A tag of mpirun ends with its colon: what spaces follow are the line's own where it is indented.

@@ -26,6 +26,7 @@ _PIECES = (
     "fish: ", "csh: ", "ksh: ", "ERROR_", "NRT_", "nrt_", "Notify reg", "Getting soc", "EI000", "ymbol not",
     "isaligned", "nch timed", "ources req", "peer access", "PTX was", "gram counter", "ress space", "ECC", "ore exc",
     "not finite", "nvalid loss", "hbm ", "EL0004", "synStatus", "ivec exc", "marked dead", "panic", "Check failed",
+    "PBS: job", "exceeds job", "exitStatus", "amdgpu", "Ray says",
     *NO_SPACE, *NO_MEMORY, *KILLED, *SEGFAULT,
 )  # fmt: skip
 HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))

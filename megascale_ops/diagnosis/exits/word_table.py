@@ -99,10 +99,11 @@ PATTERNS: tuple[Row, ...] = (
         r"|[Ee]xceed(?:s|ed|ing) (?:(?:its|the|job|step|\d+ ?%) )?memory (?:limit|budget|usage threshold)\b"
         r"|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
         r"|(?:has|have) been killed by the (?:OOM killer|cgroup out-of-memory handler)"
-        r"|[Nn]ode (?:was|is|running) low on (?:resource: )?memory",
+        r"|[Nn]ode (?:was|is|running) low on (?:resource: )?memory|PBS: job killed: \w?mem |exitStatus: -10[34]\b"
+        r"|beyond (?:the )?(?:physical |virtual )?memory limits?\b|exceeds job \w+ limit \"\w_(?:vmem|rss)",
         _OUT_OF,
         "the kernel's OOM killer (mm/oom_kill.c) and systemd-oomd, the reports of them by slurmstepd, srun, Kubernetes "
-        "(evictions too), Ray and systemd",
+        "(evictions too), Ray and systemd; PBS, Grid Engine and YARN where they measure a job's memory themselves",
     ),
     cause(
         "shm_full",
@@ -210,7 +211,7 @@ PATTERNS: tuple[Row, ...] = (
     victim(
         "nccl_remote",
         r"ncclRemoteError|remote process (?:exiting|exited)|Connection closed by remote peer"
-        r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: "
+        r"|[Ss]ocket (?:recv|send) failed|socketProgress\w*: |NCCL WARN \[Service thread\] (?:Could not|Error)"
         r"|Call to (?:recv|send|connect|poll)\b.{0,80}(?:failed|returned)"
         r"|socket\w{0,20}[Cc]onnect\w{0,10}: .{0,80}(?:failed|refused|timed out|returned|unreachable|[Nn]o route)",
         "nccl.h and NCCL's socket.cc: a peer exited or the network to it failed",
@@ -239,7 +240,8 @@ PATTERNS: tuple[Row, ...] = (
         r"(?:JAX distributed|[Cc]oordination) service detected (?:fatal errors|an error)|another task died"
         r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)|/task:\d{1,9} heartbeat timeout"
         r"|DEADLINE_EXCEEDED: Barrier timed out|[Cc]oordination service agent is in ERROR"
-        r"|to join the rendezvous, but not all of them arrived|^F.{0,120}Termination timeout for `",
+        r"|to join the rendezvous, but not all of them arrived|^F.{0,120}Termination timeout for `"
+        r"|DEADLINE_EXCEEDED: GetKeyValue\(\) timed out|[Ff]ailed to \w+ .{0,60}from coordination service: UNAVAILABLE",
         "JAX's coordination service, which ends all processes but the one that it hears no more of or waits for",
     ),
     victim(
@@ -270,6 +272,7 @@ PATTERNS: tuple[Row, ...] = (
         "torch's ProcessGroupGloo: rank 0 names who did not come in time, the others tell that they did (torch 2.13)",
     ),
     general_rows.PORT_TAKEN,
+    general_rows.NOT_BUILT_IN,
     general_rows.NO_ADDRESS,
     victim(
         "mpi_daemon_lost",
@@ -297,7 +300,7 @@ PATTERNS: tuple[Row, ...] = (
         "store_lost",
         r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\("
         r"|(?:recvValue|recvValueWithTimeout|sendBytes) failed on|wait timeout after \d+ ?ms, keys:"
-        r"|Timed out initializing process group|Rendezvous(?:Connection|Closed|Timeout)Error",
+        r"|Stop_waiting response|Timed out initializing process group|Rendezvous(?:Connection|Closed|Timeout)Error",
         "torch's TCPStore: the rank or node that serves it has gone, or a rank it should hear of never came",
     ),
     victim(
@@ -330,9 +333,9 @@ PATTERNS: tuple[Row, ...] = (
     # GPU and its driver.
     cause(
         "xid",
-        r"\bS?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+|GPU has fallen off the bus",
+        r"\bS?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+|GPU has fallen off the bus|amdgpu: +Process .{1,64} pid \d",
         "cuda_error",
-        "the NVIDIA driver's kernel messages, where a console or a log shipper mixes them into stderr",
+        "NVIDIA's and AMD's drivers in the kernel's log, where a console or a log shipper mixes them into stderr",
     ),
     cause(
         "cuda_node",
@@ -341,7 +344,8 @@ PATTERNS: tuple[Row, ...] = (
         r"|CUDA unknown error|GPU is lost|Failed to initialize NVML|nvml error: "
         r"|[Uu]nable to determine the device handle for"
         r"|\bcuInit failed\b|NVIDIA Driver is present, but CUDA failed to initialize"
-        r"|CUDA driver initialization failed|[Ff]ound no NVIDIA driver|NVIDIA driver on your system is too old"
+        r"|CUDA driver initialization failed|No visible GPU devices|no supported devices found for platform"
+        r"|[Ff]ound no NVIDIA driver|NVIDIA driver on your system is too old"
         r"|NVMLError_(?:Unknown|DriverNotLoaded|LibRmVersionMismatch|GpuIsLost|IrqIssue)\b"
         r"|cudaErrorSystemNotReady|cudaErrorECCUncorrectable|cudaErrorDevicesUnavailable|CUDA_ERROR_SYSTEM_NOT_READY",
         "cuda_error",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each row of the table of last words has a real line that it names, and a near miss that it leaves alone."""
 
-from typing import NamedTuple
-
 import pytest
 
 from megascale_ops.diagnosis.exits.last_words import match, row_of_error, strip_prefix
@@ -10,19 +8,11 @@ from megascale_ops.diagnosis.exits.quick_look import HINT
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
 from megascale_ops.diagnosis.exits.word_table import PATTERNS
 from megascale_ops.schema.fault_classes import FAULTS
-
-
-class Sample(NamedTuple):
-    """``line`` must be named ``name``; ``near_miss`` must not."""
-
-    name: str
-    line: str
-    near_miss: str
-    ends_traceback: bool = False
-
+from tests.unit.diagnosis.word_samples import GENERAL, Sample
 
 # fmt: off
 SAMPLES = (
+    *GENERAL,
     Sample(
         "tile_timeout",
         "megascale_kernels.errors.TileTimeout: rank 0, ag_gemm launch 3, CTA 5, tile 17: waited 20.0 s for rank 1",
@@ -34,45 +24,6 @@ SAMPLES = (
         "megascale_kernels.errors.RankMismatch: rank 0 runs ag_gemm; rank 1 runs gemm_rs: all ranks must run the same",
         "ValueError: RankMismatch between files",
         ends_traceback=True,
-    ),
-    Sample(
-        "loss_not_finite",
-        "[rank: 0] Monitored metric train_loss = nan is not finite. Previous best value was 2.113.",
-        "Monitored metric nan_rate did not improve in the last 3 records. Best score: 0.300.",
-    ),
-    Sample(
-        "ray_node_dead",
-        "The node with node id: bb07 and address: 10.7.6.3 and node name: 10.7.6.3 has been marked dead because the "
-        "detector has missed too many heartbeats from it.",
-        "a worker is marked dead when the detector has missed heartbeats of it (health_check_failure_threshold)",
-    ),
-    Sample(
-        "generic_wait",
-        "TimeoutError: timed out waiting for 4 ranks at barrier save-900, 3 came",
-        "TimeoutError: timed out waiting for the lock of /ck/index",
-        ends_traceback=True,
-    ),
-    Sample(
-        "generic_peer",
-        "RuntimeError: NVSHMEM error: peer 3 did not respond, timeout",
-        "RuntimeError: failed to fetch s3://c/0812.tar: Generic S3 error: connection error: Connection reset by peer",
-        ends_traceback=True,
-    ),
-    Sample(
-        "loader_asked",
-        "RuntimeError: DataLoader worker (pid 3312) is killed by signal: Terminated. ",
-        "RuntimeError: DataLoader worker (pid 3312) is killed by signal: Killed. ",
-        ends_traceback=True,
-    ),
-    Sample(
-        "poisoned_page",
-        "[188988.765862] Memory failure: 0x1840200: Sending SIGBUS to python3:33395 due to hardware memory corruption",
-        "Memory failure: 0x1840200: recovery action for dirty LRU page: Recovered",
-    ),
-    Sample(
-        "no_image",
-        "9m  Warning  Failed  pod/gpt-worker-1  Failed to pull image r/gpt:v7: rpc error: code = Unknown desc = 401",
-        "Normal  Pulled  pod/gpt-worker-1  Successfully pulled image r/gpt:v7; nothing failed",
     ),
     Sample(
         "gloo_peer_closed",
@@ -96,13 +47,6 @@ SAMPLES = (
         "locked_memory",
         "n1:9:9 [0] misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
         "INFO NET/IB: memory is registered, all can be allocated",
-    ),
-    Sample(
-        "no_address",
-        "torch.distributed.DistNetworkError: The IPv4 network addresses of (m, 29500) cannot be retrieved (gai error: "
-        "-2 - Name or service not known).",
-        "urllib3.exceptions.NameResolutionError: Failed to resolve 'hub' ([Errno -2] Name or service not known)",
-        ends_traceback=True,
     ),
     Sample(
         "mpi_daemon_lost",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.postmortem.examine import examine
-from megascale_ops.postmortem.pieces import find, gather
+from megascale_ops.postmortem.pieces import find, gather, rank_of
 from megascale_ops.schema.health import Verdict
 
 LOST = "[rank{}]: torch.distributed.DistBackendError: NCCL error: remote process exited, NCCL version 2.18.1\n"
@@ -122,3 +122,16 @@ def test_a_shells_word_below_the_lines_of_one_rank_is_that_ranks(
     verdict = judge(tmp_path, {"a.log": first, "b.log": second})
 
     assert (verdict.fault, verdict.culprits) == (fault, culprits), verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("names", "rank"),
+    [
+        (["rank{}/node0/err.txt", "global_rank_{}/a/b.txt"], 2),
+        (["gpt-{}-xb4kz.log", "gpt-node-0-{}-6d2ks.log"], 2),  # a pod's five signs behind its index
+        (["frank{}s/node0/err.txt", "gpt-v{}-abcde.log"], -1),
+    ],
+)
+def test_folders_of_ranks_and_pods_endings(tmp_path: Path, names: list[str], rank: int) -> None:
+    """A folder of a rank may hold those of its nodes; Kubernetes appends no vowels."""
+    assert [rank_of(tmp_path / name.format(2)) for name in names] == [rank] * len(names)
