@@ -61,7 +61,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "warning_hold_s": "Seconds that a warning must hold before anything is done about it.",
         "restart_price_s": "Seconds that a restart is assumed to cost until one was measured.",
         "eviction_s": "Seconds that an evicted node is not taken back while others suffice; doubled each time.",
-        "fruitless_restarts": "Restarts in a row without a new step that end a job; a fault of one machine counts a quarter.",
+        "fruitless_restarts": "Restarts in a row without a new step that end a job; a machine's fault is a quarter.",
         "straggler_share": "Share of every step that a slow rank must cost to be named.",
         "straggler_false_alarms_per_day": "False names a day that the thresholds are set for.",
         "check_suspects": "Let a node in doubt, or with a GPU that hung, measure itself before it comes back.",

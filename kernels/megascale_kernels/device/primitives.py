@@ -54,7 +54,8 @@ def consumer_tile_seen(channel, index, source):
 
     Ordering: none; a `consumer_tile_wait` must come before what the flag announces is read.
     """
-    return tl.atomic_add(flag_of(channel, channel.control, source, index), 0, sem="relaxed", scope="gpu") == channel.stamp
+    seen = tl.atomic_add(flag_of(channel, channel.control, source, index), 0, sem="relaxed", scope="gpu")
+    return seen == channel.stamp
 
 
 @triton.jit

@@ -77,7 +77,7 @@ def taken(tokens: list[int], done: int = 0, *, few: int = 0, programs: int = 1, 
         return f"{'p' if inner < of_chunk - own else 'o'}{chunk}"
 
     numbers = [row[:count].tolist() for row, count in zip(out, counts.tolist(), strict=True)]
-    assert sorted(sum(numbers, [])) == list(range((CHUNKS - few) * of_chunk))  # each once
+    assert sorted(job for row in numbers for job in row) == list(range((CHUNKS - few) * of_chunk))  # each once
     return [[name(job) for job in row] for row in numbers]
 
 

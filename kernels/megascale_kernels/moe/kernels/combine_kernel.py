@@ -193,10 +193,8 @@ def next_job(channel, head, sent, added, chunks, of_chunk, own):
 
     Each chunk has two queues, of the peers' tokens and of ours. What peers wait for goes first; while its tiles are not
     done, what is left of our own tokens' earlier chunks is taken. A chunk's own jobs are taken only when all of its
-    peers' are: these wait for tiles alone, so ranks never wait for each other with all that they have.
-
-    Args:
-        sent, added: chunks whose jobs of the peers' and of our own tokens are all taken, as far as the caller knows.
+    peers' are: these wait for tiles alone, so ranks never wait for each other with all that they have. `sent` and
+    `added` are how many chunks' jobs of the peers' and of our own tokens are all taken, as far as the caller knows.
 
     Returns:
         (job, or -1 when there is none; the two numbers as they are now).
