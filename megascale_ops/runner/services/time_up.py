@@ -60,7 +60,7 @@ class TimeUp:
         self._term_mono_s = 0.0
         self._ending: Ending | None = None
         self._number = 0
-        self._early = 0  # a signal that came before there was a service to tell
+        self._early = 0  # a signal that came before there was a controller to tell
         self._settings = _NO_CODES
         self.outcome = ""
 
