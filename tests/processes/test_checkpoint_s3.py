@@ -237,6 +237,7 @@ def test_a_bucket_that_goes_away_is_one_sentence(behind: dict[str, Any]) -> None
     assert "\n" not in behind["gone"]["error"]
 
 
+@pytest.mark.matrix
 def test_a_restart_waits_for_what_an_orphan_still_writes(behind: dict[str, Any]) -> None:
     """The training process was killed when its copy was complete: its writer process seals, and that is restored."""
     orphan = behind["orphan"]

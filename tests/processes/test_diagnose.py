@@ -238,6 +238,7 @@ def test_a_node_is_measured_between_two_rounds_and_no_run_ends_for_it(tmp_path: 
     assert "/no/such/folder" in missing.text
 
 
+@pytest.mark.matrix
 def test_a_run_measures_its_node_first(tmp_path: Path) -> None:
     """Before its script is started, which finds the report in the run's folder; the disk measured is the run's own."""
     script = tmp_path / "script.py"

@@ -119,6 +119,7 @@ def test_the_commands_of_the_readme_work_without_a_checkout(installed: Installed
     installed.launch.assert_nothing_left()
 
 
+@pytest.mark.matrix
 def test_several_programs_work_without_a_checkout(installed: Installed, tmp_path: Path) -> None:
     """Controller, agent and run of the README; alerts link to the controller; modules are the wheel's."""
     where = "import megascale_ops, megascale_agents, megascale_kernels as k; print(megascale_ops.__file__, k.__file__)"

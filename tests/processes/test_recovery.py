@@ -126,6 +126,7 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
     assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
 
 
+@pytest.mark.matrix
 def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     """Two of four sleep outside collectives, in the same step: both are to blame, and neither of those who wait."""
     run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4, options=EAGER, script=LOCKSTEP)
@@ -180,6 +181,7 @@ def _waiting_spares(runner: int) -> set[int]:
     return found
 
 
+@pytest.mark.matrix
 def test_warm_workers_take_the_place_of_the_dead(launch: Launch) -> None:
     """With --warm a restart uses spares that have imported torch: the new ranks are processes that waited before."""
     run = launch.run(*ENDLESS, options=("--warm", "--policy", "silence_floor_s=20"))

@@ -221,6 +221,7 @@ def test_a_standby_waits_as_long_as_the_leader_lives_and_the_database_decides_no
     assert then["epoch"] == 2
 
 
+@pytest.mark.matrix
 def test_a_leader_that_no_agent_reaches_gives_way_to_the_standby_that_they_reach(
     launch: Launch, postgres: PostgresServer
 ) -> None:
