@@ -248,6 +248,7 @@ def test_a_restart_waits_for_what_an_orphan_still_writes(behind: dict[str, Any])
     assert "waiting for the checkpoint that is still written to s3://" in orphan["said"]
 
 
+@pytest.mark.matrix
 def test_a_job_whose_rank_is_killed_goes_on_from_the_bucket(launch: Launch, tmp_path: Path, endpoint: str) -> None:
     """The commands of the page, as they stand there: rank 1 dies after step 3, and both go on from what is sealed."""
     shutil.copy(USER, tmp_path / "train.py")

@@ -135,6 +135,7 @@ def test_a_controller_killed_while_the_job_is_degraded_still_recovers_what_break
     assert (incident.verdict.fault, incident.verdict.culprits, incident.round) == ("killed", (1,), 1)
 
 
+@pytest.mark.matrix
 def test_a_controller_killed_when_the_job_has_failed_still_ends_it(launch: Launch) -> None:
     """No order had left it yet: the runner learns from the successor that there is nothing to wait for, and why."""
     dying = Dying(launch, "failed")
@@ -150,6 +151,7 @@ def test_a_controller_killed_when_the_job_has_failed_still_ends_it(launch: Launc
     assert incident.verdict.reason in launch.output()
 
 
+@pytest.mark.matrix
 def test_a_controller_killed_when_the_job_has_finished_opens_nothing_again(launch: Launch) -> None:
     """Its runner ends as if nothing had been, and the successor knows a job that finished."""
     dying = Dying(launch, "finished")
