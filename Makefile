@@ -60,7 +60,7 @@ lint: setup
 test:
 	@echo "set-up, lint, unit tests and processes, side by side where they can be, some minutes: each prints what it has to say at its end"
 	@$(MAKE) --no-print-directory -j4 --output-sync=target UNIT_TESTS_AFTER=debian lint test-unit processes-beside
-	@.ci/process-tests.sh then
+	@.ci/process-tests.sh last
 
 debian:
 	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin openssh-server openssh-client

@@ -6,7 +6,7 @@
 #
 #     process-tests.sh           all of it
 #     process-tests.sh beside    the first part alone, six at a time: beside the unit tests, which take what it leaves idle
-#     process-tests.sh then      the rest, and what failed in either
+#     process-tests.sh last      the rest, and what failed in either
 #
 # Some 850 tests each start a handful of programs on two cores that others may use too. A machine that stands still for
 # ten seconds breaks promises about time that the code keeps. So what failed is held once more, with the machine to itself;
@@ -37,7 +37,7 @@ hold() {
     [ $code -eq 0 ] || touch "$cache/failed"
 }
 
-if [ "$part" != then ]; then
+if [ "$part" != last ]; then
     rm -rf "$cache"
     hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n $workers --dist loadgroup
     [ "$part" != beside ] || exit 0

@@ -45,7 +45,6 @@ def found_by(launch: Launch, library: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.matrix
 def test_transformers_trainer_goes_on_to_the_bit(launch: Launch) -> None:
     """From step 6 of 12: weights, epochs and logged losses are those of a training that was never ended."""
     found = found_by(launch, "transformers")

@@ -92,7 +92,6 @@ def test_a_node_that_dies_behind_a_cut_is_lost(clusters: Clusters) -> None:
     assert acted_upon(cluster.incidents())[0].verdict.nodes == ("b",)  # type: ignore[union-attr]  # it has one
 
 
-@pytest.mark.matrix
 def test_a_rank_that_fails_behind_a_cut_costs_one_restart_and_its_node_comes_back(clusters: Clusters) -> None:
     """While b can't be asked, the others go on without it; healed, its runner asks by itself and is taken in again."""
     cluster = clusters("a", "b", nnodes="1:2")

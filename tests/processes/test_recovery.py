@@ -24,8 +24,8 @@ EAGER = ("--policy=absent_patience_s=0",)
         # The exception is torch's toy's: Gloo's message on the other rank must not be taken for a cause.
         ("exception", "exception"),
         ("sigkill", "killed"),
-        pytest.param("segfault", "segfault", marks=pytest.mark.matrix),
-        pytest.param("abort", "aborted", marks=pytest.mark.matrix),
+        ("segfault", "segfault"),
+        ("abort", "aborted"),
         ("memory", "out_of_memory"),
         ("exit0", "exited_early"),
         pytest.param("exit3", "exit_code", marks=pytest.mark.matrix),
@@ -126,7 +126,6 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
     assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
 
 
-@pytest.mark.matrix
 def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     """Two of four sleep outside collectives, in the same step: both are to blame, and neither of those who wait."""
     run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4, options=EAGER, script=LOCKSTEP)
