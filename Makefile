@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup debian helm lint test test-unit test-processes test-matrix test-versions fuzz sbom audit locked demo docs clean
+.PHONY: help setup debian helm lint test test-unit test-processes processes-beside test-matrix test-versions fuzz sbom audit locked demo docs clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -22,8 +22,8 @@ help:
 	@echo "make test            lint, types, floors and all tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
-	@echo "make test-processes  tests with real processes, 10 to 15 minutes"
-	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
+	@echo "make test-processes  tests with real processes, about 10 minutes"
+	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 55 minutes"
 	@echo "make test-versions   the releases of Python, torch and Triton that are supported, one environment each; some 25 GB, 40 minutes"
 	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes and the HTTP API, about 20 minutes"
 	@echo "make docs            the documentation site, into build/site"
@@ -55,11 +55,12 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/licences.py
 
-# pip uses one core and dpkg the other; then mypy one, the unit tests what is left. Processes last: two cores are soon full.
+# pip uses one core and dpkg the other; then linters, unit tests and processes have both. Processes wait for a quarter of
+# their time, which unit tests don't. What is about time comes last, when nothing else runs.
 test:
-	@echo "set-up, lint and unit tests, side by side where they can be, some minutes: each prints what it has to say at its end"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target UNIT_TESTS_AFTER=debian lint test-unit helm
-	@$(MAKE) --no-print-directory test-processes
+	@echo "set-up, lint, unit tests and processes, side by side where they can be, some minutes: each prints what it has to say at its end"
+	@$(MAKE) --no-print-directory -j4 --output-sync=target UNIT_TESTS_AFTER=debian lint test-unit processes-beside
+	@.ci/process-tests.sh last
 
 debian:
 	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin openssh-server openssh-client
@@ -75,9 +76,14 @@ test-unit: setup $(UNIT_TESTS_AFTER)
 test-processes: setup
 	@.ci/process-tests.sh
 
+processes-beside: setup debian helm
+	@.ci/process-tests.sh beside
+
+# Where drawn inputs are no tests of their own, all of them instead of a quarter.
 test-matrix: setup
 	@.ci/apt.sh slurmdbd mariadb-server
 	$(BIN)/pytest tests -m matrix
+	MEGASCALE_ALL_DRAWN=1 $(BIN)/pytest tests/properties tests/unit/controller/test_journal_damage.py tests/unit/controller/test_wild_messages.py
 
 # In an environment of its own: uv keeps each file once for all environments that it makes.
 test-versions: setup

@@ -69,6 +69,7 @@ class Variant(NamedTuple):
 
     gap: str  # its kind; "": none, as a control
     fires: bool  # the alert is expected
+    is_beside: bool  # it begins one sample behind the event, or half-way between that and what is asked
     test: dict[str, Any]  # for promtool
 
 
@@ -183,11 +184,11 @@ def windows_s(*expressions: str) -> set[int]:
     return {seconds(found) for text in expressions for found in re.findall(r"(?:\[|offset )(\d+[smhd])", text)}
 
 
-def places(all_series: Iterable[Series], until: int) -> set[int]:
+def places(all_series: Iterable[Series], until: int) -> tuple[int, int, int]:
     """Return where gaps begin: at the last change up to a sample, one later, and half-way between it and the sample."""
     changes = {change for series in all_series for change in series.changes if 0 < change <= until}
     last = max(changes, default=max(1, until // 2))
-    return {last, last + 1, (last + until) // 2}
+    return last, last + 1, (last + until) // 2
 
 
 def variants(test: Mapping[str, Any], rule: Mapping[str, Any], back_s: set[int]) -> Iterator[Variant]:
@@ -208,12 +209,14 @@ def variants(test: Mapping[str, Any], rule: Mapping[str, Any], back_s: set[int])
     at = seconds(last["eval_time"]) // interval_s
     inputs = [parsed(one["series"], str(one["values"])) for one in test["input_series"]]
     asked = _after(alert, last, 0, at * interval_s)
-    yield Variant("", bool(fires), _made(test, inputs, alert, asked, "as it was"))
+    yield Variant("", bool(fires), is_beside=False, test=_made(test, inputs, alert, asked, "as it was"))
     targets = sorted({series.target for series in inputs})
     for kind in GAPS:
         # What an expression looks back to is there or is not; how its counters went on since is nothing to it.
         looked = set() if kind.resets else {at - length_s // interval_s for length_s in back_s}
-        for first in sorted(places(inputs, at) | {place for place in looked if place > 0}):
+        event, *beside = places(inputs, at)
+        for first in sorted({event, *beside} | {place for place in looked if place > 0}):
+            is_beside = first in set(beside) - looked - {event}
             ends = first + max(1, -(-kind.length_s // interval_s))
             until = max(at, ends) + -(-(kind.length_s + wait_s + _RATES_S) // interval_s) if fires else at
             longer = [held(series, at, until + 1) for series in inputs]
@@ -223,7 +226,7 @@ def variants(test: Mapping[str, Any], rule: Mapping[str, Any], back_s: set[int])
                 gapped = [cut(series, kind, first, interval_s, target) for series in longer]
                 asked = _after(alert, last, ends * interval_s, until * interval_s)
                 what = f"{kind.name} ({target}) at {first * interval_s / 60:g}m"
-                yield Variant(kind.name, bool(fires), _made(test, gapped, alert, asked, what))
+                yield Variant(kind.name, bool(fires), is_beside, _made(test, gapped, alert, asked, what))
 
 
 def long_story(test: Mapping[str, Any], kind: Kinds, every_s: int) -> dict[str, Any]:

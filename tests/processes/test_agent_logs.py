@@ -82,6 +82,7 @@ def test_what_ranks_of_two_nodes_print_is_read_searched_and_followed(clusters: C
     assert "--- round 2 ---\n[0] rank 0 begins at step" in cluster.launch.output("follow.log")
 
 
+@pytest.mark.matrix
 def test_an_agent_that_cannot_read_is_told_and_costs_the_other_nodes_lines_nothing(clusters: Clusters) -> None:
     """That of node b is a version behind, and does not know the order; then it stands still."""
     cluster = clusters("a", "b", nnodes="2", script=PLAIN)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import wide
 from tests.processes.warmed import play_module
 
 pytestmark = pytest.mark.processes
-
-TRIALS = 20
 
 WITHOUT_RIGHTS = """
 import os, sys
@@ -29,25 +28,26 @@ except UsageError as exc:
 """
 
 
-def test_twenty_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path, drawn_seed: int) -> None:
+@pytest.mark.parametrize("trials", wide([8, 20], keep=[8]))
+def test_kills_while_saving_leave_only_whole_checkpoints(tmp_path: Path, trials: int, drawn_seed: int) -> None:
     """After a SIGKILL at any moment every visible checkpoint verifies, and the newest step never goes back."""
     env = os.environ | {"MEGASCALE_RECORDER": "0", "OMP_NUM_THREADS": "1"}
 
     done = play_module(
-        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(TRIALS), str(drawn_seed)], env, 400
+        "tests.fixtures.checkpoint_killer", [str(tmp_path / "checkpoints"), str(trials), str(drawn_seed)], env, 400
     )
 
     assert done.returncode == 0, done.stderr
-    trials = [json.loads(line) for line in done.stdout.splitlines()]
-    told = f"seed {drawn_seed}: {trials}"
-    assert len(trials) == TRIALS
-    assert all(trial["begun"] and not trial["mixed"] for trial in trials), told
-    assert all(all(trial["visible"]) and not trial["skipped"] for trial in trials), told
-    steps = [trial["newest"] for trial in trials]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    told = f"seed {drawn_seed}: {found}"
+    assert len(found) == trials
+    assert all(trial["begun"] and not trial["mixed"] for trial in found), told
+    assert all(all(trial["visible"]) and not trial["skipped"] for trial in found), told
+    steps = [trial["newest"] for trial in found]
     assert steps == sorted(steps), told
     assert steps[-1] > 0, told
-    assert any(trial["leftovers"] for trial in trials), f"no kill fell into a save: {told}"
-    assert all(trial["leftovers"] <= 1 for trial in trials), told
+    assert any(trial["leftovers"] for trial in found), f"no kill fell into a save: {told}"
+    assert all(trial["leftovers"] <= 1 for trial in found), told
 
 
 def test_a_folder_without_rights_is_refused_in_one_sentence(tmp_path: Path) -> None:

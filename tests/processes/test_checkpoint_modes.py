@@ -5,6 +5,7 @@ In this process, with its writer process; several ranks, crashes and failures ha
 """
 
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from megascale_ops.checkpoint import CheckpointManager, LocalTier
 from megascale_ops.errors import UsageError
+from tests.matrix import wide
 
 pytestmark = pytest.mark.processes
 
@@ -42,9 +44,19 @@ class Job:
         self.seen += 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("where", ["folder", "url"])
-@pytest.mark.parametrize("on_nodes", [False, True], ids=["shared", "tiers"])
+@pytest.mark.parametrize(
+    ("on_nodes", "where", "mode"),
+    wide(
+        product((False, True), ("folder", "url"), MODES),
+        # Each mode, to either place, with the nodes and without.
+        keep=[
+            (False, "folder", "sync"),
+            (False, "url", "async"),
+            (True, "folder", "async"),
+            (True, "url", "overlapped"),
+        ],
+    ),
+)
 def test_the_newest_save_comes_back_as_it_was(tmp_path: Path, mode: str, where: str, on_nodes: bool) -> None:
     """On the nodes each step, on the shared storage each second one: then the newest is on the node alone."""
     path = str(tmp_path / "shared") if where == "folder" else f"file://{tmp_path}/shared"

@@ -64,6 +64,7 @@ def reader(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
         process.communicate(timeout=DEADLINE_S)
 
 
+@pytest.mark.matrix
 def test_what_a_restore_reads_stays_until_it_is_done(tmp_path: Path, reader: "subprocess.Popen[str]") -> None:
     """By the job's own rule and by prune; then it goes like any other."""
     assert steps(tmp_path) == [3, 1]

@@ -119,6 +119,7 @@ def test_what_two_ranks_saved_comes_back_bit_for_bit_also_on_another_number_of_r
     assert not any(report["skipped"] for report in reports)
 
 
+@pytest.mark.matrix
 def test_sharded_tensors_come_back_on_another_number_of_ranks(tmp_path: Path) -> None:
     """FSDP on two ranks, restored on three, moments included: each tensor is cut anew."""
     folder = tmp_path / "checkpoints"

@@ -80,6 +80,7 @@ def test_grafana_would_take_every_dashboard(schema: GrafanaSchema) -> None:
     assert missed == []
 
 
+@pytest.mark.matrix
 def test_an_empty_dashboard_is_no_dashboard(schema: GrafanaSchema) -> None:
     """What is missing is an error too, not only what is wrong."""
     errors = schema.errors({"nothing": {"panels": []}})

@@ -29,7 +29,7 @@ from megascale_ops.engines.kubernetes.jobs import ClusterJobs
 from megascale_ops.engines.kubernetes.nodes import KubernetesNodes
 from megascale_ops.engines.kubernetes.objects import CONDITION, TAINT
 from tests.fakes.controlled_job import World
-from tests.fakes.helm import rendered
+from tests.fakes.helm import LOADER, rendered
 from tests.fakes.kubernetes import ACCOUNT, ADMIN, ApiServer, node
 from tests.fakes.servers import until
 
@@ -56,7 +56,7 @@ PLACES = {
 
 def documents(*files: Path) -> list[Json]:
     """Return the objects of manifests."""
-    return [one for path in files for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
+    return [one for path in files for one in yaml.load_all(path.read_bytes(), Loader=LOADER) if one]
 
 
 def objects() -> list[Json]:

@@ -41,13 +41,9 @@ def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int
         assert outcome == "kept", f"rank {rank}: {outcome}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    "promise",
-    [
-        "a_compiled_layer_is_one_node_each_way",
-        # That experts cut among ranks are whole together is held of the eager layer; that both nodes compile, above.
-        pytest.param("compiled_experts_may_be_cut_among_ranks", marks=pytest.mark.matrix),
-    ],
+    "promise", ["a_compiled_layer_is_one_node_each_way", "compiled_experts_may_be_cut_among_ranks"]
 )
 def test_a_compiled_layer_is_the_eager_one(promise: str, tmp_path: Path) -> None:
     """What the promise's own docstring says is true on both ranks."""

@@ -11,6 +11,7 @@ import pytest
 from megascale_ops.blackbox import nccl_codes, nccl_queue, nccl_words
 from megascale_ops.schema.gpu_queue import GpuQueue
 from tests.fakes.nccl_host import STEP, Binaries, Played, compiled, play
+from tests.matrix import wide
 
 # One worker for all of them: what is built for one is used by all.
 pytestmark = pytest.mark.processes
@@ -20,7 +21,11 @@ ALL_VERSIONS = range(1, 8)
 TIMED_VERSIONS = range(4, 8)
 
 
-@pytest.fixture(scope="module", params=["", "address,undefined", "thread"], ids=["plain", "asan", "tsan"])
+@pytest.fixture(
+    scope="module",
+    params=wide(["", "address,undefined", "thread"], keep=["", "address,undefined"]),
+    ids=["plain", "asan", "tsan"],
+)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """Plugin, host and second plugin: plain, and under the sanitizers."""
     return compiled(tmp_path_factory, request.param)

@@ -12,6 +12,7 @@ import pytest
 
 from megascale_ops.blackbox import nccl_codes, nccl_words
 from tests.fakes.nccl_host import Binaries, Played, compiled, play
+from tests.matrix import wide
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +20,11 @@ EVERYTHING = 1 << 1 | 1 << 2 | 1 << 6
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-@pytest.fixture(scope="module", params=["", "address,undefined", "thread"], ids=["plain", "asan", "tsan"])
+@pytest.fixture(
+    scope="module",
+    params=wide(["", "address,undefined", "thread"], keep=["", "thread"]),
+    ids=["plain", "asan", "tsan"],
+)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """Plugin and host: plain, and under the sanitizers."""
     return compiled(tmp_path_factory, request.param)

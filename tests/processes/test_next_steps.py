@@ -53,6 +53,7 @@ def told(launch: Launch, *options: str) -> str:
     return "\n".join([*(launch.command(*verb, *options).stdout for verb in verbs), page.read_text()])
 
 
+@pytest.mark.matrix
 def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -> None:
     """While the run lives and when it is over: address and token are named; a killed rank leads to no empty file."""
     token = launch.tmp_path / "shared token"

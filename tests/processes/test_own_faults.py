@@ -14,14 +14,16 @@ import pytest
 
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident
+from tests.matrix import wide
 from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, PLAIN, SCRIPTS, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
 
 DYING = SCRIPTS / "dying_controller.py"
 # On the way from a fault to the round after it. `degraded` and the two ends have tests of their own.
-ON_THE_WAY = ("restarting", "confirming")
-BESIDE = ("running", "suspect", "diagnosing", "stopping", "replacing", "catching_up")
+STATES = (
+    "restarting", "confirming", "running", "suspect", "diagnosing", "stopping", "replacing", "catching_up",
+)  # fmt: skip
 
 
 class Dying:
@@ -98,7 +100,7 @@ def test_the_controller_is_killed_and_training_goes_on(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize("state", [*ON_THE_WAY, *(pytest.param(state, marks=pytest.mark.matrix) for state in BESIDE)])
+@pytest.mark.parametrize("state", wide(STATES, keep=["restarting"]))
 def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch, state: str) -> None:
     """Its successor finishes the recovery, and knows of one incident."""
     dying = Dying(launch, state)
@@ -114,6 +116,7 @@ def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch,
     assert dying.the_incident().round == 1
 
 
+@pytest.mark.matrix
 def test_a_controller_killed_while_the_job_is_degraded_still_recovers_what_breaks(launch: Launch) -> None:
     """One node of two: the ranks train on, and the successor brings a killed one back on the one node."""
     dying = Dying(launch, "degraded")
@@ -132,6 +135,7 @@ def test_a_controller_killed_while_the_job_is_degraded_still_recovers_what_break
     assert (incident.verdict.fault, incident.verdict.culprits, incident.round) == ("killed", (1,), 1)
 
 
+@pytest.mark.matrix
 def test_a_controller_killed_when_the_job_has_failed_still_ends_it(launch: Launch) -> None:
     """No order had left it yet: the runner learns from the successor that there is nothing to wait for, and why."""
     dying = Dying(launch, "failed")
@@ -147,6 +151,7 @@ def test_a_controller_killed_when_the_job_has_failed_still_ends_it(launch: Launc
     assert incident.verdict.reason in launch.output()
 
 
+@pytest.mark.matrix
 def test_a_controller_killed_when_the_job_has_finished_opens_nothing_again(launch: Launch) -> None:
     """Its runner ends as if nothing had been, and the successor knows a job that finished."""
     dying = Dying(launch, "finished")

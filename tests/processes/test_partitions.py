@@ -74,6 +74,7 @@ def test_a_node_cut_off_from_the_controller_only_goes_on_training(clusters: Clus
     assert "in round 2" not in cluster["a"].output() + cluster["b"].output()
 
 
+@pytest.mark.matrix
 def test_a_node_that_dies_behind_a_cut_is_lost(clusters: Clusters) -> None:
     """The opposite: what is cut off and dead is replaced by going on alone, and is taken back when it is whole."""
     cluster = clusters("a", "b", nnodes="1:2")

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from megascale_ops.schema.events import Incident
+from tests.matrix import wide
 from tests.processes.launch import ENDLESS, LOCKSTEP, PLAIN, Launch, acted_upon, until
 
 pytestmark = pytest.mark.processes
@@ -94,14 +95,17 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
+LIMITS = [
+    ("restarts_per_hour=1", 1, "1 restarts in the last hour"),
+    ("killed=stop", 0, "this job's policy says stop for killed"),
+    # Each round begins after a checkpoint and dies where the one before did.
+    ("fruitless_restarts=2", 2, "2 restarts in a row led to no step that had not been made before"),
+]
+
+
 @pytest.mark.parametrize(
     ("setting", "restarts", "why"),
-    [
-        ("restarts_per_hour=1", 1, "1 restarts in the last hour"),
-        ("killed=stop", 0, "this job's policy says stop for killed"),
-        # Each round begins after a checkpoint and dies where the one before did.
-        ("fruitless_restarts=2", 2, "2 restarts in a row led to no step that had not been made before"),
-    ],
+    wide(LIMITS, keep=[LIMITS[-1]]),
 )
 def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, restarts: int, why: str) -> None:
     """A rank that is killed in every round: as many restarts as the policy grants, then the job ends and says why."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import wide
 from tests.processes.ranks import BOOTSTRAP, SOON, TRAIN_SOON, Ranks
 
 pytestmark = pytest.mark.processes
@@ -84,6 +85,7 @@ def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> No
     assert rank.box().progress().state == "exited"
 
 
+@pytest.mark.matrix
 def test_garbage_of_the_scripts_own_is_found_as_ever(start: Ranks) -> None:
     """The collector is on after the import of torch, and leaves out torch, which lives on, and nothing of a function's.
 
@@ -126,7 +128,7 @@ def test_garbage_of_the_scripts_own_is_found_as_ever(start: Ranks) -> None:
     assert by_hand.end() == (0, "False\n", "")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", wide(["fork", "spawn"], keep=["fork"]))
 def test_data_loader_workers_stay_out(start: Ranks, method: str) -> None:
     """Workers, a forked child and a program use torch and even the explicit API: none of it reaches the rank's box."""
     another = """os.system("python -c 'import torch' >/dev/null 2>&1")""" if method == "fork" else ""

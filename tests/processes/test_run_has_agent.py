@@ -105,6 +105,7 @@ def test_a_run_that_follows_a_killed_one_at_once(launch: Launch, *, agent_linger
     launch.assert_nothing_left()
 
 
+@pytest.mark.matrix
 def test_a_killed_runners_agent_reports_to_the_same_controller(launch: Launch) -> None:
     """Its agent lingers and is of no use; the next run with that controller starts one beside it."""
     url = serve(launch)

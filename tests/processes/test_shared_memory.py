@@ -86,7 +86,8 @@ def users() -> Iterator[UsersLaunch]:
 
 
 # What may be in the way is told apart by tests/unit/blackbox/test_roots.py; by a link there would be most to gain.
-@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.matrix), "link"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["folder", "link"])
 def test_who_is_first_with_a_users_folder_gains_nothing(users: UsersLaunch, kind: str) -> None:
     """The run has its black boxes elsewhere and says so in one sentence; no file of the user's is written over."""
     precious = users.tmp_path / "precious"

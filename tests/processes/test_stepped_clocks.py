@@ -70,6 +70,7 @@ def test_the_clock_of_these_tests_is_stepped(clock: SteppedClock) -> None:
     assert mono_s - time.monotonic() == pytest.approx(0, abs=60)
 
 
+@pytest.mark.matrix
 def test_all_clocks_of_a_run_are_stepped_forth_and_back(clock: SteppedClock, launch: Launch) -> None:
     """Controller, agent, runner and ranks alike; a rank that is killed in between comes back, with true durations."""
     launch.env |= clock.env

@@ -11,6 +11,7 @@ import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
+from tests.matrix import wide
 from tests.processes.launch import SCRIPTS, Launch, acted_upon, free_port, until
 
 pytestmark = pytest.mark.processes
@@ -58,19 +59,20 @@ def python(launcher: str, *options: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("launcher", "fault", "culprit"),
-    [
-        # Killed is held below MPI, and what spawn makes of a rank's end by the exception.
-        pytest.param("spawn", "killed", 1, marks=pytest.mark.matrix),
-        pytest.param("spawn", "frozen", 1, marks=pytest.mark.matrix),
-        ("spawn", "exception", 1),
-        pytest.param("lightning", "killed", 1, marks=pytest.mark.matrix),
-        # Lightning starts the script once more for each rank, as torchrun does, which test_launches wraps.
-        pytest.param("lightning", "frozen", 1, marks=pytest.mark.matrix),
-        pytest.param("alone", "killed", 0, marks=pytest.mark.matrix),
-        ("alone", "frozen", 0),
-        ("mpi", "killed", 1),
-        pytest.param("mpi", "frozen", 1, marks=pytest.mark.matrix),
-    ],
+    wide(
+        [
+            ("spawn", "killed", 1),
+            ("spawn", "frozen", 1),
+            ("spawn", "exception", 1),
+            ("lightning", "killed", 1),
+            ("lightning", "frozen", 1),
+            ("alone", "killed", 0),
+            ("alone", "frozen", 0),
+            ("mpi", "killed", 1),
+            ("mpi", "frozen", 1),
+        ],
+        keep=[("mpi", "killed", 1)],
+    ),
 )
 def test_a_rank_of_another_launcher_is_named(launch: Launch, launcher: str, fault: str, culprit: int) -> None:
     """Whoever started it: a rank that is killed, stopped or raises is named with its step; the whole starts again."""

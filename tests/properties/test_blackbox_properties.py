@@ -17,6 +17,7 @@ from megascale_ops.blackbox.records import BoxIdentity, StepRecord
 from megascale_ops.blackbox.slots import CHUNK, newest, since, whole_slots
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.schema.version import BOX_VERSION
+from tests.matrix import some
 
 WORDS_PER_SLOT = 5
 
@@ -67,7 +68,7 @@ class Interleaved:
 
 
 @given(slots=st.integers(2, 4), records=st.integers(0, 12), speed=st.integers(0, 4), order=st.randoms())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 def test_no_interleaving_tears_a_record(slots: int, records: int, speed: int, order: random.Random) -> None:
     """Every record that is returned is one that was written, all of it."""
     ring = toy_ring(slots)
@@ -82,7 +83,7 @@ def test_no_interleaving_tears_a_record(slots: int, records: int, speed: int, or
 
 
 @given(slots=st.integers(2, 4), records=st.integers(1, 6), speed=st.integers(0, 4), order=st.randoms())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 def test_a_record_that_is_written_again_is_never_torn(
     slots: int, records: int, speed: int, order: random.Random
 ) -> None:
@@ -106,7 +107,7 @@ def test_a_record_that_is_written_again_is_never_torn(
 
 
 @given(steps=st.lists(st.integers(0, 300), min_size=1, max_size=6), holes=st.sets(st.integers(0, 1500), max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 def test_who_reads_on_gets_each_record_once(steps: list[int], holes: set[int]) -> None:
     """However many come between two looks: once and in order, or counted as lost; a hole stops no reader for ever."""
     ring = toy_ring(200)
@@ -129,7 +130,7 @@ def test_who_reads_on_gets_each_record_once(steps: list[int], holes: set[int]) -
 
 
 @given(slots=st.integers(2, 4), records=st.integers(1, 12), cut=st.integers(0, 100), order=st.randoms())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 def test_a_writer_that_stops_anywhere_leaves_its_last_whole_record(
     slots: int, records: int, cut: int, order: random.Random
 ) -> None:
@@ -171,7 +172,7 @@ def test_no_file_crashes_the_reader(content: bytes) -> None:
 
 
 @given(seed=st.integers(0, 2**32), density=st.sampled_from([0.0, 0.01, 0.5, 1.0]), sane=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 def test_garbage_behind_a_good_header_is_survived(seed: int, density: float, sane: bool) -> None:
     """A file with our magic and version but any content gives records or nothing, all of it fit for JSON."""
     order = random.Random(seed)  # noqa: S311  bytes, not secrets
@@ -192,7 +193,7 @@ def test_garbage_behind_a_good_header_is_survived(seed: int, density: float, san
 
 
 @given(length=st.integers(0, FILE_BYTES))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 def test_a_file_truncated_under_the_reader_is_survived(length: int) -> None:
     """The file is truncated while it is open: the last whole record stands, nothing raises, no SIGBUS."""
     identity = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=1, pid=1, start_ticks=1, round=1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from megascale_ops.checkpoint import latest, manifest
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest, ManifestError
 from tests.fakes.checkpoints import SHARDS, sealed
+from tests.matrix import some
 
 FILES = [*SHARDS, manifest.FILE_NAME]
 
@@ -58,7 +59,7 @@ DIGESTS = st.from_regex(r"(xxh3_128:[0-9a-f]{32}|sha256:[0-9a-f]{64})", fullmatc
 
 
 @given(st.sampled_from(FILES), CHANGES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 def test_any_change_to_any_file_is_seen_and_the_older_checkpoint_is_chosen(name: str, change: Change) -> None:
     """A flipped bit, a cut, a byte more, a file that is gone: in a shard, in the plan, in the manifest itself."""
     choice = chosen_after(name, change)

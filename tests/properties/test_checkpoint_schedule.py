@@ -12,6 +12,7 @@ from megascale_ops.checkpoint import plan
 from megascale_ops.checkpoint.loading import ranges, schedule
 from megascale_ops.checkpoint.loading.landing import Landing, LandingField
 from megascale_ops.checkpoint.loading.schedule import Transfer, Unreadable
+from tests.matrix import some
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=6)
 
@@ -52,7 +53,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[int], list[dict[int, tuple[ranges.Range,
 
 
 @given(jobs(), st.integers(1, 3), st.integers(1, 100))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 def test_each_file_is_read_once_by_a_rank_that_can_and_reaches_all_that_need_it(
     job: tuple[list[int], list[dict[int, tuple[ranges.Range, ...]]], list[list[int]] | None],
     at_once: int,
@@ -107,7 +108,7 @@ def test_replicas_share_the_reading_and_a_rank_reads_its_own_shard_at_once() -> 
     transposed=st.booleans(),
     block_bytes=st.integers(1, 40),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 def test_a_part_of_a_tensor_lands_whatever_the_blocks_are(
     *, rows: int, columns: int, part: tuple[int, int, int, int], dtype: torch.dtype, transposed: bool, block_bytes: int
 ) -> None:

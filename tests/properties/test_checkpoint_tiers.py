@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from megascale_ops.checkpoint.tiers import sets
 from megascale_ops.checkpoint.tiers.nodes import Nodes
 from megascale_ops.checkpoint.tiers.sets import Held
+from tests.matrix import some
 
 SETS = {(step, set_id): tuple(f"f{number}" for number in range(1 + step % 3)) for step in range(4) for set_id in "ab"}
 
@@ -30,7 +31,7 @@ def inventories(draw: st.DrawFn) -> list[list[Held]]:
 
 
 @given(inventories(), st.lists(st.integers(0, 4), max_size=4, unique=True).map(lambda each: sorted(each, reverse=True)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 def test_candidates_are_whole_sets_of_one_save_newest_first(nodes: list[list[Held]], shared: list[int]) -> None:
     """Said another way: by looking for each file of each set on each node."""
     found = sets.candidates(nodes, shared)

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as arrays
 from megascale_ops.checkpoint import values
 from megascale_ops.checkpoint.allowed import Allowed
 from megascale_ops.errors import CheckpointError
+from tests.matrix import some
 
 NOTHING = Allowed()
 
@@ -93,7 +94,7 @@ def same(left: Any, right: Any) -> bool:  # noqa: ANN401, PLR0911  any value at 
 
 
 @given(st.recursive(LEAVES, nested, max_leaves=12))
-@settings(max_examples=500)
+@settings(max_examples=some(500))
 def test_any_plain_value_comes_back_exactly(value: object) -> None:
     """Types, order of keys, NaN with its bits, the sign of zero, integers of any size, arrays of any layout."""
     back = values.decode(values.encode(value, NOTHING, ("state",)), NOTHING)
@@ -120,7 +121,7 @@ NODES = st.recursive(
 
 
 @given(NODES.map(msgspec.msgpack.encode) | st.binary(max_size=60))
-@settings(max_examples=1000)
+@settings(max_examples=some(1000))
 def test_any_bytes_are_a_plain_value_or_refused_in_one_sentence(raw: bytes) -> None:
     """Every tag with parts that its writer never made: nothing but a value or one kind of error."""
     try:

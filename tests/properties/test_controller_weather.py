@@ -14,6 +14,7 @@ from megascale_ops.schema.messages import Evidence, EvidenceItem, Leave
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
+from tests.matrix import some
 
 NODES = ("a", "b")
 WEATHER = (
@@ -127,7 +128,7 @@ def _refusals_are_answers(task: "asyncio.Task[object]") -> None:
 
 
 @given(st.integers(1, 2), STEPS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_weather_sinks_the_controller(minimum: int, steps: list[tuple[str, str, float]]) -> None:
     """Nothing that runners, agents and fate can do leads to an illegal move, and the journal always has the truth."""
     asyncio.run(_sail(minimum, steps))

@@ -24,6 +24,7 @@ from megascale_kernels.planning.tiling import EVEN, WORTH_CUTTING, LastWave, cut
 
 from tests.fakes import wait_graph  # noqa: E402
 from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work, units_of  # noqa: E402
+from tests.matrix import some  # noqa: E402
 
 blocks = tile_order.python(tile_order.blocks)
 PROCESSORS = 148  # of the largest chip known here
@@ -352,7 +353,7 @@ def test_every_wait_ends_in_every_small_launch(operator: str) -> None:
 
 
 @given(shapes, st.sampled_from(list(OPERATORS)))
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None:
     """The same with other groups, rings, units and cuts."""
     graph = Graph(shape.ranks)
@@ -364,7 +365,7 @@ def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None
 
 
 @given(shapes, st.integers(0, 30), st.integers(2, 4))
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 def test_every_wait_ends_however_much_of_a_gather_is_cut(shape: Shape, whole: int, split: int) -> None:
     """Cutting more than the last wave, or everything, makes nobody wait in a circle."""
     graph = Graph(shape.ranks)
@@ -376,7 +377,7 @@ def test_every_wait_ends_however_much_of_a_gather_is_cut(shape: Shape, whole: in
 
 
 @given(shapes, st.lists(st.sampled_from(list(OPERATORS)), min_size=3, max_size=3))
-@settings(max_examples=30)
+@settings(max_examples=some(30))
 def test_two_slots_are_enough(shape: Shape, operators: list[str]) -> None:
     """When a rank begins launch L, every rank has ended launch L - 2, whatever ran: its slot is free."""
     graph = Graph(shape.ranks)

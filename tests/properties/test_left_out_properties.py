@@ -18,13 +18,14 @@ from megascale_ops.diagnosis.exits.left_out import left_out
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.ranges import fit
 from tests.fakes.walks import Bug, Call, Script, Sometimes, walk
+from tests.matrix import some
 
 # A usual step; what a step may be made of, in any order; what a rank may do alone while others wait: no training.
 USUAL = ("data", "forward", "backward", "optimizer")
 MADE_OF = ("data", "forward", "backward", "optimizer", "other", "mine")
 ALONE = ("data", "forward", "eval", "checkpoint", "other")
 drawn = settings(
-    max_examples=75,  # 20 ms each
+    max_examples=some(75),  # 20 ms each
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

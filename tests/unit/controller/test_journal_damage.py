@@ -15,9 +15,10 @@ from megascale_ops.controller.journal.store import open_store
 from megascale_ops.schema.events import Event, Incident, Marks
 from tests.fakes.controlled_job import World
 from tests.fakes.damaged_journal import copy_journal, damage, judge, read_journal, write_journal
+from tests.matrix import some
 
 # 120 trials: 3 s.
-TRIALS = 120
+TRIALS = some(120)
 
 JOBS = {f"job-{number}": b'{"job":"x"}' for number in range(50)}
 

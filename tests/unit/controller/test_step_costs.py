@@ -6,6 +6,7 @@ import pytest
 from megascale_ops.controller.history.step_costs import GRACE_S, StepCosts
 from megascale_ops.diagnosis.statistics.cooperative import run_through
 from megascale_ops.schema.progress import MOST_WORK, StepWork
+from tests.matrix import wide
 
 T0 = 1_790_000_000.0
 
@@ -85,15 +86,16 @@ def test_steps_that_are_counted_anew_in_each_epoch_go_on_counting() -> None:
     assert covered_s(costs) == pytest.approx(15.0)
 
 
-def test_a_week_stays_small_and_true() -> None:
+@pytest.mark.parametrize("days", wide([1, 7], keep=[1]))
+def test_a_week_stays_small_and_true(days: int) -> None:
     """Blocks are joined as they age: some hundreds, in order, and nothing is lost; the last minutes stay fine."""
     costs = StepCosts()
-    for step in range(60_480):
+    for step in range(days * 8_640):
         costs.ingest_steps(0, [(StepWork(step, 10.0), T0 + (step + 1) * 10.0)], 1.0, 1)
         run_through(costs.pieces(T0 + (step + 1) * 10.0 + GRACE_S, ()))
 
     assert len(costs.closed) < 400
-    assert covered_s(costs) == pytest.approx(604_800.0)
+    assert covered_s(costs) == pytest.approx(days * 86_400.0)
     assert costs.closed[-2].until_s - costs.closed[-2].start_s == pytest.approx(10.0)
 
 

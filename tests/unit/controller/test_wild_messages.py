@@ -24,8 +24,9 @@ from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, 
 from megascale_ops.schema.progress import Progress, RankReport, StepWork
 from tests.fakes import wild_messages
 from tests.fakes.served_controller import Served, serve_controller
+from tests.matrix import some
 
-MESSAGES = int(os.environ.get("MEGASCALE_TEST_MESSAGES", "600"))
+MESSAGES = int(os.environ.get("MEGASCALE_TEST_MESSAGES", f"{some(600)}"))
 KINDS: tuple[tuple[type[msgspec.Struct], str, float], ...] = (
     (Heartbeat, "/v1/heartbeat", 10),
     (Join, "/v1/jobs/JOB/join?wait_s=0", 0.5),

@@ -2,6 +2,7 @@
 """Gradients on one rank, in eager code and compiled; several ranks: tests/processes/test_kernels_cpu.py."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.torch_api import custom_ops  # noqa: E402
 from megascale_kernels.torch_api.operators import ag_gemm, gated_mlp, gemm_ar, gemm_rs, swiglu_gemm_rs  # noqa: E402
+
+from tests import matrix  # noqa: E402
 
 OPERATORS = [ag_gemm, gemm_rs, gemm_ar]
 
@@ -44,7 +47,7 @@ def test_gradients_are_right(workspace: Workspace, operator: Callable[..., Any],
     assert torch.autograd.gradcheck(call, (x, w, bias))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", matrix.wide([False, True], keep=[True]))
 def test_gradients_behind_swiglu_are_right(workspace: Workspace, *, transposed: bool) -> None:
     """Numerical and analytical gradients of gates and values, w and bias agree, eager and as one node each way."""
     wide, w, bias = given = leaves((4, 2, 6), (5, 3) if transposed else (3, 5), (5,))
@@ -193,8 +196,10 @@ def test_the_operators_are_nodes_of_one_graph(workspace: Workspace) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("shape", [(3, 5), (3, 1), (0, 5)])
+@pytest.mark.parametrize(
+    ("transposed", "shape"),
+    matrix.wide(product((False, True), [(3, 5), (3, 1), (0, 5)]), keep=[(False, (3, 5)), (True, (0, 5))]),
+)
 def test_the_operators_keep_torchs_contracts(workspace: Workspace, shape: tuple[int, int], *, transposed: bool) -> None:
     """Schemas, fake results and registrations agree with what really happens (`opcheck`); gradients are functions'."""
     k_size, n_size = shape

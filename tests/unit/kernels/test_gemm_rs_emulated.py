@@ -11,6 +11,7 @@ from megascale_kernels.planning.config import Config  # noqa: E402
 
 from tests.fakes.launched import launched  # noqa: E402
 from tests.fakes.products import Case  # noqa: E402
+from tests.matrix import wide  # noqa: E402
 
 BY_STORES = Config(16, 32, 32, group_m=2, push_tma=False)
 CASES = {
@@ -31,7 +32,7 @@ AGAIN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "seed", "schedule"), [*ONCE, *AGAIN])
+@pytest.mark.parametrize(("name", "seed", "schedule"), wide([*ONCE, *AGAIN], keep=[case.id for case in ONCE]))
 def test_every_launch_is_right_and_ordered(name: str, seed: int, schedule: str) -> None:
     """Three launches over both slots of poisoned memory: no wrong element, no unordered access, no fault."""
     done = launched("gemm_rs", CASES[name], seed=seed, schedule=schedule)

@@ -6,6 +6,7 @@ the machine code is missing on the GPU.
 """
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ from tests.fixtures.hopper_variants import (  # noqa: E402
     plain_rs,
 )
 from tests.fixtures.made_once import shared_folder  # noqa: E402
+from tests.matrix import wide  # noqa: E402
 
 OPERATORS = ("hopper_ag", "hopper_rs")
 REGISTERS_OF_A_QUARTER = 16384  # a multiprocessor has four quarters, warps are dealt out in turn
@@ -96,13 +98,21 @@ COPIED = ("all_gather", "ag_gemm in pieces", "gemm_rs in pieces", "hopper_ag")  
 NOTIFYING = {name: WAITING[name] for name in WAITING if name not in COPIED}
 NOTIFYING |= {"announce": announcement, "hopper_ag, parts": lambda: hopper("hopper_ag", cut=SPLIT_K)}
 # A weight that lies the other way round is loaded otherwise, by either operator: what is done with partials stays.
-EITHER_WEIGHT = [True, pytest.param(False, marks=pytest.mark.matrix)]
+EITHER_WEIGHT = wide([True, False], keep=[True])
 # A last wave of narrow tiles is halved rather than dealt out (`test_the_last_wave_is_cut_only_where_that_wins`).
-DEALT_OUT = [WIDE, pytest.param(NARROW, marks=pytest.mark.matrix)]
+DEALT_OUT = wide(product(OPERATORS, (WIDE, NARROW)), keep=[(OPERATORS[0], WIDE)])
+EITHER_WIDTH = wide([pytest.param(WIDE, id="wide"), pytest.param(NARROW, id="narrow")], keep=["wide"])
+# What shares of tiles are stored and fetched by is one function of both operators.
+NOT_DEALT_OUT = "hopper_rs, shares"
 
 
-@pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(
+    ("operator", "is_nk"),
+    wide(
+        product(OPERATORS, (True, False)),
+        keep=[("hopper_ag", True), ("hopper_ag", False), ("hopper_rs", True)],
+    ),
+)
 def test_two_consumers_run_wide_wgmma_without_spilling(operator: str, is_nk: bool) -> None:
     """Either consumer's loop is four 64x256x16 wgmma fed by TMA, one in flight; nothing goes to local memory."""
     machine = hopper(operator, is_nk=is_nk)
@@ -126,7 +136,7 @@ def test_a_peer_s_memory_is_read_and_written_in_words_of_16_bytes(name: str) -> 
 
 
 @pytest.mark.parametrize("is_nk", EITHER_WEIGHT, ids=["NK", "KN"])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_nk: bool) -> None:
     """Three peers' boxes lie over A and B of the ring: no shared memory more, nothing spilled (six words by 3.9)."""
     alone, shared = (hopper("hopper_rs", config, is_nk=is_nk, fills_slots=fills) for fills in (False, True))
@@ -136,7 +146,7 @@ def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_
     assert shared.sass.count("LDSM") > alone.sass.count("LDSM")
 
 
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_fewer_stages_are_fewer_slots_and_nothing_else(config: Config) -> None:
     """An all-gather's ring is a slot shorter; what the kernel does with a slot stays as it was."""
     full, shallow = (hopper("hopper_ag", config._replace(stages=stages)) for stages in (4, 3))
@@ -159,7 +169,7 @@ def test_a_ring_of_one_slot_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_nk", EITHER_WEIGHT, ids=["NK", "KN"])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_two_quarters_of_a_lone_peer_share_a_slot(config: Config, is_nk: bool) -> None:
     """A tile takes half as many slots, each told the bytes of both quarters; nothing else grows, nothing spills."""
     alone, paired = (hopper("hopper_rs", config, is_nk=is_nk, pairs_quarters=pairs) for pairs in (False, True))
@@ -179,7 +189,7 @@ def test_two_quarters_of_a_lone_peer_share_a_slot(config: Config, is_nk: bool) -
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["alone", "pairs"])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_a_slot_with_partials_is_handed_back_when_all_have_read_it(config: Config, pairs: bool) -> None:
     """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a slot."""
     paths = Paths(hopper("hopper_rs", config, pairs_quarters=pairs).ptx)
@@ -204,13 +214,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {}, "parts": {"cut": SPLIT_K}, "shares": {"cut": STREAM_K}, "traced": {"trace": True},
     "KN": {"is_nk": False},
 }  # fmt: skip
-PROGRAMS = [
-    *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
-    pytest.param("hopper_rs", {"pairs_quarters": True}, id="hopper_rs-pairs"),
-    pytest.param("hopper_rs", {"pairs_quarters": True, "cut": STREAM_K}, id="hopper_rs-pairs-cut"),
-    pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
-    pytest.param("hopper_ag", {"tall": True, "cut": STREAM_K}, id="hopper_ag-tall-cut"),
-]
+# What an operator adds of its own stays, and each variant with one operator.
+PROGRAMS = wide(
+    [
+        *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
+        pytest.param("hopper_rs", {"pairs_quarters": True}, id="hopper_rs-pairs"),
+        pytest.param("hopper_rs", {"pairs_quarters": True, "cut": STREAM_K}, id="hopper_rs-pairs-cut"),
+        pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
+        pytest.param("hopper_ag", {"tall": True, "cut": STREAM_K}, id="hopper_ag-tall-cut"),
+    ],
+    keep=[*(f"hopper_ag-{id_}" for id_ in VARIANTS), "hopper_ag-tall", "hopper_rs-whole", "hopper_rs-pairs"],
+)
 
 
 @pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
@@ -236,7 +250,7 @@ def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, Any]) 
     assert machine.shared_bytes + announcing.shared_bytes <= SHARED_MEMORY_LIMIT
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", wide([2, 4, 8], keep=[2]))
 def test_a_sum_in_pieces_reads_wide_words_and_leaves_room(world_size: int) -> None:
     """Sixteen bytes at a time, all ranks' terms under way at once, and beside its CTA a graph's announcement."""
     machine, announcing = adding(world_size), announcement()
@@ -297,7 +311,7 @@ def test_plain_kernels_run_wgmma_and_hardly_spill() -> None:
     assert plain_rs().sass.count("UTMASTG.2D") >= 8
 
 
-@pytest.mark.parametrize("name", list(NOTIFYING))
+@pytest.mark.parametrize("name", wide(NOTIFYING, keep=NOTIFYING.keys() - {NOT_DEALT_OUT}))
 def test_a_flag_is_released_to_the_system_after_a_barrier(name: str) -> None:
     """Whatever way leads from a store to a flag, all threads meet on it; the release is of system scope."""
     paths = Paths(NOTIFYING[name]().ptx)
@@ -328,7 +342,7 @@ def test_tma_stores_are_drained_before_their_flag_is_released(name: str) -> None
     assert paths.leads(stores, flags, past=r"cp\.async\.bulk\.wait_group 1") != []
 
 
-@pytest.mark.parametrize("name", list(WAITING))
+@pytest.mark.parametrize("name", wide(WAITING, keep=WAITING.keys() - {NOT_DEALT_OUT}))
 def test_what_was_acquired_is_fenced_before_tma_reads_it(name: str) -> None:
     """Flags are acquired at system scope, and no way leads from there to a TMA load but over a proxy fence."""
     paths = Paths(WAITING[name]().ptx)
@@ -369,8 +383,7 @@ def test_an_uncut_kernel_pays_nothing_for_cutting(cut: int) -> None:
     assert not parted.where(r"ld\.global\.v")
 
 
-@pytest.mark.parametrize("config", DEALT_OUT, ids=["wide", "narrow"])
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("operator", "config"), DEALT_OUT)
 def test_partials_are_stored_by_16_bytes_a_thread_and_nothing_moves_for_it(operator: str, config: Config) -> None:
     """Each consumer stores its accumulator in whole lines; neither storing nor adding shuffles registers."""
     whole, shares = (hopper(operator, config, cut=cut) for cut in (WHOLE, STREAM_K))
@@ -382,8 +395,7 @@ def test_partials_are_stored_by_16_bytes_a_thread_and_nothing_moves_for_it(opera
     assert shares.shared_bytes - whole.shared_bytes <= 32
 
 
-@pytest.mark.parametrize("config", DEALT_OUT, ids=["wide", "narrow"])
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("operator", "config"), DEALT_OUT)
 def test_a_slot_with_lent_sums_is_handed_back_when_all_have_read_it(operator: str, config: Config) -> None:
     """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a quarter."""
     paths = Paths(hopper(operator, config, cut=STREAM_K).ptx)

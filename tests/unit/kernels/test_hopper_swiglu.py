@@ -21,13 +21,17 @@ from tests.fakes.ptx_paths import Paths
 from tests.fixtures.codegen import compile_for_hopper
 from tests.fixtures.hopper_variants import COMPILED, NARROW, WIDE, hopper
 from tests.fixtures.made_once import shared_folder
+from tests.matrix import wide
 
 LANES = 32
 MOST_SPILLED = 96  # bytes that a variant with cut tiles may keep out of registers (`test_hopper_codegen`)
 NOTHING = "no instruction reads like this"
 BARRIER = r"bar\.(warp\.)?sync"
 # A weight that lies the other way round is loaded otherwise, and stored alike.
-EITHER_WEIGHT = [True, pytest.param(False, marks=pytest.mark.matrix)]
+EITHER_WEIGHT = wide([True, False], keep=[True])
+# Of narrow tiles each consumer has half as many columns; wide ones have the fewest registers to spare.
+EITHER_WIDTH = wide([pytest.param(WIDE, id="wide"), pytest.param(NARROW, id="narrow")], keep=["wide"])
+EITHER_CUT = wide([WHOLE, STREAM_K], keep=[WHOLE])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,8 +39,8 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     COMPILED.folder = shared_folder(tmp_path_factory)
 
 
-@pytest.mark.parametrize("cut", [WHOLE, pytest.param(STREAM_K, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("cut", EITHER_CUT)
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_gradients_of_pairs_come_from_the_ring_and_leave_in_halves(config: Config, cut: int) -> None:
     """Two matrices read and two results by TMA for a slice; two special instructions an element; nothing spilled."""
     plain, gated = (hopper("hopper_ag", config, cut=cut, store=store) for store in (1, GRADIENTS.value))
@@ -51,7 +55,7 @@ def test_gradients_of_pairs_come_from_the_ring_and_leave_in_halves(config: Confi
     assert gated.spilled_bytes <= (0 if cut == WHOLE else MOST_SPILLED)
 
 
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_a_slot_with_gates_is_handed_back_when_all_have_read_it(config: Config) -> None:
     """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a slice."""
     paths = Paths(hopper("hopper_ag", config, store=GRADIENTS.value).ptx)
@@ -73,8 +77,8 @@ def test_gates_and_values_fit_over_the_operands(config: Config) -> None:
 
 
 @pytest.mark.parametrize("is_nk", EITHER_WEIGHT, ids=["NK", "KN"])
-@pytest.mark.parametrize("cut", [WHOLE, pytest.param(STREAM_K, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("cut", EITHER_CUT)
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_swiglu_of_pairs_leaves_with_them_or_alone(config: Config, cut: int, *, is_nk: bool) -> None:
     """The same products; one box of the weight becomes two; act leaves by TMA, gates and values only where kept.
 
@@ -99,7 +103,7 @@ def test_swiglu_of_pairs_leaves_with_them_or_alone(config: Config, cut: int, *, 
 
 
 @pytest.mark.parametrize("is_nk", EITHER_WEIGHT, ids=["NK", "KN"])
-@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("config", EITHER_WIDTH)
 def test_two_boxes_of_the_weight_fill_what_one_fills(config: Config, *, is_nk: bool) -> None:
     """Half of the columns each, in the same bytes and swizzle, so that one wgmma reads both; a slot expects both."""
     tiling = tiling_of(config, is_nk=is_nk)
@@ -123,9 +127,9 @@ def test_swiglu_of_sums_is_computed_as_the_kernel_behind_a_product_does() -> Non
         return Counter(re.findall(operation, ptx, re.MULTILINE))
 
     def inside(store: int) -> dict[tuple[str, str], float]:
-        more = arithmetic(hopper("hopper_ag", NARROW, store=store).ptx)
-        more.subtract(arithmetic(hopper("hopper_ag", NARROW).ptx))
-        pairs = 2 * 64 * 64 // 4 // LANES  # of a thread of either consumer
+        more = arithmetic(hopper("hopper_ag", store=store).ptx)
+        more.subtract(arithmetic(hopper("hopper_ag").ptx))
+        pairs = 2 * 64 * 128 // 4 // LANES  # of a thread of either consumer
         return {key: count / pairs for key, count in more.items() if count}
 
     elements = 1024 // 4 // LANES

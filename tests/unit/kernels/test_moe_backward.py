@@ -17,6 +17,7 @@ from megascale_kernels.moe.layer_steps import Step  # noqa: E402
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.moe_backwards import RanBackward, ran_backward  # noqa: E402
 from tests.fakes.moe_cases import SMALL, Layer, given  # noqa: E402
+from tests.matrix import wide  # noqa: E402
 from tests.unit.kernels.test_moe_emulated import do_not_drain, publish_relaxed  # noqa: E402
 
 ANEW = SMALL._replace(keep=False)
@@ -43,11 +44,19 @@ CASES = {
 ONCE = {
     "no token leaves its rank", "pairs dropped", "an expert twice", "experts without a token", "four ranks", "one rank",
 }  # fmt: skip
+# Each road of the kernels and of the host once, by the smallest case that goes it.
+EACH_ROAD = (
+    "two ranks", "bf16, remainders everywhere", "no token leaves its rank", "pairs dropped", "an expert twice",
+    "experts without a token", "a rank without a token", "nobody has a token", "one rank", "only what is wanted",
+    "experts cut in two",
+)  # fmt: skip
 SCHEDULES = ("random", "round_robin", "eager")
 LARGE = 1 << 16
 
 
-@pytest.mark.parametrize(("name", "seed"), [pytest.param(name, seed, id=name) for seed, name in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "seed"), wide([pytest.param(name, seed, id=name) for seed, name in enumerate(CASES)], keep=EACH_ROAD)
+)
 def test_gradients_of_any_routing_are_right_and_ordered(name: str, seed: int) -> None:
     """Layers with their backwards, two in a row, over poisoned memory: all four gradients, no unordered access."""
     launches = 1 if name in ONCE else 2

@@ -26,6 +26,7 @@ from megascale_kernels.progress.board_format import NOTIFY, WAIT_BEGIN, WAIT_END
 
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from tests.fixtures.made_once import Shelf, shared_folder  # noqa: E402
+from tests.matrix import wide  # noqa: E402
 
 COMPILED = Shelf(Machine)
 ELEMENTS = ("x_ptr", "gathered_ptr", "y_ptr", "out_ptr")
@@ -177,6 +178,8 @@ ALL = {
     **{name: partial(of_backward, name) for name in ("gather_kernel", "gates_kernel")},
 }  # fmt: skip
 
+OF_LAYER_1S_BACKWARD = ("combine backward", "hopper combine backward")
+
 
 def test_gathered_rows_are_loaded_asynchronously() -> None:
     """Layer 0 copies rows of tokens into shared memory 16 bytes a thread, past the registers, and spills nothing."""
@@ -201,17 +204,15 @@ def test_a_slot_is_full_when_every_thread_s_copies_are_there() -> None:
 
 def test_a_backward_multiplies_and_moves_as_the_forward_does() -> None:
     """The weight comes the other way round by TMA and wgmma reads it so; what only moves, moves 16 bytes a thread."""
-    dispatch, combine = specialised_dispatch(backward=True), specialised_combine(backward=True)
+    dispatch = specialised_dispatch(backward=True)
     saving = specialised_dispatch(saves=True)
     assert plain_dispatch(backward=True).spilled_bytes == 0
     assert plain_dispatch(saves=True).spilled_bytes <= 16
 
-    for machine in (dispatch, combine):
-        assert machine.sass.count("HGMMA.64x256x16.F32.BF16") == 8
-        assert "UTMALDG.3D" in machine.sass
+    assert dispatch.sass.count("HGMMA.64x256x16.F32.BF16") == 8
+    assert "UTMALDG.3D" in dispatch.sass
     assert dispatch.sass.count("LDGSTS.E.BYPASS.128") == 8
     assert dispatch.spilled_bytes == saving.spilled_bytes == 0
-    assert combine.spilled_bytes <= MOST_SPILLED
     assert saving.sass.count("UTMASTG.2D") == 3 * specialised_dispatch().sass.count("UTMASTG.2D")
     for name in ("take_rows_kernel", "gather_kernel", "swiglu_backward_kernel"):
         assert of_backward(name).spilled_bytes == 0, name
@@ -222,6 +223,16 @@ def test_a_backward_multiplies_and_moves_as_the_forward_does() -> None:
     weight = of_backward("weight_gradient_kernel")
     assert "HGMMA" in weight.sass
     assert weight.spilled_bytes == 0
+
+
+@pytest.mark.matrix
+def test_the_second_layer_s_backward_multiplies_as_its_forward_does() -> None:
+    """The weight the other way round, as in the first layer's; the loops of the products are looked at below."""
+    machine = specialised_combine(backward=True)
+
+    assert machine.sass.count("HGMMA.64x256x16.F32.BF16") == 8
+    assert "UTMALDG.3D" in machine.sass
+    assert machine.spilled_bytes <= MOST_SPILLED
 
 
 def test_results_are_added_up_by_wide_loads() -> None:
@@ -243,7 +254,7 @@ def test_results_are_added_up_by_wide_loads() -> None:
         assert not any(re.search(r"\b(LDL|STL)", line) for line in lines[first:last])
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", wide([False, True], keep=[False]))
 def test_a_tile_is_counted_between_two_parts_of_the_next_product(backward: bool) -> None:
     """One loop of K blocks for both parts, run twice: the accumulator stays where it is while a tile is counted."""
     lines = specialised_combine(backward=backward).sass.splitlines()
@@ -261,6 +272,7 @@ def test_a_tile_is_counted_between_two_parts_of_the_next_product(backward: bool)
         assert not any(re.search(r"\bHGMMA|\b(LDL|STL)", line) for line in between[1:])
 
 
+@pytest.mark.matrix
 def test_a_layer_s_sends_and_waits_are_recorded_by_who_multiplies_and_by_who_only_adds_up() -> None:
     """Layer 1: the reducers and the first consumer, which tells of both consumers; without a trace nobody."""
     recorded, silent = specialised_combine(trace=True).ptx, specialised_combine().ptx
@@ -270,7 +282,7 @@ def test_a_layer_s_sends_and_waits_are_recorded_by_who_multiplies_and_by_who_onl
         assert found == [2, 0], kind
 
 
-@pytest.mark.parametrize("name", list(ALL))
+@pytest.mark.parametrize("name", wide(ALL, keep=[name for name in ALL if name not in OF_LAYER_1S_BACKWARD]))
 def test_what_orders_ranks_is_there(name: str) -> None:
     """Acquires, the proxy fence behind them, releases; tiles of layer 1 are drained before they are counted."""
     machine = ALL[name]()
@@ -285,7 +297,7 @@ def test_what_orders_ranks_is_there(name: str) -> None:
 REACHES = ("combine", "combine backward", "hopper combine", "hopper combine backward", "hopper dispatch that chooses")
 
 
-@pytest.mark.parametrize("name", REACHES)
+@pytest.mark.parametrize("name", wide(REACHES, keep=[name for name in REACHES if "backward" not in name]))
 def test_a_peer_s_memory_is_read_and_written_in_words_of_16_bytes(name: str) -> None:
     """Its address was loaded from a table, so what it divides by must be said (`signals.peer_data`)."""
     ptx = ALL[name]().ptx

@@ -14,6 +14,7 @@ from megascale_ops.postmortem.examine import examine
 from megascale_ops.postmortem.pieces import rank_of
 from tests.fakes import drawn_stacks, drawn_watchdog_logs
 from tests.fakes.drawn_stacks import stacks_of
+from tests.matrix import wide
 
 README_COMMANDS = ("megascale-ops inspect FOLDER",)
 
@@ -25,6 +26,8 @@ LOADING = """Thread 0x00007f0000000000 (most recent call first):
   File "/opt/site-packages/torch/utils/data/dataloader.py", line 1443 in _try_get_data
   File "/job/train.py", line 31 in next_batch
 """
+# Those that stay are judged in all ways in which any of them is.
+SEEDS = wide([range(8_000, 8_050), range(8_000, 8_120)], keep=[range(8_000, 8_050)])
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -35,10 +38,11 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_drawn_folders_of_real_stacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_drawn_folders_of_real_stacks(tmp_path: Path, seeds: range) -> None:
     """Of 120 none names a wrong rank, and nearly all are right: who is elsewhere, and nobody where all wait alike."""
     score: Counter[str] = Counter()
-    for seed in range(8_000, 8_120):
+    for seed in seeds:
         drawn = drawn_stacks.draw(seed)
         found = examine([write(tmp_path / "job", drawn.files)]).verdicts[0]
         shutil.rmtree(tmp_path / "job")
@@ -48,13 +52,14 @@ def test_drawn_folders_of_real_stacks(tmp_path: Path) -> None:
             score["wrong"] += 1
 
     assert score["wrong"] == 0, score
-    assert score["right"] >= 116, score
+    assert score["right"] >= 116 * len(seeds) // 120, score
 
 
-def test_drawn_logs_with_nothing_but_a_watchdogs_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_drawn_logs_with_nothing_but_a_watchdogs_words(tmp_path: Path, seeds: range) -> None:
     """Of 120, each in files of its own: nobody is named wrongly, who is behind or called otherwise nearly always is."""
     score: Counter[str] = Counter()
-    for seed in range(8_000, 8_120):
+    for seed in seeds:
         drawn = drawn_watchdog_logs.draw(seed)
         files = {f"rank_{rank}.log": text for rank, text in enumerate(drawn.texts)}
         found = examine([write(tmp_path / "job", files)]).verdicts[0]
@@ -65,7 +70,7 @@ def test_drawn_logs_with_nothing_but_a_watchdogs_words(tmp_path: Path) -> None:
             score["wrong"] += 1
 
     assert score["wrong"] == 0, score
-    assert score["right"] >= 112, score
+    assert score["right"] >= 112 * len(seeds) // 120, score
 
 
 def test_a_crash_explains_the_hang_of_the_others(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from megascale_ops.sim.laws import DAY_S
 from megascale_ops.sim.report import Report
 from megascale_ops.sim.settings import Settings
 from megascale_ops.sim.simulate import compare, simulate
+from tests.matrix import wide
 
 # Seven minutes of 16 ranks with steps of 2 s take half a second of CPU; absentees get one minute, not nine.
 SMALL = Settings(
@@ -145,6 +146,7 @@ def test_a_rank_that_stays_slow_is_followed_over_a_restart_that_numbers_it_anew(
     assert [one.is_right for one in found.incidents] == [True, True, True]
 
 
+@pytest.mark.matrix
 def test_what_another_policy_would_have_cost_is_told() -> None:
     """Asleep in its backward pass a rank is waited for 64 s, whatever an absentee gets; with 240 s, 176 s longer."""
     settings = msgspec.structs.replace(SMALL, policy=JobPolicy())
@@ -209,13 +211,15 @@ def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
 
 @pytest.mark.parametrize(
     ("named", "ranks", "pp", "hours"),
-    [
-        (("slow@0.06:0.7", "segfault@0.11:0.3"), LARGE, 1, 0.15),
-        (("hang@0.03:0.3",), 128, 1, 0.065),
-        (("gpu_hang@0.03:0.3",), 128, 1, 0.065),
-        (("network_hang@0.03:0.3",), 128, 2, 0.065),
-    ],
-    ids=["go on", "stand", "GPU", "network"],
+    wide(
+        [
+            pytest.param(("slow@0.06:0.7", "segfault@0.11:0.3"), LARGE, 1, 0.15, id="go on"),
+            pytest.param(("hang@0.03:0.3",), 128, 1, 0.065, id="stand"),
+            pytest.param(("gpu_hang@0.03:0.3",), 128, 1, 0.065, id="GPU"),
+            pytest.param(("network_hang@0.03:0.3",), 128, 2, 0.065, id="network"),
+        ],
+        keep=["go on", "stand"],
+    ),
 )
 def test_heartbeats_handed_in_together_are_those_that_were_sent(
     monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], ranks: int, pp: int, hours: float
