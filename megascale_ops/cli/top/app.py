@@ -90,7 +90,7 @@ class TopApp(App[None]):
         rows = max(1, size.height - 1)
         look = Look(size.width, rows, feed.heard_s, feed.away, self._zone, has_keys=True, reader=self._reader)
         for screen in self.screen_stack:
-            if isinstance(screen, FeedScreen) and screen.is_mounted:
+            if isinstance(screen, FeedScreen) and screen.can_be_painted:
                 screen.paint(feed.frame, look)
 
     def on_resize(self) -> None:

@@ -59,6 +59,11 @@ class FeedScreen(Screen[None]):
         """Be painted as soon as there is something to paint on."""
         self.post_message(Outdated())
 
+    @property
+    def can_be_painted(self) -> bool:
+        """Whether its lines are there: not yet before they are composed, and no more while the program ends."""
+        return self.is_mounted and bool(self.query(Lines))
+
     def paint(self, frame: Frame, look: Look) -> None:
         """Show a frame."""
         raise NotImplementedError

@@ -24,6 +24,7 @@ from megascale_ops.cli.top import app, plain, verb
 from megascale_ops.cli.top.app import TopApp
 from megascale_ops.cli.top.feed import Feed
 from megascale_ops.cli.top.lines import Lines, rendered
+from megascale_ops.cli.top.screens import FeedScreen
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.live import Frame
@@ -144,6 +145,20 @@ async def test_keys_go_from_job_to_job() -> None:
         await top.until(lambda _: top.controller.asked == ["", "eval", "gpt"], "the first job again")
         await top.press("k")
         await top.until(lambda _: top.controller.asked[3:] == ["eval"], "the job before")
+
+
+async def test_a_frame_that_comes_while_the_program_ends_is_not_painted() -> None:
+    """Its lines are taken away before its screen is: on a busy machine a frame falls between the two."""
+    async with looking(frame()) as top:
+        await top.until(lambda text: "step 1,240" in text, "the job")
+        shown = top.app.screen
+        await shown.query(Lines).remove()
+
+        top.app.paint()
+
+        assert isinstance(shown, FeedScreen)
+        assert shown.is_mounted
+        assert not shown.can_be_painted
 
 
 async def test_an_incident_is_shown_with_its_neighbours_and_left_again() -> None:
