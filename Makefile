@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup debian helm lint test test-unit test-processes test-matrix test-versions fuzz sbom audit locked demo docs clean
+.PHONY: help setup debian helm lint test test-unit test-processes processes-beside test-matrix test-versions fuzz sbom audit locked demo docs clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -55,11 +55,12 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/licences.py
 
-# pip uses one core and dpkg the other; then mypy one, the unit tests what is left. Processes last: two cores are soon full.
+# pip uses one core and dpkg the other; then linters, unit tests and processes have both. Processes wait for a quarter of
+# their time, which unit tests don't. What is about time comes last, when nothing else runs.
 test:
-	@echo "set-up, lint and unit tests, side by side where they can be, some minutes: each prints what it has to say at its end"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target UNIT_TESTS_AFTER=debian lint test-unit helm
-	@$(MAKE) --no-print-directory test-processes
+	@echo "set-up, lint, unit tests and processes, side by side where they can be, some minutes: each prints what it has to say at its end"
+	@$(MAKE) --no-print-directory -j4 --output-sync=target UNIT_TESTS_AFTER=debian lint test-unit processes-beside
+	@.ci/process-tests.sh last
 
 debian:
 	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin openssh-server openssh-client
@@ -74,6 +75,9 @@ test-unit: setup $(UNIT_TESTS_AFTER)
 
 test-processes: setup
 	@.ci/process-tests.sh
+
+processes-beside: setup debian helm
+	@.ci/process-tests.sh beside
 
 # Where drawn inputs are no tests of their own, all of them instead of a quarter.
 test-matrix: setup

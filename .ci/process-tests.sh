@@ -4,6 +4,10 @@
 # time, then what is about time and needs the cores, alone. Eight on two cores: with six at a time the cores were idle for
 # a quarter of the time, since programs are forked and wait for each other more than they compute.
 #
+#     process-tests.sh           all of it
+#     process-tests.sh beside    the first part alone, six at a time: beside the unit tests, which take what it leaves idle
+#     process-tests.sh last      the rest, and what failed in either
+#
 # Some 850 tests each start a handful of programs on two cores that others may use too. A machine that stands still for
 # ten seconds breaks promises about time that the code keeps. So what failed is held once more, with the machine to itself;
 # what fails again has failed. More than eight files at once (tests of a file may share a run, and fail together) is no busy
@@ -22,20 +26,25 @@ mapfile -t alone < <(files alone "${where[@]}")
 most_files_again=8
 cache=.pytest_cache/processes
 pytest=(.venv/bin/pytest -o "cache_dir=$cache" --durations=20)
-rm -rf "$cache"
+part=${1:-all}
+workers=8
+[ "$part" != beside ] || workers=6
 
-failed=0
 hold() {
     "${pytest[@]}" "$@"
     local code=$?
     [ $code -le 1 ] || exit $code # interrupted, or pytest itself is broken: no test has failed
-    [ $code -eq 0 ] || failed=1
+    [ $code -eq 0 ] || touch "$cache/failed"
 }
 
-hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n 8 --dist loadgroup
+if [ "$part" != last ]; then
+    rm -rf "$cache"
+    hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n $workers --dist loadgroup
+    [ "$part" != beside ] || exit 0
+fi
 hold "${calm[@]}" -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup
 hold "${alone[@]}" -m "processes and alone and not gpu and not matrix"
-[ $failed -eq 1 ] || exit 0
+[ -e "$cache/failed" ] || exit 0
 
 again=$(.venv/bin/python -c "import json; print(len(json.load(open('$cache/v/cache/lastfailed'))))")
 files=$(.venv/bin/python -c "import json; print(len({name.split('::')[0] for name in json.load(open('$cache/v/cache/lastfailed'))}))")
