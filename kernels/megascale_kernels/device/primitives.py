@@ -8,6 +8,7 @@
               rank_copy_data                                carried by the copy engine
 
 The ninth, tile_pull_data, is not here: in all of our operators the rank that has the rows sends them.
+Ours is consumer_tile_seen, which asks without waiting, to choose what to wait for.
 
 A `Channel` (the paper's BlockChannel) holds the ranks, the flags and the deadline. *Where* a tile's flag lies is a
 mapping (`tile_order.py`): the primitives take the flag's index, so an affine mapping and a table filled at run time
