@@ -77,9 +77,7 @@ def restart_price_s(job: Job, wall_s: float) -> float:
     return min(usual_s, record.start_s + job.round.unsaved_s(wall_s))
 
 
-def _stands(
-    registry: Registry, job: Job, check: SilenceCheck, now_s: float, wall_s: float, interval_s: float
-) -> bool:
+def _stands(registry: Registry, job: Job, check: SilenceCheck, now_s: float, wall_s: float, interval_s: float) -> bool:
     """Return whether another judgement would come to the same: only time has passed, and no deadline (``standing``).
 
     Before the suspects are looked at again it is made anew, so that what is said then has the ages of that moment.
