@@ -192,7 +192,7 @@ def draw(kind: str, chance: Random) -> Drawn:
 
 def is_hurt(wait: Drawn, chance: Random, policy: JobPolicy = POLICY) -> bool:
     """Return whether the judge would have the job stopped before the wait is over."""
-    policy = raised(policy, ())
+    policy = raised(policy, policy.restart_price_s)
     ages_s = [wait.lasts_s * (moment + 1) / MOMENTS for moment in range(MOMENTS)]
     return any(_is_acted_upon(wait, chance, age_s, policy) for age_s in ages_s)
 

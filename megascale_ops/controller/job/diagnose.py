@@ -13,7 +13,7 @@ from megascale_ops.controller.cluster.node_view import FRESH_HEARTBEATS
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Hold, SilenceCheck
-from megascale_ops.controller.record.job_record import JobRecord
+from megascale_ops.controller.policy import ski_rental
 from megascale_ops.diagnosis import hardware, watchdog
 from megascale_ops.diagnosis.exits import first_cause
 from megascale_ops.diagnosis.exits.classify import Ended
@@ -52,18 +52,32 @@ def judge_silence(registry: Registry, job: Job, now_s: float, wall_s: float) -> 
     check = job.round.silence
     interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
     is_due = now_s - check.at_s >= interval_s * 0.9
-    if is_due and _stands(registry, job, check, now_s, interval_s):
+    if is_due and _stands(registry, job, check, now_s, wall_s, interval_s):
         check.stand(now_s)
     elif is_due or _has_news(job, check):
         job.round.silence = check = SilenceCheck(now_s)
-        policy = raised(job.record.policy, job.record.prices_s)
+        policy = raised(job.record.policy, restart_price_s(job, wall_s))
         check.suspicion = watchdog.judge(ranks(registry, job, now_s), policy, wall_s)
     if job.suspicion is not None and job.suspected is not None:
         job.suspected.age_s = job.suspicion.age_s
     return job.suspicion
 
 
-def _stands(registry: Registry, job: Job, check: SilenceCheck, now_s: float, interval_s: float) -> bool:
+def restart_price_s(job: Job, wall_s: float) -> float:
+    """Return what a restart of a job that stands still would cost now, seconds.
+
+    What its restarts have usually cost, or less: no more than the start and the steps since the newest checkpoint, or
+    since the round began, would be made again. Right after a start, or a save, that is minutes, not the usual half of
+    an hour.
+    """
+    record = job.record
+    usual_s = ski_rental.usual_price_s(record.prices_s, record.policy)
+    if not (record.prices_s and record.start_s > 0.0):
+        return usual_s
+    return min(usual_s, record.start_s + job.round.unsaved_s(wall_s))
+
+
+def _stands(registry: Registry, job: Job, check: SilenceCheck, now_s: float, wall_s: float, interval_s: float) -> bool:
     """Return whether another judgement would come to the same: only time has passed, and no deadline (``standing``).
 
     Before the suspects are looked at again it is made anew, so that what is said then has the ages of that moment.
@@ -75,17 +89,18 @@ def _stands(registry: Registry, job: Job, check: SilenceCheck, now_s: float, int
         and not suspected.evidence_wanted
         and not _has_news(job, check)
         and now_s + interval_s <= suspected.look_at_s
-        and _lasts(hold, job.record, now_s)
+        and _lasts(hold, job, now_s, wall_s)
         and hold.stirred == _stirred(registry, job, now_s)
     )
 
 
-def _lasts(hold: Hold, record: JobRecord, now_s: float) -> bool:
+def _lasts(hold: Hold, job: Job, now_s: float, wall_s: float) -> bool:
     """Return whether no deadline has passed since, and what a judgement goes by is as it was."""
+    record = job.record
     return (
         now_s < hold.until_s
         and hold.policy is record.policy
-        and hold.prices_s is record.prices_s
+        and hold.price_s == restart_price_s(job, wall_s)
         and hold.habits is record.habits
     )
 
@@ -102,12 +117,15 @@ def _stirred(registry: Registry, job: Job, now_s: float) -> int | None:
     return registry.stirred(job.name, job.record.round, job.nodes, now_s - UNHEARD_S)
 
 
-def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float) -> hangs_verdict.Judgement:
+def judge_hang(
+    registry: Registry, job: Job, suspicion: Suspicion, now_s: float, wall_s: float
+) -> hangs_verdict.Judgement:
     """Return what a suspicion is worth, judged anew when it or its evidence is new."""
     suspected = job.suspects
     if suspected.judged is not None and suspected.judged[0] is job.round.silence:
         return suspected.judged[1]
-    policy = raised(job.record.policy, job.record.prices_s)
+    price_s = restart_price_s(job, wall_s)
+    policy = raised(job.record.policy, price_s)
     seen = ranks(registry, job, now_s)
     if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
         # Its own error is more specific than a stack.
@@ -126,12 +144,12 @@ def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float)
     suspected.judged = (check, known)
     stirred = _stirred(registry, job, now_s) if job.record.world_size >= LEAST_HELD else None
     # Evidence has come, and since the ranks were judged nothing but time has passed: that judgement need not be made.
-    record = job.record
-    is_new = check.at_s == now_s or (before is not None and before.stirred == stirred and _lasts(before, record, now_s))
+    stood = before is not None and before.stirred == stirred and _lasts(before, job, now_s, wall_s)
+    is_new = check.at_s == now_s or stood
     if stirred is not None and is_new and not suspected.evidence_wanted:
         aged = suspicion._replace(age_s=suspicion.age_s + now_s - check.at_s)
         until_s = now_s + standing.holds_s(seen, aged, known, suspected.looks, policy)
-        check.hold = Hold(until_s, stirred, record.policy, record.prices_s, record.habits)
+        check.hold = Hold(until_s, stirred, job.record.policy, price_s, job.record.habits)
     return known
 
 

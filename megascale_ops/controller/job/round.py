@@ -42,7 +42,7 @@ class Hold(NamedTuple):
     until_s: float  # the controller's clock
     stirred: int  # the registry's number of the last heartbeat that told of more
     policy: JobPolicy
-    prices_s: tuple[float, ...]
+    price_s: float  # of a restart
     habits: dict[str, float]
 
 
@@ -183,6 +183,15 @@ class Round:
         if not (self.saves.newest_wall_s and self.steps_began_wall_s):
             return -1.0
         return max(0.0, wall_s - max(self.saves.held_wall_s(wall_s), self.steps_began_wall_s))
+
+    def unsaved_s(self, wall_s: float) -> float:
+        """Return how long the steps took that a restart would make again: at most all of this round's.
+
+        A wait is none of it, and a round that has made no step has nothing to lose.
+        """
+        if not self.steps_began_wall_s:
+            return 0.0
+        return max(0.0, self.last_step_wall_s - max(self.saves.held_wall_s(wall_s), self.steps_began_wall_s))
 
     @property
     def uncounted_s(self) -> float:

@@ -34,6 +34,9 @@ _replace = msgspec.structs.replace
 LOOK_AGAIN_S = 2.0
 # 2 looks where the first was not answered: a rank that is named is asked once more what it does, before it is stopped.
 LEAST_LOOKS = 2
+# 0.16 ms for each rank: twice what a look at it costs the controller, whose time is for heartbeats and orders, too. Of
+# 98,304 ranks 16 s lie between two looks at least.
+LOOK_EACH_RANK_S = 16.0 / 98_304
 # 5 looks within 20 s; a rank still in doubt then is a matter of patience.
 MOST_LOOKS = 5
 # 10 s after the fifth look, 20 after the sixth, ... 60: a rank that works for half an hour and hangs then is found
@@ -84,7 +87,7 @@ def unanswered(transitions: Transitions, job: Job, now_s: float) -> list[Order] 
 
 def weigh(transitions: Transitions, job: Job, suspicion: Suspicion, now_s: float) -> Verdict | None:
     """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
-    judged = diagnose.judge_hang(transitions.registry, job, suspicion, now_s)
+    judged = diagnose.judge_hang(transitions.registry, job, suspicion, now_s, transitions.wall())
     verdict, incident, looks = judged.verdict, job.incident, job.suspects.looks_taken
     asks_again = judged.is_outrun or (judged.is_unseen and looks < LEAST_LOOKS)
     settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not asks_again)
@@ -99,6 +102,7 @@ def weigh(transitions: Transitions, job: Job, suspicion: Suspicion, now_s: float
     again_s = LOOK_AGAIN_S * looks
     if extra >= 0:
         again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
+    again_s = max(again_s, job.record.world_size * LOOK_EACH_RANK_S)
     looks_again = extra < 0 or judged.is_outrun or not judged.is_proven
     job.suspects.look_at_s = job.entered_s + again_s if looks_again else float("inf")
     if looks_again and now_s - job.entered_s >= again_s:

@@ -7,9 +7,6 @@ long before steps flow.
 Pure: a rank's report in, seconds, or yes or no, out.
 """
 
-import statistics
-from collections.abc import Sequence
-
 import msgspec
 
 from megascale_ops.diagnosis.rank_view import RankView
@@ -50,8 +47,12 @@ def has_learned(report: RankReport) -> bool:
     return report.progress is not None and report.progress.steps_seen >= LEARNED_STEPS
 
 
-def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
+def raised(policy: JobPolicy, price_s: float) -> JobPolicy:
     """Return the policy with the times for silence at no less than what waiting may be worth.
+
+    Args:
+        policy: as the user set it.
+        price_s: what a restart costs, seconds.
 
     A wait for as long as a wrong restart would take never costs more than twice the least possible (ski rental). That
     is for a rank that is absent, and may come. Where what is seen says that the wait will not end by itself, it is a
@@ -61,7 +62,6 @@ def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
     """
     if policy.absent_patience_s <= 0.0:
         return policy
-    price_s = statistics.median(prices_s) if prices_s else policy.restart_price_s
     absent_s = max(policy.absent_patience_s, price_s)
     stuck_s = max(policy.stuck_patience_s, STUCK_SHARE * price_s)
     return msgspec.structs.replace(policy, absent_patience_s=absent_s, stuck_patience_s=stuck_s)

@@ -8,6 +8,7 @@ from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
+from tests.fakes.looked_at import answer_looks
 
 INSIDE = CollectivePosition(41, 40, "pg 0")
 OUTSIDE = CollectivePosition(40, 40, "pg 0")
@@ -33,23 +34,12 @@ async def _hang(*, waits: tuple[bool, bool, bool], busy: float = 0.0, policy: Jo
     return world
 
 
-def _answer(world: World, items: dict[int, tuple[EvidenceItem, ...]]) -> int:
-    """Let the agent obey every order for evidence that it holds; return how many."""
-    orders = [order for order in world.beat("a").orders if order.kind.startswith("dump_")]
-    for order in orders:
-        kind = order.kind.removeprefix("dump_")
-        told = [msgspec.structs.replace(item, rank=rank) for rank, all_ in items.items() for item in all_]
-        mine = tuple(item for item in told if item.kind == kind)
-        world.loop.evidence(Evidence("a", "job", order.incident, order.id, items=mine))
-    return len(orders)
-
-
 async def _until(world: World, state: str, items: dict[int, tuple[EvidenceItem, ...]], limit_s: float) -> float:
     """Let time pass and evidence be given until the job is in a state; return how long it took."""
     began_s = world.now_s
     while world.state != state and world.now_s - began_s < limit_s:
         await world.wait(0.2)
-        _answer(world, items)
+        answer_looks(world, "a", items)
         await world.settle()
     return world.now_s - began_s
 
@@ -98,7 +88,7 @@ async def test_an_evaluation_that_nobody_declared_is_left_alone() -> None:
     for count in range(150):
         await world.wait(0.2)
         frames = (f"layer{count % 7} (model.py:{count})", "evaluate (train.py:60)")
-        _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=frames),)})
+        answer_looks(world, "a", {1: (EvidenceItem("stacks", ok=True, frames=frames),)})
     state = world.state
 
     world.train(21)
@@ -118,7 +108,7 @@ async def test_a_compilation_of_ten_minutes_is_left_alone_and_seldom_looked_at()
     asked = 0
     for _ in range(600):
         await world.wait(1.0, tick_s=0.5)
-        asked += _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)}) > 0
+        asked += answer_looks(world, "a", {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)}) > 0
         await world.settle()
     state = world.state
 
@@ -136,7 +126,7 @@ async def test_who_hangs_after_a_compilation_is_found_out() -> None:
     world = await _hang(waits=(True, False, True), policy=EAGER)
     for _ in range(300):
         await world.wait(1.0, tick_s=0.5)
-        _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)})
+        answer_looks(world, "a", {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)})
         await world.settle()
     asleep = EvidenceItem("stacks", ok=True, marks=("in_syscall",), frames=LOOP)
 
@@ -168,7 +158,7 @@ async def test_evidence_survives_the_controller() -> None:
     world = await _hang(waits=(True, True, True))
     await world.wait(3.0)
     state = world.state
-    _answer(world, {0: (_call(8),), 1: (_call(8),), 2: (_call(8),)})
+    answer_looks(world, "a", {0: (_call(8),), 1: (_call(8),), 2: (_call(8),)})
     world.restart_controller()
 
     looks = world.loop.jobs["job"].suspects.looks
@@ -218,7 +208,7 @@ async def test_what_is_slow_goes_on_unless_the_policy_says_otherwise(actions: di
         await world.wait(0.2)
         done = CollectiveFact("0", 40 + count // 10, "all_reduce", "[[8]]", "float", done=True)
         item = EvidenceItem("flight_recorder", ok=True, collectives=(done,))
-        _answer(world, dict.fromkeys(range(3), (item,)))
+        answer_looks(world, "a", dict.fromkeys(range(3), (item,)))
         await world.settle()
         seen.add(world.state)
         if world.state == ends and "confirming" in seen:

@@ -128,3 +128,23 @@ async def test_a_node_that_did_not_answer_is_asked_again(monkeypatch: pytest.Mon
     assert len(answers.looks) > 3
     assert all({"b", "c"} <= set(look) for look in answers.looks)
     assert set(answers.looks[-1]) == {"b", "c"}
+
+
+@pytest.mark.parametrize(("pause_s", "fewest", "most"), [(0.0, 8, 12), (16.0, 5, 6)])
+async def test_pauses_between_looks_grow_with_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, pause_s: float, fewest: int, most: int
+) -> None:
+    """What a look costs the controller is a part of its time; whom it names, and when, stays as it was."""
+    monkeypatch.setattr(confirming, "LOOK_EACH_RANK_S", pause_s / 6)
+    world = await _hung()
+    answers = _Answers(world)
+    await _pass(world, answers, 100.0)
+    looks = len(answers.looks)
+
+    took_s = 100.0 + await _pass(world, answers, 200.0)
+
+    assert fewest <= looks <= most
+    assert took_s == pytest.approx(PATIENCE_S, abs=3.0)
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert verdict.culprits == (CULPRIT,)

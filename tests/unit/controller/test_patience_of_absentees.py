@@ -272,17 +272,17 @@ def test_only_the_same_silence_at_the_same_place_is_not_cured(verdict: Verdict, 
 
 def test_an_absentee_is_granted_no_less_than_a_restart_costs() -> None:
     """Ski rental: of a job that takes 20 minutes to come back no rank is killed after nine; 0 stays 0."""
-    assert raised(JobPolicy(), (1200.0, 1000.0, 1300.0)).absent_patience_s == 1200.0
-    assert raised(JobPolicy(), (30.0,)).absent_patience_s == ABSENT_S
-    assert raised(JobPolicy(absent_patience_s=10.0), ()).absent_patience_s == JobPolicy().restart_price_s
-    assert raised(JobPolicy(absent_patience_s=0.0), (1200.0,)).absent_patience_s == 0.0
+    assert raised(JobPolicy(), 1200.0).absent_patience_s == 1200.0
+    assert raised(JobPolicy(), 30.0).absent_patience_s == ABSENT_S
+    assert raised(JobPolicy(absent_patience_s=10.0), 60.0).absent_patience_s == 60.0
+    assert raised(JobPolicy(absent_patience_s=0.0), 1200.0).absent_patience_s == 0.0
 
 
 def test_what_looks_stuck_is_granted_a_tenth_of_that() -> None:
     """A job that takes 23 minutes to come back does not stand for 23 minutes before it does; nor is it a minute."""
-    assert raised(JobPolicy(), (1380.0,)).stuck_patience_s == pytest.approx(138.0)
-    assert raised(JobPolicy(), (300.0,)).stuck_patience_s == JobPolicy().stuck_patience_s
-    assert raised(JobPolicy(stuck_patience_s=200.0), (1380.0,)).stuck_patience_s == 200.0
+    assert raised(JobPolicy(), 1380.0).stuck_patience_s == pytest.approx(138.0)
+    assert raised(JobPolicy(), 300.0).stuck_patience_s == JobPolicy().stuck_patience_s
+    assert raised(JobPolicy(stuck_patience_s=200.0), 1380.0).stuck_patience_s == 200.0
 
 
 async def test_a_contradiction_before_the_first_step_needs_no_patience_for_starting() -> None:
