@@ -30,6 +30,10 @@ def ready(
     grid: tuple[int],
     sources: dict[str, int],
     copies: Sequence[Copy] = (),
+    *,
+    follows: bool = False,
+    gate: int = 0,
+    told: int = 0,
 ) -> Any | None:  # noqa: ANN401 - a capsule of `launcher.c`
     """A launch for `Launcher.launch`, or None where Triton has to launch.
 
@@ -42,6 +46,10 @@ def ready(
         sources: which of `X`, `W`, `OUT`, `BIAS`, `WIDE`, or of a call's addresses, a parameter's address is, for those
             that differ between calls.
         copies: what is copied from x before the kernel, on the side stream.
+        follows: the kernel calls `signals.follow_launch`, and is launched while the one before on the stream still runs.
+        gate: address of a word: copies begin when it has come to the number of the launch before, and not behind what
+            the caller's stream has done so far; 0 is none.
+        told: address of a word that takes the launch's stamp behind the last copy; 0 is none.
     """
     compiled = kernel.warmup(*arguments, grid=grid, **constants)
     try:
@@ -57,7 +65,7 @@ def ready(
     metadata = compiled.metadata
     return native.make(
         compiled.function, grid[0], WARP * metadata.num_warps, metadata.shared, laid.block, laid.offsets, laid.moves,
-        tuple(map(tuple, laid.maps)), tuple(copies),
+        tuple(map(tuple, laid.maps)), tuple(copies), False, follows, gate, told,
     )  # fmt: skip
 
 

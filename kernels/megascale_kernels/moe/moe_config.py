@@ -55,6 +55,11 @@ class MoeConfig(NamedTuple):
             alone can. None cuts them there.
         staggered: in layer 1 the two consumers of a program count a tile at different times within the next product,
             not both behind it; "hopper" alone can. None staggers them there.
+        follows: a launch's programs come to their multiprocessors as soon as those of the launch before leave them, and
+            wait there for its end (programmatic dependent launch, `signals.follow_launch`); it takes a Hopper GPU, also
+            with "triton". False launches each when the one before has ended. Captured graphs do that in any case.
+        early: tokens begin to travel while the routing kernel runs, as soon as all ranks have begun it; False lets them
+            begin behind it. Captured graphs do that in any case.
         route_programs: programs that route.
         keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
             that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
@@ -79,6 +84,8 @@ class MoeConfig(NamedTuple):
     shifted: bool | None = None
     cut: bool | None = None
     staggered: bool | None = None
+    follows: bool | None = None
+    early: bool | None = None
     route_programs: int = ROUTE_PROGRAMS
     keep: bool = True
     selective: bool | None = None
@@ -117,6 +124,7 @@ class MoeConfig(NamedTuple):
             shifted=self.shifted is None or bool(self.shifted),
             cut=special and (self.cut is None or bool(self.cut)),
             staggered=special and (self.staggered is None or bool(self.staggered)),
+            follows=bool(self.follows), early=bool(self.early),
         )  # fmt: skip
 
     def shift(self, programs: int) -> int:

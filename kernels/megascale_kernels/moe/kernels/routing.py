@@ -17,10 +17,10 @@ What tables mean: `tables.py`. An expert below zero, or beyond the last one, doe
 import triton
 import triton.language as tl
 
-from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, MET, OPERATORS
 from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_notify, producer_tile_notify
 from megascale_kernels.device.progress import head_board, show_done, show_tile
-from megascale_kernels.device.signals import finish_launch, open_channel, peer_words, publish_launch
+from megascale_kernels.device.signals import finish_launch, follow_launch, open_channel, peer_words, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.walk import whole_tiles
 from megascale_kernels.planning.tile_order import blocks
@@ -54,12 +54,16 @@ def route_kernel(
     tokens, pitch, first_expert, lead_rows, half_rows, cuts, columns, programs,
     TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
+    FOLLOWS: tl.constexpr = False,
 ):  # fmt: skip
     """One launch: `TOKENS` tokens a block, `PAIRS` pairs at once; every program must be resident."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
+    if FOLLOWS:
+        follow_launch()
+    epoch = tl.load(control + EPOCH) + 1
     channel = open_channel(
-        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        epoch, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
     if cta == ctas - 1:
@@ -68,6 +72,8 @@ def route_kernel(
     if cta == 0:
         tl.store(head + STAGES + tl.arange(0, COUNTERS), tl.zeros((COUNTERS,), dtype=tl.int32))
     send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K, TOKENS, PAIRS, PROGRESS)
+    if cta == ctas - 1:
+        let_copies_begin(channel, epoch)
     code = count(channel, head, counts, routes_words, pitch, first_expert, TOP_K, EXPERTS, PADDED, TOKENS, PAIRS,
                  PROGRESS)  # fmt: skip
     if code == 0:
@@ -111,6 +117,21 @@ def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.con
     # One after the other they would each wait until the stores before them have arrived.
     for step in range(channel.world_size):
         peer_tile_notify(channel, SENT + cta, (channel.rank + step) % channel.world_size)
+
+
+@triton.jit
+def let_copies_begin(channel, epoch):
+    """Tell this rank's copy stream that the next launch's copies may come, which travel while this one counts.
+
+    Every peer has begun this launch, hence ended the one before, the last that used the slot of the next. Told in any
+    case: the copy stream waits without a deadline, and where a peer is missing this launch has given up.
+    """
+    code = 0
+    for step in range(1, channel.world_size):
+        if code == 0:
+            code = consumer_tile_wait(channel, SENT, (channel.rank + step) % channel.world_size, COMMUNICATE, 0)
+    tl.debug_barrier()
+    tl.atomic_xchg(channel.control + MET, epoch, sem="release", scope="sys")
 
 
 @triton.jit
