@@ -120,9 +120,9 @@ def follow_launch():
 
     A kernel that is launched so (`launching.ready`, `follows`) begins while the launch before still runs, as soon as
     each of that one's programs has come here or ended. Every program, and before warps part into roles, comes here
-    before it touches memory: what it may do earlier is to make barriers in shared memory. From here on the launch before
-    has ended and all that it wrote is visible, and, since that one waited for the one before itself in each of its
-    programs, so is all that came earlier on the stream. Peers' writes are ordered by flags alone, as everywhere.
+    before it touches memory: what it may do earlier is to make barriers in shared memory. From here on the launch
+    before has ended and all that it wrote is visible, and, since that one waited for the one before itself in each of
+    its programs, so is all that came earlier on the stream. Peers' writes are ordered by flags alone, as everywhere.
 
     That is why nothing hangs: programs that wait for each other, or for peers, are on their multiprocessors when a
     program of the next launch takes a place, for it comes only when all of theirs have been here; it takes none from

@@ -303,10 +303,7 @@ class Workspace(SymmetricMemory):
         self.launch_at(made, signature, x.data_ptr(), w.data_ptr(), out.data_ptr(), bias_address, join=join)
 
     def launch_at(self, made: object, signature: int, *addresses: int, join: bool, behind: bool = False) -> None:
-        """`launch` with any addresses that differ between calls, eight at most.
-
-        `behind`: copies wait for what the stream has done so far, also where they have a gate (`launching.ready`).
-        """
+        """`launch` with any eight addresses; `behind`: copies that have a gate (`ready`) do not begin by it."""
         assert self.native is not None  # or nothing could have been made
         self.native.launch(
             made, _stream_of(self._device_index), *self._side, self.launches << SIGNATURE_BITS | signature,

@@ -25,7 +25,8 @@ Channel = Callable[[int, int], tuple[Any, ...]]
 
 def _options(workspace: Workspace, config: MoeConfig) -> dict[str, Any]:
     return {
-        "FOLLOWS": bool(config.follows), "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": 4,
+        "FOLLOWS": bool(config.follows),
+        "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": 4,
         "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
 

@@ -104,7 +104,10 @@ class LayerSteps(Steps):
     def dispatch_step(
         self, x: Tensor, w_in: Tensor, gate: Tensor | None, up: Tensor | None, ids: Tensor, *, early: bool = False
     ) -> Step:
-        """Layer 0, `early` behind a routing; where `gate` and `up` are given, [rows, I] with any stride, it stores these as well."""
+        """Layer 0; where `gate` and `up` are given, [rows, I] with any stride, it stores these as well.
+
+        `early`: it follows a routing, and its copies begin during that (`Step.early`).
+        """
         sizes, config, buffers = self.sizes, self.config, self.buffers
         kernel, constants, arguments = ways(config).prepare_dispatch(
             x, ids, w_in, buffers.h, gate, up, buffers.routing, sizes, self.workspace, config, self.channel,

@@ -124,7 +124,8 @@ class MoeConfig(NamedTuple):
             shifted=self.shifted is None or bool(self.shifted),
             cut=special and (self.cut is None or bool(self.cut)),
             staggered=special and (self.staggered is None or bool(self.staggered)),
-            follows=bool(self.follows), early=bool(self.early),
+            follows=special if self.follows is None else bool(self.follows),
+            early=special if self.early is None else bool(self.early),
         )  # fmt: skip
 
     def shift(self, programs: int) -> int:

@@ -20,14 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from megascale_kernels.device.hopper_gemm import (
-    Ring,
-    column_slices,
-    make_ring,
-    next_slot,
-    store_slice,
-    tma_load,
-)
+from megascale_kernels.device.hopper_gemm import Ring, column_slices, make_ring, next_slot, store_slice, tma_load
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
 from megascale_kernels.device.primitives import peer_tile_notify
 from megascale_kernels.device.progress import (
