@@ -86,7 +86,7 @@ def combine_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr,
     MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr,
     PROGRESS: tl.constexpr, TRACE: tl.constexpr,
-    FOLLOWS: tl.constexpr = False,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """One launch: the lowest `reducers` programs take jobs only, the others multiply first."""
     cta = tl.program_id(0)

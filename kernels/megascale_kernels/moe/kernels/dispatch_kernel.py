@@ -68,7 +68,7 @@ def dispatch_kernel(
     data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m, shift,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr,
     TOP_K: tl.constexpr, SELECTIVE: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
-    FOLLOWS: tl.constexpr = False,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """One launch of persistent programs; copy engines carry the tokens, or, `SELECTIVE`, the programs do first."""
     cta = tl.program_id(0)

@@ -449,7 +449,7 @@ def hopper_combine_kernel(
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
     pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
     CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
-    TRACE: gl.constexpr, FOLLOWS: gl.constexpr = False,
+    TRACE: gl.constexpr, FOLLOWS: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
     if CFG.b_is_nk:  # noqa: SIM108 - Triton decides at compile time which branch exists

@@ -347,7 +347,7 @@ def hopper_dispatch_kernel(
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m, shift, cuts,
     CFG: gl.constexpr, SAVES: gl.constexpr, TOP_K: gl.constexpr, SELECTIVE: gl.constexpr, OPERATOR: gl.constexpr,
-    PROGRESS: gl.constexpr, TRACE: gl.constexpr, FOLLOWS: gl.constexpr = False,
+    PROGRESS: gl.constexpr, TRACE: gl.constexpr, FOLLOWS: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 

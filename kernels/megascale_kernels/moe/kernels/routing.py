@@ -54,7 +54,7 @@ def route_kernel(
     tokens, pitch, first_expert, lead_rows, half_rows, cuts, columns, programs,
     TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
-    FOLLOWS: tl.constexpr = False,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """One launch: `TOKENS` tokens a block, `PAIRS` pairs at once; every program must be resident."""
     cta = tl.program_id(0)
