@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From every rank's choice of experts to the tables of this rank's experts, in one launch and without the host.
 
-A counting sort over ranks and experts. Every program (the last, which tells peers and the copy stream of the launch, only
-where there is a block for it)
+A counting sort over ranks and experts. Every program (the last, which tells peers and the copy stream of the launch,
+only where there is a block for it)
 
 1. sends its blocks of our tokens' experts and gates to all ranks, our own among them, and notifies them;
 2. counts the pairs of each of our experts in its blocks of all ranks' tokens, as each arrives;
