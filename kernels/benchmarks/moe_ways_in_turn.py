@@ -36,7 +36,7 @@ def seconds_of(shape: MoeShape, ways: dict[str, MoeConfig]) -> dict[str, float]:
     counts = local_share(shape, given.ids, workspace)
     calls = {"products": products(given, counts)["products"], "bytes": copies(given, workspace)}
     for name, way in ways.items():
-        calls[name] = lambda way=way: moe_experts(*given, workspace, config=way, fused=True)  # type: ignore[misc]
+        calls[name] = lambda way=way: moe_experts(*given, workspace, config=way, fused=True)  # type: ignore[misc]  # its own
     outs = [calls[name]() for name in ways]
     workspace.check()
     assert all(torch.equal(out, outs[0]) for out in outs), shape.label
