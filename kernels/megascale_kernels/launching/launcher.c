@@ -360,6 +360,7 @@ static CUresult carry(const Launch *launch, const Call *call, const char **what)
   CUresult result;
   CUstream side = launch->here ? call->stream : call->side;
   if (launch->gate != 0 && !call->behind) {
+    // Compared by the difference of 32 bits: launches that open a gate come less than 2^31 launches after each other.
     *what = "cuStreamWaitValue32";
     if ((result = p_cuStreamWaitValue32_v2(side, launch->gate, call->number - 1, CU_STREAM_WAIT_VALUE_GEQ)) !=
         CUDA_SUCCESS)
