@@ -34,6 +34,7 @@ SIGNATURE_BITS = board_format.SIGNATURE_BITS
 EPOCH = tl.constexpr(0)  # launches finished on the compute stream
 PUSHES = tl.constexpr(1)  # launches whose copies have been announced (copy stream)
 EXITS = tl.constexpr(2)  # CTAs of the running launch that are done
+MET = tl.constexpr(3)  # the last launch that let copies begin: of every peer it knew that it had begun, or it gave up
 ABORT = tl.constexpr(32)  # 0, or 1 + the rank that gave up first, and STRANGER if it had met another operator or sizes
 CLAIM = tl.constexpr(64)  # the CTA that may write the fault record
 VOTES = tl.constexpr(96)  # one word per CTA and role: turns one thread's opinion into that of all its threads

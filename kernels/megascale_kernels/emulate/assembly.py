@@ -36,11 +36,17 @@ def _bulk_wait(machine: "Machine") -> int:
     return 0
 
 
+def _launch_wait(machine: "Machine") -> int:
+    machine.current.follow()
+    return 0
+
+
 MEANINGS: dict[str, Meaning] = {
     "ASM_GLOBALTIMER": _global_timer,
     "ASM_SM": _multiprocessor,
     "ASM_FENCE_PROXY": _fence_proxy,
     "ASM_BULK_WAIT": _bulk_wait,
+    "ASM_LAUNCH_WAIT": _launch_wait,
 }
 
 

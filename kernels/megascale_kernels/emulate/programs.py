@@ -4,6 +4,7 @@
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from megascale_kernels.emulate.errors import EmulationError
 from megascale_kernels.emulate.rewrite import KERNEL_FILES
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Program:
         place: its index in the grid.
         grid: size of the grid.
         wait: the wait it is in.
+        accesses: to memory, so far.
     """
 
     def __init__(self, strand: "Strand", place: tuple[int, int, int], grid: tuple[int, int, int]) -> None:
@@ -41,12 +43,25 @@ class Program:
         self.fiber: Fiber | None = None
         self.wait: Wait | None = None
         self.polls: dict[int, tuple[Any, int]] = {}
+        self.accesses = 0
         self.last_read: int | None = None
         self.previous_read: int | None = None
 
     def moves(self) -> None:
         """An access begins: forget the last but one."""
+        self.accesses += 1
         self.previous_read, self.last_read = self.last_read, None
+
+    def follow(self) -> None:
+        """The launch before has ended, as it may not have before this: `signals.follow_launch`.
+
+        Raises:
+            EmulationError: memory has been touched, which that launch may still have been writing or reading.
+        """
+        if self.accesses:
+            raise EmulationError(
+                f"{self.strand.who}: {self.accesses} accesses to memory come before the wait for the launch before"
+            )
 
 
 def trail() -> tuple[tuple[str, int], ...]:

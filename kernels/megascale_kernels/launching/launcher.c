@@ -3,7 +3,10 @@
 //
 // A `launch` is made once, from a block that holds every parameter of the kernel as it lies in memory. What differs
 // between calls is written into the block: the addresses of the caller's tensors, in plain pointers and in tensor maps.
-// Copies run on a stream of their own, each announced by a write of that stream into a peer's flag.
+// Copies run on a stream of their own, each announced by a write of that stream into a peer's flag. They begin behind what
+// the caller's stream has done so far, by an event, or, `gate`, when a word of memory tells that they may; then nothing
+// stands between two kernels on the caller's stream, and a kernel that `follows` may be on its way while the one before
+// ends (programmatic dependent launch: it waits for that end itself).
 //
 // A product is planned by `products.py`; here it is called with the plan. Launches and products in a row are one call.
 //
@@ -19,7 +22,7 @@
 #include <string.h>
 
 enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 8, MAP_BYTES = 128, ALIGNMENT = 128, ALGORITHM_WORDS = 8,
-       BIAS_POINTER = 8 };
+       BIAS_POINTER = 8, SIGNATURE_BITS = 12 };
 
 typedef struct {
   int source;       // which of the addresses of a call
@@ -68,6 +71,9 @@ typedef struct {
   int parameters, moves, copies;
   void *places[MOST_PARAMETERS];
   bool here; // copies run on the caller's stream
+  bool follows; // launched while the kernel before still runs
+  CUdeviceptr gate; // copies begin when this word has come to the number of the launch before; 0: behind an event
+  CUdeviceptr told; // where the stamp goes behind the last copy; 0: nowhere
   Move move[MOST_MOVES];
   Copy *copy;
   Product *product;
@@ -82,8 +88,10 @@ typedef struct {
   X(cuTensorMapReplaceAddress, CUresult, (CUtensorMap *, void *))                                                      \
   X(cuLaunchKernel, CUresult,                                                                                          \
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **))    \
+  X(cuLaunchKernelEx, CUresult, (const CUlaunchConfig *, CUfunction, void **, void **))                               \
   X(cuMemcpyDtoDAsync_v2, CUresult, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                      \
   X(cuStreamWriteValue32_v2, CUresult, (CUstream, CUdeviceptr, cuuint32_t, unsigned))                                  \
+  X(cuStreamWaitValue32_v2, CUresult, (CUstream, CUdeviceptr, cuuint32_t, unsigned))                                   \
   X(cuEventRecord, CUresult, (CUevent, CUstream))                                                                      \
   X(cuStreamWaitEvent, CUresult, (CUstream, CUevent, unsigned))
 
@@ -240,9 +248,11 @@ static PyObject *make(PyObject *self, PyObject *args) {
   unsigned grid, threads, shared;
   Py_buffer block;
   PyObject *offsets, *moves, *maps, *copies;
-  int here = 0;
-  if (!PyArg_ParseTuple(args, "KIIIy*O!O!O!O!|p", &function, &grid, &threads, &shared, &block, &PyTuple_Type, &offsets,
-                        &PyTuple_Type, &moves, &PyTuple_Type, &maps, &PyTuple_Type, &copies, &here))
+  int here = 0, follows = 0;
+  unsigned long long gate = 0, told = 0;
+  if (!PyArg_ParseTuple(args, "KIIIy*O!O!O!O!|ppKK", &function, &grid, &threads, &shared, &block, &PyTuple_Type,
+                        &offsets, &PyTuple_Type, &moves, &PyTuple_Type, &maps, &PyTuple_Type, &copies, &here, &follows,
+                        &gate, &told))
     return NULL;
   PyObject *capsule = NULL;
   size_t size = (size_t)block.len;
@@ -259,6 +269,7 @@ static PyObject *make(PyObject *self, PyObject *args) {
   }
   launch->function = (CUfunction)function;
   launch->grid = grid, launch->threads = threads, launch->shared = shared, launch->here = here;
+  launch->follows = follows, launch->gate = (CUdeviceptr)gate, launch->told = (CUdeviceptr)told;
   launch->memory = malloc(size + ALIGNMENT);
   if (launch->memory == NULL) {
     PyErr_NoMemory();
@@ -332,7 +343,8 @@ done:
 typedef struct {
   CUstream stream, side;
   CUevent begun, copied;
-  cuuint32_t stamp;
+  cuuint32_t stamp, number; // number: of the launch, whole
+  bool behind;              // no gate
   CUdeviceptr sources[MOST_SOURCES];
 } Call;
 
@@ -347,7 +359,13 @@ typedef struct {
 static CUresult carry(const Launch *launch, const Call *call, const char **what) {
   CUresult result;
   CUstream side = launch->here ? call->stream : call->side;
-  if (!launch->here) {
+  if (launch->gate != 0 && !call->behind) {
+    // Compared by the difference of 32 bits: launches that open a gate come less than 2^31 launches after each other.
+    *what = "cuStreamWaitValue32";
+    if ((result = p_cuStreamWaitValue32_v2(side, launch->gate, call->number - 1, CU_STREAM_WAIT_VALUE_GEQ)) !=
+        CUDA_SUCCESS)
+      return result;
+  } else if (!launch->here) {
     *what = "cuEventRecord";
     if ((result = p_cuEventRecord(call->begun, call->stream)) != CUDA_SUCCESS)
       return result;
@@ -367,6 +385,10 @@ static CUresult carry(const Launch *launch, const Call *call, const char **what)
                                                                CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
       return result;
   }
+  *what = "cuStreamWriteValue32";
+  if (launch->told != 0 && (result = p_cuStreamWriteValue32_v2(side, launch->told, call->stamp,
+                                                               CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
+    return result;
   if (launch->here)
     return CUDA_SUCCESS;
   *what = "cuEventRecord";
@@ -409,6 +431,27 @@ static CUresult aim(Launch *launch, const Call *call) {
   return CUDA_SUCCESS;
 }
 
+static CUresult start(const Launch *launch, const Call *call) {
+  if (!launch->follows)
+    return p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared, call->stream,
+                            (void **)launch->places, NULL);
+  CUlaunchAttribute follows = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
+  follows.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig how = {
+      .gridDimX = launch->grid,
+      .gridDimY = 1,
+      .gridDimZ = 1,
+      .blockDimX = launch->threads,
+      .blockDimY = 1,
+      .blockDimZ = 1,
+      .sharedMemBytes = launch->shared,
+      .hStream = call->stream,
+      .attrs = &follows,
+      .numAttrs = 1,
+  };
+  return p_cuLaunchKernelEx(&how, launch->function, (void **)launch->places, NULL);
+}
+
 static Outcome go(Launch *launch, const Call *call) {
   Outcome outcome = {"a tensor map's address", CUDA_SUCCESS, 0};
   if ((outcome.result = aim(launch, call)) != CUDA_SUCCESS)
@@ -417,8 +460,7 @@ static Outcome go(Launch *launch, const Call *call) {
     return outcome;
   if (launch->grid > 0) {
     outcome.what = "cuLaunchKernel";
-    outcome.result = p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared,
-                                      call->stream, launch->places, NULL);
+    outcome.result = start(launch, call);
   }
   if (outcome.result == CUDA_SUCCESS && launch->product != NULL) {
     outcome.what = "cublasLtMatmul";
@@ -427,7 +469,7 @@ static Outcome go(Launch *launch, const Call *call) {
   return outcome;
 }
 
-enum { MOST_TOGETHER = 512 };
+enum { MOST_TOGETHER = 512, JOIN = 1, BEHIND = 2 };
 
 // Launches one after another; returns how many, or -1 with the interpreter's error.
 static Py_ssize_t read_launches(PyObject *made, Launch **launches) {
@@ -444,9 +486,11 @@ static Py_ssize_t read_launches(PyObject *made, Launch **launches) {
   return count;
 }
 
-// launch(made, stream, side stream, event, event, stamp, join, addresses...): of each that was made, one or a tuple of
-// them, copies first, then the kernel or the product; `join` lets the stream wait for the copies that were made last, by
-// this call or one before. Addresses left out are 0.
+// launch(made, stream, side stream, event, event, stamp, join, addresses...), where the stamp is the number of the launch,
+// whole, before twelve bits of signature, and `join` is a sum of JOIN and BEHIND: of each that was made, one or a tuple of
+// them, copies first, then the kernel or the product. JOIN lets the stream wait for the copies that were made last, by
+// this call or one before; BEHIND lets copies that have a gate wait for what the stream has done so far instead.
+// Addresses left out are 0.
 static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   if (count < 7 || count > 7 + MOST_SOURCES) {
     PyErr_Format(PyExc_TypeError, "launch takes 7 to %d arguments, not %zd", 7 + MOST_SOURCES, count);
@@ -461,9 +505,12 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count)
       .side = (CUstream)PyLong_AsUnsignedLongLong(args[2]),
       .begun = (CUevent)PyLong_AsUnsignedLongLong(args[3]),
       .copied = (CUevent)PyLong_AsUnsignedLongLong(args[4]),
-      .stamp = (cuuint32_t)PyLong_AsUnsignedLong(args[5]),
   };
-  int join = PyObject_IsTrue(args[6]);
+  unsigned long long stamp = PyLong_AsUnsignedLongLong(args[5]);
+  call.stamp = (cuuint32_t)stamp, call.number = (cuuint32_t)(stamp >> SIGNATURE_BITS);
+  long how = PyLong_AsLong(args[6]);
+  bool join = (how & JOIN) != 0;
+  call.behind = (how & BEHIND) != 0;
   for (int i = 0; i < count - 7; i++)
     call.sources[i] = (CUdeviceptr)PyLong_AsUnsignedLongLong(args[7 + i]);
   if (PyErr_Occurred() || (join && !find_driver()))

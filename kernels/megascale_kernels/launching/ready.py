@@ -15,6 +15,7 @@ WARP = 32
 
 # What a call hands over, in this order: the addresses of its tensors.
 X, W, OUT, BIAS, WIDE = range(5)  # the last: gates and values beside the result
+ASIDE = False  # copies run on a stream of their own, not on the caller's
 ABSENT = 7  # never handed over, so zero: what lies at a place that no call changes is its first byte
 
 # (bytes into x, bytes, target address, address of the flag that announces it; 0: none), and, where it is not x that is
@@ -30,6 +31,10 @@ def ready(
     grid: tuple[int],
     sources: dict[str, int],
     copies: Sequence[Copy] = (),
+    *,
+    follows: bool = False,
+    gate: int = 0,
+    told: int = 0,
 ) -> Any | None:  # noqa: ANN401 - a capsule of `launcher.c`
     """A launch for `Launcher.launch`, or None where Triton has to launch.
 
@@ -42,6 +47,10 @@ def ready(
         sources: which of `X`, `W`, `OUT`, `BIAS`, `WIDE`, or of a call's addresses, a parameter's address is, for those
             that differ between calls.
         copies: what is copied from x before the kernel, on the side stream.
+        follows: the kernel calls `signals.follow_launch`, and is launched while the one before on the stream runs.
+        gate: address of a word: copies begin when it has come to the number of the launch before, and not behind what
+            the caller's stream has done so far; 0 is none.
+        told: address of a word that takes the launch's stamp behind the last copy; 0 is none.
     """
     compiled = kernel.warmup(*arguments, grid=grid, **constants)
     try:
@@ -57,7 +66,7 @@ def ready(
     metadata = compiled.metadata
     return native.make(
         compiled.function, grid[0], WARP * metadata.num_warps, metadata.shared, laid.block, laid.offsets, laid.moves,
-        tuple(map(tuple, laid.maps)), tuple(copies),
+        tuple(map(tuple, laid.maps)), tuple(copies), ASIDE, follows, gate, told,
     )  # fmt: skip
 
 

@@ -302,12 +302,12 @@ class Workspace(SymmetricMemory):
         bias_address = 0 if bias is None else bias.data_ptr()
         self.launch_at(made, signature, x.data_ptr(), w.data_ptr(), out.data_ptr(), bias_address, join=join)
 
-    def launch_at(self, made: object, signature: int, *addresses: int, join: bool) -> None:
-        """`launch` with any addresses that differ between calls, eight at most."""
+    def launch_at(self, made: object, signature: int, *addresses: int, join: bool, behind: bool = False) -> None:
+        """`launch` with any eight addresses; `behind`: copies that have a gate (`ready`) do not begin by it."""
         assert self.native is not None  # or nothing could have been made
         self.native.launch(
-            made, _stream_of(self._device_index), *self._side, (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature,
-            join, *addresses,
+            made, _stream_of(self._device_index), *self._side, self.launches << SIGNATURE_BITS | signature,
+            join + 2 * behind, *addresses,
         )  # fmt: skip
 
     def note_time(self, at: Tensor) -> None:

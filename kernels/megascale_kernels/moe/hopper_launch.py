@@ -23,8 +23,9 @@ Prepared = tuple[Any, dict[str, Any], Callable[[int, int], tuple[Any, ...]]]
 Channel = Callable[[int, int], tuple[Any, ...]]
 
 
-def _options(workspace: Workspace) -> dict[str, Any]:
+def _options(workspace: Workspace, config: MoeConfig) -> dict[str, Any]:
     return {
+        "FOLLOWS": bool(config.follows),
         "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": 4,
         "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
@@ -55,7 +56,7 @@ def prepare_dispatch(
     """Layer 0, as `plain_launch.prepare_dispatch`."""
     operator = MOE_DISPATCH_BACKWARD if backward else MOE_DISPATCH
     tiling = DISPATCH_BACKWARD if backward else DISPATCH
-    constants = {"CFG": tiling, "SAVES": gate is not None, "OPERATOR": operator, **_options(workspace)}
+    constants = {"CFG": tiling, "SAVES": gate is not None, "OPERATOR": operator, **_options(workspace, config)}
     constants |= {"TOP_K": sizes.top_k, "SELECTIVE": config.selective}
 
     def stored(matrix: Tensor | None) -> Any:  # noqa: ANN401 - as above
@@ -86,7 +87,7 @@ def prepare_combine(
         "TOP_K": sizes.top_k,
         "MOST_HERE": sizes.most_here,
         "OPERATOR": operator,
-        **_options(workspace),
+        **_options(workspace, config),
     }
     blocks_n = -(-sizes.hidden // COMBINE.block_n)
 

@@ -86,6 +86,7 @@ class LayerSteps(Steps):
             "PADDED": sizes.padded_experts, "TILE_ROWS": sizes.tile_rows, "TOKENS": sizes.route_tokens,
             "PAIRS": max(16, min(MOST_PAIRS, ROUTE_CELLS // sizes.padded_experts)), "OPERATOR": MOE_ROUTE,
             "PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 4, "maxnreg": 248,
+            "FOLLOWS": bool(self.config.follows),
         }  # fmt: skip
 
         def arguments(slot: int, _: int) -> tuple[Any, ...]:
@@ -97,11 +98,16 @@ class LayerSteps(Steps):
 
         return Step(
             route_kernel, ctas, MOE_ROUTE, self.stamp(MOE_ROUTE), constants, {"ids_ptr": X, "gates_ptr": W}, arguments,
-            self.route_step,
+            self.route_step, opens=True,
         )  # fmt: skip
 
-    def dispatch_step(self, x: Tensor, w_in: Tensor, gate: Tensor | None, up: Tensor | None, ids: Tensor) -> Step:
-        """Layer 0; where `gate` and `up` are given, [rows, I] with any stride, it stores these as well."""
+    def dispatch_step(
+        self, x: Tensor, w_in: Tensor, gate: Tensor | None, up: Tensor | None, ids: Tensor, *, early: bool = False
+    ) -> Step:
+        """Layer 0; where `gate` and `up` are given, [rows, I] with any stride, it stores these as well.
+
+        `early`: it follows a routing, and its copies begin during that (`Step.early`).
+        """
         sizes, config, buffers = self.sizes, self.config, self.buffers
         kernel, constants, arguments = ways(config).prepare_dispatch(
             x, ids, w_in, buffers.h, gate, up, buffers.routing, sizes, self.workspace, config, self.channel,
@@ -118,11 +124,11 @@ class LayerSteps(Steps):
         saves = gate is not None
 
         def remake(x: Tensor, w_in: Tensor, first: Tensor, second: Tensor | None, ids: Tensor) -> Step:
-            return self.dispatch_step(x, w_in, first if saves else None, second if saves else None, ids)
+            return self.dispatch_step(x, w_in, first if saves else None, second if saves else None, ids, early=early)
 
         return Step(
             kernel, grid, MOE_DISPATCH, self.stamp(MOE_DISPATCH), constants, sources, arguments, remake,
-            moves=not config.selective,
+            moves=not config.selective, early=early and self.workspace.world_size > 1 and not config.selective,
         )  # fmt: skip
 
 
@@ -151,7 +157,7 @@ class MoeLaunch(LayerSteps):
     ) -> None:  # fmt: skip
         super().__init__(sizes, x.shape[0], workspace, config)
         self.route = self.route_step(ids, gates)
-        self.dispatch = self.dispatch_step(x, w_in, *halves_of(saved), ids)
+        self.dispatch = self.dispatch_step(x, w_in, *halves_of(saved), ids, early=bool(config.early))
         self.combine = self._combine_step(ids, w_out, out)
         self.steps = (self.route, self.dispatch, self.combine)
         key = ("moe", config, sizes._replace(pitch=0), sizes.route_tokens, workspace.dtype, saved is not None)

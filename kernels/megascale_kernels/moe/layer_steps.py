@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from megascale_kernels.device.announce import announce_kernel
-from megascale_kernels.device.layout import MAX_CTAS, SLOTS, signature
+from megascale_kernels.device.layout import MAX_CTAS, MET, SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
+from megascale_kernels.launching.native import Launcher
 from megascale_kernels.launching.ready import Copy, ready
 from megascale_kernels.memory.channel_arguments import channel_arguments
 from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.moe.kernels.dispatch_kernel import BY_DEVICE, BY_HOST, TELLING
 from megascale_kernels.moe.kernels.walk import UNITS
 from megascale_kernels.moe.moe_config import MoeConfig
 from megascale_kernels.moe.tables import Sizes
@@ -41,17 +43,20 @@ class Step:
         arguments: run-time arguments by slot and `counted`.
         moves: the first tensor is copied to all peers.
         fills: its programs may leave no room on the device for a kernel that announces a copy.
+        opens: it tells the copy stream when the next launch's copies may begin (`routing.let_copies_begin`).
+        early: where the step before it opens, its copies begin then, and it ends behind them itself
+            (`dispatch_kernel.await_own_copies`), so that nothing stands between it and its neighbours on the stream.
         remake: the same step for other tensors.
     """
 
     def __init__(
         self, kernel: Any, grid: int, operator: int, stamp: int, constants: dict[str, Any], sources: dict[str, int],  # noqa: ANN401 - Triton's
         arguments: Callable[[int, int], tuple[Any, ...]], remake: "Callable[..., Step]", *, moves: bool = False,
-        fills: bool = False,
+        fills: bool = False, opens: bool = False, early: bool = False,
     ) -> None:  # fmt: skip
         assert operator == 0 or grid <= MAX_CTAS  # each program that talks to ranks has a line of the board
         self.kernel, self.grid, self.operator, self.stamp = kernel, grid, operator, stamp
-        self.moves, self.fills = moves, fills
+        self.moves, self.fills, self.opens, self.early = moves, fills, opens, early
         self.constants, self.sources, self.remake = constants, sources, remake
         self.arguments: Callable[[int, int], tuple[Any, ...]] | None = arguments
         self.ready: list[Any] = [None] * SLOTS
@@ -71,6 +76,7 @@ class Steps:
         self.sizes, self.tokens, self.workspace, self.config = sizes, tokens, workspace, config
         self.unit_tokens = -(-sizes.pitch // config.units)
         self.key: object = None
+        self.opened = -1  # the last launch that opened
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -107,17 +113,21 @@ class Steps:
         self.workspace.compile(key, lambda: self._warm(steps))
         native = self.workspace.native
         for step in steps:
-            arguments = step.arguments
-            assert arguments is not None  # nobody has taken them
             if native is not None:
-                step.ready = [
-                    ready(
-                        native, step.kernel, arguments(slot, 0), step.constants, (step.grid,), step.sources,
-                        self._copies(slot, element_bytes) if step.moves else [],
-                    )
-                    for slot in range(SLOTS)
-                ]  # fmt: skip
+                step.ready = [self._laid(native, step, slot, element_bytes) for slot in range(SLOTS)]
             step.arguments = None  # no caller's memory is kept
+
+    def _laid(self, native: Launcher, step: Step, slot: int, element_bytes: int) -> object | None:
+        assert step.arguments is not None  # nobody has taken them
+        arguments = step.arguments(slot, TELLING.value if step.early else BY_HOST.value)
+        workspace = self.workspace
+        gate = workspace.addresses[workspace.rank] + 4 * MET.value if step.early else 0
+        told = workspace.flag_address(workspace.rank, slot, UNITS.value) if step.early else 0
+        return ready(
+            native, step.kernel, arguments, step.constants, (step.grid,), step.sources,
+            self._copies(slot, element_bytes) if step.moves else [],
+            follows=bool(step.constants.get("FOLLOWS")), gate=gate, told=told,
+        )  # fmt: skip
 
     def _warm(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
@@ -196,14 +206,17 @@ class Steps:
         copies = step.moves and workspace.world_size > 1
         if made is not None and not workspace.counts_on_device():
             slot = workspace.next_slot()
+            is_behind = self.opened + 1 != workspace.launches
+            if step.opens:
+                self.opened = workspace.launches
             addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (x, w, out, more, ids)]
-            workspace.launch_at(made, step.stamp, *addresses, join=copies)
+            workspace.launch_at(made, step.stamp, *addresses, join=copies and not step.early, behind=is_behind)
             return slot
         given = (x, w, out, more) if ids is None else (x, w, out, more, ids)
         arguments = step.remake(*given).arguments
         assert arguments is not None  # it was made just now
         slot = workspace.begin(self.key, _compiled_before)
-        counted = int(copies and workspace.counts_on_device())
+        counted = BY_DEVICE.value if copies and workspace.counts_on_device() else BY_HOST.value
         is_behind = bool(counted) and step.fills
         if copies:
             self._push(step, x, slot, counted)

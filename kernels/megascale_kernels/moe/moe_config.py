@@ -18,7 +18,11 @@ UNIT_S = 7e-6  # another copy: a unit of tokens to one more peer, and its flag
 SEND_BYTES = 300e9  # what threads send to peers while nothing is multiplied, of all programs together
 HIDDEN_UNITS = 4  # of a rank's tokens, where their copies hide
 LEAD_MARGIN = 1.3
+# Between two H200 early copies are done so much sooner than by their time alone, counted from the products' begin: six
+# layers with a lead and without (moe_ways_small_2gpu_h200.txt).
+EARLY_S = 15e-6
 CHUNKS = 2
+LEAST_CHUNK_COLUMNS = 1024  # a narrower chunk reads rows of h too often
 HEIGHTS = 2 * 3 * 5 * 7  # every height of a stretch up to ten has one of these factors
 HOPPER_TILE = (128, 256, 64, 8)
 
@@ -55,6 +59,11 @@ class MoeConfig(NamedTuple):
             alone can. None cuts them there.
         staggered: in layer 1 the two consumers of a program count a tile at different times within the next product,
             not both behind it; "hopper" alone can. None staggers them there.
+        follows: a launch's programs come to their multiprocessors when those of the launch before have left them, and
+            wait there for its end (programmatic dependent launch, `signals.follow_launch`); it takes a Hopper GPU, also
+            with "triton". False launches each when the one before has ended. Captured graphs do that in any case.
+        early: tokens begin to travel while the routing kernel runs, as soon as all ranks have begun it; False lets them
+            begin behind it. Captured graphs do that in any case.
         route_programs: programs that route.
         keep: where a backward will follow, the forward keeps gate and up of every row, [rows, 2 I] for the most pairs
             that a rank may get; False computes them anew in the backward, two of its then eight products' worth.
@@ -79,6 +88,8 @@ class MoeConfig(NamedTuple):
     shifted: bool | None = None
     cut: bool | None = None
     staggered: bool | None = None
+    follows: bool | None = None
+    early: bool | None = None
     route_programs: int = ROUTE_PROGRAMS
     keep: bool = True
     selective: bool | None = None
@@ -100,23 +111,26 @@ class MoeConfig(NamedTuple):
         """The same with what the model decides filled in.
 
         Two chunks: the first is added up while the second is multiplied. Between two H200 that took 0.97 to 1.02 of the
-        time of one (less in 19 of 21 layers); four took up to 1.18 times as long as two where H is 2048.
+        time of one (less in 19 of 21 layers); four took up to 1.18 times as long as two where H is 2048, and two up to
+        1.08 times as long as one in five of five layers with H from 1184 to 1600 (moe_ways_small_2gpu_h200.txt).
         """
-        most = CHUNKS if sizes.hidden > self.combine_n else 1
+        most = CHUNKS if sizes.hidden > self._least_hidden() else 1
         chunks = most if self.chunks is None else self.chunks
-        lead = self._lead(sizes) if self.lead_rows is None else self.lead_rows
         splits = self._fewest_waits(sizes) if self.splits is None else self.splits
+        special = self.kernel == "hopper"
+        early = special if self.early is None else bool(self.early)
+        lead = self._lead(sizes, splits, early=early) if self.lead_rows is None else self.lead_rows
         selective = sizes.world_size > 1 and self.selective
         if self.selective is None:
             selective = self._pays_to_choose(sizes, splits)
         skipped = sizes.tile_rows // 2 if self.kernel == "hopper" else 0
         half = skipped if self.half_rows is None else self.half_rows
-        special = self.kernel == "hopper"
         return self._replace(
             chunks=chunks, lead_rows=lead, half_rows=half, splits=splits, selective=bool(selective),
             shifted=self.shifted is None or bool(self.shifted),
             cut=special and (self.cut is None or bool(self.cut)),
             staggered=special and (self.staggered is None or bool(self.staggered)),
+            follows=special if self.follows is None else bool(self.follows), early=early,
         )  # fmt: skip
 
     def shift(self, programs: int) -> int:
@@ -128,9 +142,15 @@ class MoeConfig(NamedTuple):
         steps = (step for step in range(1, HEIGHTS + 1) if math.gcd(programs + step, HEIGHTS) == 1)
         return next(steps) if self.shifted else 0
 
-    def _lead(self, sizes: Sizes) -> int:
-        """Rows of our own tokens that take as long as the peers' tokens need to come."""
+    def _least_hidden(self) -> int:
+        """H up to which one chunk is better than two; plain Triton's have not been measured, and need two blocks."""
+        return 2 * LEAST_CHUNK_COLUMNS - self.combine_n if self.kernel == "hopper" else self.combine_n
+
+    def _lead(self, sizes: Sizes, splits: int, *, early: bool) -> int:
+        """Rows of our own tokens that take as long as the peers' tokens need to come, once products have begun."""
         transfer_s = LATENCY_S + (sizes.world_size - 1) * sizes.pitch * sizes.hidden * 2 / LINK_BYTES
+        if early and sizes.world_size == 2:  # among more it has not been measured
+            transfer_s = max(0.0, transfer_s - LATENCY_S + splits * UNIT_S - EARLY_S)
         row_s = 4 * sizes.hidden * sizes.inner / FLOPS
         return 0 if sizes.world_size == 1 else int(LEAD_MARGIN * transfer_s / row_s)
 
@@ -148,11 +168,12 @@ class MoeConfig(NamedTuple):
         """Units of a rank's tokens: several, so that products begin early, but one where their copies would not hide.
 
         Among four H200 one took 0.86 to 0.997 of the time of four in the ten such layers of twelve, and 1.000 and 1.006
-        in the other two (moe_ways_4gpu_h200.txt). Between two ranks, with a third of the copies, one took as long as
-        four to 2 % (moe_tuned_2gpu_h200.txt), so four are kept.
+        in the other two (moe_ways_4gpu_h200.txt). Between two H200 0.88 to 0.99 in five such layers, and 0.998 in one
+        whose copies hide (moe_ways_small_2gpu_h200.txt); in larger layers one took as long as four to 2 %
+        (moe_tuned_2gpu_h200.txt).
         """
         hidden = LEAD_MARGIN * self._copies_s(sizes, HIDDEN_UNITS) <= self._own_s(sizes)
-        return HIDDEN_UNITS if hidden or sizes.world_size <= 2 else 1
+        return HIDDEN_UNITS if hidden else 1
 
     def _pays_to_choose(self, sizes: Sizes, splits: int) -> bool:
         """Whether threads send what is wanted alone in less time than copies of all tokens are waited for.

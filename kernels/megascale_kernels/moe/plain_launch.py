@@ -23,7 +23,7 @@ Channel = Callable[[int, int], tuple[Any, ...]]
 def _options(workspace: Workspace, config: MoeConfig) -> dict[str, Any]:
     return {
         "BLOCK_K": config.block_k, "PROGRESS": workspace.progress, "TRACE": workspace.trace, "enable_fp_fusion": True,
-        "num_warps": config.warps, "num_stages": config.stages,
+        "num_warps": config.warps, "num_stages": config.stages, "FOLLOWS": bool(config.follows),
     }  # fmt: skip
 
 

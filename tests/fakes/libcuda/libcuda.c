@@ -54,6 +54,14 @@ CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
   return outcome("launch");
 }
 
+CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra) {
+  for (unsigned i = 0; i < how->numAttrs; i++)
+    fprintf(out(), "attribute %d of %d\n", (int)how->attrs[i].id,
+            how->attrs[i].value.programmaticStreamSerializationAllowed);
+  return cuLaunchKernel(function, how->gridDimX, how->gridDimY, how->gridDimZ, how->blockDimX, how->blockDimY,
+                        how->blockDimZ, how->sharedMemBytes, how->hStream, parameters, extra);
+}
+
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream) {
   fprintf(out(), "copy %llu <- %llu, %zu bytes, stream %lu\n", target, source, bytes, (size_t)stream);
   return outcome("copy");
@@ -62,6 +70,12 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t byt
 CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
   fprintf(out(), "write %llu = %u, stream %lu\n", address, value, (size_t)stream);
   return outcome("write");
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  fprintf(out(), "hold %lu until %llu %s %u\n", (size_t)stream, address, flags == CU_STREAM_WAIT_VALUE_GEQ ? ">=" : "?",
+          value);
+  return outcome("hold");
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {

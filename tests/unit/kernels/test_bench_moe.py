@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.bench.moe import moe_table  # noqa: E402
+from megascale_kernels.bench.moe import moe_command, moe_table  # noqa: E402
 from megascale_kernels.bench.moe.measure import MoeRow, by_shards, operands  # noqa: E402
 from megascale_kernels.bench.moe.moe_command import main, settings  # noqa: E402
 from megascale_kernels.bench.moe.moe_shapes import MODELS, MoeShape, drawn, routing, wanted  # noqa: E402
@@ -65,6 +65,18 @@ def test_drawn_layers_are_the_seed_s_and_can_be_run() -> None:
     assert any(layer.tokens % 128 for layer in layers)
 
 
+def test_large_random_layers_may_be_left_out() -> None:
+    """Those of the same seed that are small enough, as they would be among the others."""
+    asked = moe_command.parser().parse_args(["--random", "24", "--seed", "613077", "--most-gflop", "1000"])
+    layers = drawn(24, 613077, 2)
+
+    found = moe_command.wanted(asked)
+
+    assert found == [layer for layer in layers if layer.gflop <= 1000]
+    assert 0 < len(found) < len(layers)
+    assert SHAPE._replace(tokens=1000, top_k=2, hidden=500, inner=100).gflop == pytest.approx(0.6)
+
+
 def test_shares_are_as_uneven_as_asked_for() -> None:
     """They add up to one, with the standard deviation; a token's experts are different ones."""
     for std in (0.0, 0.01, 0.032):
@@ -100,6 +112,7 @@ def test_a_row_compares_with_the_larger_of_products_and_bytes() -> None:
         (["--tokens", "many"], "--tokens many: comma-separated numbers"),
         (["--gpus", "0"], "--gpus, --rounds and --in-a-row are 1 or more"),
         (["--random", "2", "--tensor-parallel", "2"], "leave --tensor-parallel out"),
+        (["--most-gflop", "500"], "--most-gflop leaves out random layers: give --random as well"),
         (["--config", "colour=1"], "--config colour=1: MoeConfig has"),
         (["--config", "chunks=red"], "'red' is no whole number"),
     ],

@@ -99,6 +99,35 @@ def test_copies_alone_launch_nothing(warm: Imported, tmp_path: Path) -> None:
     assert not [call for call in calls if call.startswith(("launch", "wait on 1"))]
 
 
+GATED = "made(900, 3, 384, 1000, block, (0, 8), ((0, 0, False),), (), ((0, 64, 5000, 6000),), False, True, 7000, 8000)"
+
+
+def test_copies_with_a_gate_stand_between_no_two_kernels(warm: Imported, tmp_path: Path) -> None:
+    """The side stream waits for a word to come to the number before this launch's; no event, and the kernel follows."""
+    calls = asked(warm, tmp_path, f"launch({GATED}, 1, 2, 31, 32, (5 << 12) + (3 << 32) + 9, 0, 4096)")
+
+    assert calls == [
+        f"hold 2 until 7000 >= {4 + (3 << 20)}",
+        "copy 5000 <- 4096, 64 bytes, stream 2",
+        f"write 6000 = {(5 << 12) + 9}, stream 2",
+        f"write 8000 = {(5 << 12) + 9}, stream 2",
+        "record 32 on 2",
+        "attribute 6 of 1",
+        "launch 900 grid 3 threads 384 shared 1000 stream 1: 4096 7",
+    ]
+
+
+def test_copies_with_a_gate_may_be_told_to_wait_for_the_stream(warm: Imported, tmp_path: Path) -> None:
+    """Where the launch before is not the one whose number the gate shows; and a launch may join them yet."""
+    for how in (2, 3):
+        calls = asked(warm, tmp_path, f"launch({GATED}, 1, 2, 31, 32, 77, {how}, 4096)")
+
+        assert calls[:2] == ["record 31 on 1", "wait on 2 for 31"]
+        assert not [call for call in calls if call.startswith("hold")]
+        assert (calls[-1] == "wait on 1 for 32") == (how == 3)
+        (tmp_path / "calls").unlink()
+
+
 def test_a_map_is_aimed_anew_only_when_its_tensor_has_moved(warm: Imported, tmp_path: Path) -> None:
     """Encoded once, sizes innermost first; aimed at the first call, and where an address is another than before."""
     program = """
@@ -114,16 +143,17 @@ for w in (8192, 8192, 12288):
     assert aimed == ["aim 8192", "8192 0", "8192 0", "aim 12288", "12288 0"]
 
 
-@pytest.mark.parametrize("call", ["record", "wait", "copy", "write", "launch"])
+@pytest.mark.parametrize("call", ["record", "wait", "copy", "write", "launch", "hold"])
 def test_what_the_driver_refuses_is_named(warm: Imported, tmp_path: Path, call: str) -> None:
     """The driver's function and its error; nothing comes after it."""
     names = {
         "record": "cuEventRecord", "wait": "cuStreamWaitEvent", "copy": "cuMemcpyDtoDAsync",
-        "write": "cuStreamWriteValue32", "launch": "cuLaunchKernel",
+        "write": "cuStreamWriteValue32", "launch": "cuLaunchKernel", "hold": "cuStreamWaitValue32",
     }  # fmt: skip
 
     calls = asked(
-        warm, tmp_path, "go(plain(copies=((0, 64, 5000, 6000),)))", fails=call,
+        warm, tmp_path, f"go({GATED}, join=False)" if call == "hold" else "go(plain(copies=((0, 64, 5000, 6000),)))",
+        fails=call,
         error=f"RuntimeError: {names[call]}: CUDA_ERROR_INVALID_VALUE (1)",
     )  # fmt: skip
 

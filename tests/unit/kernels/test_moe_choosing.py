@@ -108,6 +108,56 @@ def test_how_tiles_are_dealt_and_counted_may_be_asked_for(name: str) -> None:
             plain._replace(**{name: True}).check()
 
 
+@pytest.mark.parametrize("name", ["follows", "early"])
+def test_how_launches_meet_may_be_asked_for(name: str) -> None:
+    """With the warp-specialised kernels unless they are told not to; with plain Triton only if they are told to."""
+    assert getattr(MoeConfig().resolved(DEEPSEEK), name) is True
+    for no in (False, 0):
+        assert getattr(MoeConfig(**{name: no}).resolved(DEEPSEEK), name) is False  # type: ignore[arg-type]
+    plain = MoeConfig(kernel="triton")
+    assert getattr(plain.resolved(DEEPSEEK), name) is False
+    asked = plain._replace(**{name: True}).resolved(DEEPSEEK)
+    asked.check()
+    assert getattr(asked, name) is True
+
+
+# Of two H200 (moe_ways_small_2gpu_h200.txt), sizes; whether one unit was faster than four by more than 1 %, one chunk
+# than two, and no lead at all than what covers the whole transfer.
+SMALL = {
+    "T 6,624": (Sizes(2, 3312, 2, 8, 2352, 1200), True, False, False),
+    "T 9,000": (Sizes(2, 4500, 2, 8, 1392, 816), True, True, False),
+    "T 3,058": (Sizes(2, 1529, 2, 8, 1200, 2096), True, True, True),
+    "T 1,396": (Sizes(2, 698, 2, 8, 1600, 656), True, True, True),
+    "T 12,000": (Sizes(2, 6000, 2, 8, 3264, 1536), True, False, False),
+    "T 3,368": (Sizes(2, 1684, 2, 8, 4064, 2848), False, False, None),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_layers_between_two_ranks_run_as_was_faster(name: str) -> None:
+    """By the model, not by a list: its defaults are what their table says."""
+    sizes, one_unit, one_chunk, no_lead = SMALL[name]
+    before = MoeConfig(early=False, splits=4, chunks=2).resolved(sizes)
+
+    found = MoeConfig().resolved(sizes)
+
+    assert found.splits == (1 if one_unit else 4)
+    assert found.chunks == (1 if one_chunk else 2)
+    assert 0 <= found.lead_rows < before.lead_rows  # copies that begin early need less of it
+    assert no_lead is None or (found.lead_rows < 0.1 * sizes.pairs / 2) == no_lead
+
+
+def test_early_copies_shorten_a_lead_between_two_ranks_alone() -> None:
+    """Among four it was not measured: the lead covers the whole transfer there, and with plain Triton, too."""
+    four = Sizes(4, 2048, 6, 16, 2048, 1408)
+    for sizes, config, shortens in (
+        (DEEPSEEK, MoeConfig(), True), (four, MoeConfig(), False), (DEEPSEEK, MoeConfig(kernel="triton"), False),
+    ):  # fmt: skip
+        found, late = (config._replace(early=early).resolved(sizes).lead_rows for early in (config.early, False))
+        assert (found < late) == shortens, (sizes, config)
+        assert found > 0
+
+
 @pytest.mark.parametrize("sizes", [DEEPSEEK, MIXTRAL, Sizes(1, 100, 1, 1, 16, 16), Sizes(8, 64, 8, 16, 7168, 2048)])
 @pytest.mark.parametrize("base", [None, MoeConfig(kernel="triton")])
 def test_ways_are_few_and_can_run(sizes: Sizes, base: MoeConfig | None) -> None:
@@ -153,11 +203,12 @@ def test_among_four_as_few_copies_are_made_and_sent_as_was_fastest(name: str) ->
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_between_two_ranks_all_tokens_are_sent_in_four_units(name: str) -> None:
-    """Where one unit took as long as four, and what is wanted alone was not measured; alone, nothing is sent."""
+def test_between_two_ranks_all_tokens_are_sent(name: str) -> None:
+    """In four units, in one where these would be waited for; what is wanted alone was not measured there."""
     sizes = FOUR[name][0]._replace(world_size=2, shards=1)
 
-    assert MoeConfig().resolved(sizes).splits == 4
+    shown = name in ("Qwen2-MoE 2.7B", "Qwen2-MoE 2.7B, half the tokens")
+    assert MoeConfig().resolved(sizes).splits == (1 if shown else 4)
     assert MoeConfig().resolved(sizes).selective is False
     assert not any(way.selective for way in ways(sizes))
     assert MoeConfig(selective=True).resolved(sizes._replace(world_size=1)).selective is False

@@ -37,7 +37,7 @@ POINTERS = {
     **dict.fromkeys(("control", "status", "board", "trace"), "*i32"),
     "peers": "*i64", **dict.fromkeys(("staging_bytes", "data_bytes"), "i64"),
 }  # fmt: skip
-TILE = {"BLOCK_M": 128, "BLOCK_K": 64, "PROGRESS": True}
+TILE = {"BLOCK_M": 128, "BLOCK_K": 64, "PROGRESS": True, "FOLLOWS": False}
 SAVED = ("h_desc", "gate_desc", "up_desc")
 OF_BACKWARD = {
     **dict.fromkeys(("u_ptr", "pre_ptr", "dpre_ptr", "a_ptr", "b_ptr"), "*bf16"),
@@ -95,7 +95,7 @@ def route() -> Machine:
     """The routing kernel, for 64 experts of a rank."""
     constants: dict[str, object] = {
         "TOP_K": 8, "MOST_HERE": 8, "EXPERTS": 64, "PADDED": 64, "TILE_ROWS": 128, "TOKENS": 64, "PAIRS": 64,
-        "OPERATOR": 6, "PROGRESS": True,
+        "OPERATOR": 6, "PROGRESS": True, "FOLLOWS": True,
     }  # fmt: skip
     kernel = routing.route_kernel
     types = types_of(kernel, {}, constants)
@@ -106,7 +106,7 @@ def specialised_dispatch(*, saves: bool = False, backward: bool = False, selecti
     """Layer 0, warp-specialised."""
     tiling = DISPATCH_BACKWARD if backward else DISPATCH
     constants: dict[str, object] = {
-        "CFG": tiling, "SAVES": saves, "OPERATOR": 7, "PROGRESS": True, "TRACE": False
+        "CFG": tiling, "SAVES": saves, "OPERATOR": 7, "PROGRESS": True, "TRACE": False, "FOLLOWS": True
     }  # fmt: skip
     constants |= {"TOP_K": 8, "SELECTIVE": selective} | ({} if selective else {"ids_ptr": None})
     kernel = hopper_dispatch.hopper_dispatch_kernel
@@ -132,6 +132,7 @@ def specialised_combine(*, backward: bool = False, trace: bool = False) -> Machi
         "OPERATOR": 8,
         "PROGRESS": True,
         "TRACE": trace,
+        "FOLLOWS": True,
     }
     kernel = hopper_combine.hopper_combine_kernel
     boxes = {
@@ -297,6 +298,28 @@ def test_what_orders_ranks_is_there(name: str) -> None:
     assert "fence.proxy.async.global" in machine.ptx
     assert ("cp.async.bulk.wait_group 0" in machine.ptx) == ("combine" in name)
     assert machine.shared_bytes <= SHARED_MEMORY_LIMIT
+
+
+FOLLOWING = ("route", *(name for name in ALL if name.startswith("hopper") and name not in OF_LAYER_1S_BACKWARD))
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_nothing_is_touched_before_the_launch_before_has_ended(name: str) -> None:
+    """No load, store or atomic of global memory, and no copy of TMA's, stands before the wait for it."""
+    machine = ALL[name]()
+    before, wait, behind = machine.ptx.partition("griddepcontrol.wait;")
+
+    assert wait
+    assert not re.search(r"\b(ld|st|atom|red)(\.\w+)*\.global|cp\.(async|reduce)", before)
+    assert behind.lstrip().startswith("mov.u32")
+    assert "griddepcontrol" not in behind
+    assert machine.sass.count("ACQBULK") == 1
+
+
+@pytest.mark.parametrize("name", ["dispatch", "combine"])
+def test_a_kernel_that_does_not_follow_runs_on_older_gpus_too(name: str) -> None:
+    """Control: plain Triton without it has no such instruction."""
+    assert "griddepcontrol" not in ALL[name]().ptx
 
 
 REACHES = ("combine", "combine backward", "hopper combine", "hopper combine backward", "hopper dispatch that chooses")

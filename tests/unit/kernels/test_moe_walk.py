@@ -94,7 +94,7 @@ def list_all(tiles, out, rows, totals, half_rows, cuts, columns, programs, EXPER
     total = tl.load(totals + tl.arange(0, EXPERTS))
     height = (total + TILE_ROWS - 1) // TILE_ROWS
     starts = (tl.cumsum(height, axis=0) - height) * TILE_ROWS
-    list_tiles(out, tiles, rows, total, total * 0, height, starts, 0, half_rows, cuts, columns, programs, EXPERTS,
+    list_tiles(out, tiles, rows, total, total * 0, height, starts, 0, half_rows, cuts, columns, programs, 1, EXPERTS,
                EXPERTS, TILE_ROWS)  # fmt: skip
 
 

@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "--tensor-parallel", type=int, default=1, help="ranks among which each expert is cut along I (default 1)"
     )
     made.add_argument("--random", type=int, help="so many random layers instead")
+    made.add_argument("--most-gflop", type=float, help="leave out random layers with more of all ranks' GFLOP")
     made.add_argument("--seed", type=int, default=0, help="of layers, operands and routing (default 0)")
     made.add_argument("--rounds", type=int, default=7, help="how often each contender is timed (default 7)")
     made.add_argument(
@@ -62,8 +63,11 @@ def wanted(options: argparse.Namespace) -> list[MoeShape]:
         raise ValueError("--gpus, --rounds and --in-a-row are 1 or more")
     if options.random is not None and options.tensor_parallel != 1:
         raise ValueError("--random draws layers whose experts are whole: leave --tensor-parallel out")
+    if options.random is None and options.most_gflop is not None:
+        raise ValueError("--most-gflop leaves out random layers: give --random as well")
     if options.random is not None:
-        return shapes.drawn(options.random, options.seed, options.gpus)
+        drawn = shapes.drawn(options.random, options.seed, options.gpus)
+        return [shape for shape in drawn if options.most_gflop is None or shape.gflop <= options.most_gflop]
     try:
         tokens = tuple(int(word) for word in options.tokens.split(","))
     except ValueError:

@@ -47,6 +47,11 @@ class MoeShape(NamedTuple):
     shards: int = 1
 
     @property
+    def gflop(self) -> float:
+        """Of a forward's three matrices, all ranks together."""
+        return 6e-9 * self.tokens * self.top_k * self.hidden * self.inner
+
+    @property
     def label(self) -> str:
         """The layer in a few words."""
         sizes = f"E{self.experts} k{self.top_k} H{self.hidden} I{self.inner} T{self.tokens}"

@@ -41,7 +41,14 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import drain_tma_stores, finish_launch, open_channel, peer_data, publish_launch
+from megascale_kernels.device.signals import (
+    drain_tma_stores,
+    finish_launch,
+    follow_launch,
+    open_channel,
+    peer_data,
+    publish_launch,
+)
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.dispatch_kernel import await_all_begun, expert_block, say_begun
 from megascale_kernels.moe.kernels.walk import (
@@ -79,10 +86,13 @@ def combine_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr,
     MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr,
     PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """One launch: the lowest `reducers` programs take jobs only, the others multiply first."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
+    if FOLLOWS:
+        follow_launch()
     channel = open_channel(
         tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS
-from megascale_kernels.device.primitives import peer_tile_notify, peer_tile_wait
+from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_notify, peer_tile_wait
 from megascale_kernels.device.progress import (
     TILE_BEGIN,
     TILE_END,
@@ -33,11 +33,12 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import finish_launch, follow_launch, open_channel, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.sending import send_wanted
 from megascale_kernels.moe.kernels.walk import (
     BEGUN,
+    UNITS,
     await_units,
     dispatch_place,
     look_up,
@@ -54,6 +55,9 @@ RUNTIME = (
     "experts", "pitch", "unit_tokens", "units", "group_m", "shift",
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
+# Of a launch, `counted`: its number is known to the host, to the device alone, or to the host whose copy stream tells
+# this rank itself, by the flag `UNITS`, that its last copy is done.
+BY_HOST, BY_DEVICE, TELLING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -64,10 +68,13 @@ def dispatch_kernel(
     data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m, shift,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SAVES: tl.constexpr, BACKWARD: tl.constexpr,
     TOP_K: tl.constexpr, SELECTIVE: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """One launch of persistent programs; copy engines carry the tokens, or, `SELECTIVE`, the programs do first."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
+    if FOLLOWS:
+        follow_launch()
     channel = open_channel(
         tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
@@ -85,8 +92,9 @@ def dispatch_kernel(
                    BLOCK_K, SAVES, BACKWARD, PROGRESS, TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
+        await_own_copies(channel, counted)
         show_done(channel, COMMUNICATE, PROGRESS)
-    finish_launch(channel, ctas, counted)
+    finish_launch(channel, ctas, (counted == BY_DEVICE).to(tl.int32))
 
 
 @triton.jit
@@ -104,6 +112,13 @@ def await_all_begun(channel):
         peer = (channel.rank + step) % channel.world_size
         if code == 0:
             code = peer_tile_wait(channel, BEGUN, peer, COMMUNICATE, 0)
+
+
+@triton.jit
+def await_own_copies(channel, counted):
+    """End no launch whose copies still read the caller's tokens, where no event tells the stream so."""
+    if counted == TELLING:
+        consumer_tile_wait(channel, UNITS, channel.rank, COMMUNICATE, 0)
 
 
 @triton.jit

@@ -20,14 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from megascale_kernels.device.hopper_gemm import (
-    Ring,
-    column_slices,
-    make_ring,
-    next_slot,
-    store_slice,
-    tma_load,
-)
+from megascale_kernels.device.hopper_gemm import Ring, column_slices, make_ring, next_slot, store_slice, tma_load
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
 from megascale_kernels.device.primitives import peer_tile_notify
 from megascale_kernels.device.progress import (
@@ -44,7 +37,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
+from megascale_kernels.device.signals import finish_launch, follow_launch, open_channel, publish_launch
 from megascale_kernels.moe.kernels.combine_kernel import (
     LEAD_TILES,
     ROW_TILES,
@@ -456,13 +449,9 @@ def hopper_combine_kernel(
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
     pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
     CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
-    TRACE: gl.constexpr,
+    TRACE: gl.constexpr, FOLLOWS: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
-    channel = open_channel(
-        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
-        signature, OPERATOR, deadline_us,
-    )  # fmt: skip
     if CFG.b_is_nk:  # noqa: SIM108 - Triton decides at compile time which branch exists
         ring = make_ring(h_desc, w_desc, CFG)
     else:
@@ -471,6 +460,12 @@ def hopper_combine_kernel(
         y_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
     )
     gl.static_assert(CFG.consumers == 2)
+    if FOLLOWS:
+        follow_launch()
+    channel = open_channel(
+        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (

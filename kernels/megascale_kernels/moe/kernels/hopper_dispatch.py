@@ -46,8 +46,14 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
-from megascale_kernels.moe.kernels.dispatch_kernel import ROW_TILES, await_all_begun, say_begun
+from megascale_kernels.device.signals import finish_launch, follow_launch, open_channel, publish_launch
+from megascale_kernels.moe.kernels.dispatch_kernel import (
+    BY_DEVICE,
+    ROW_TILES,
+    await_all_begun,
+    await_own_copies,
+    say_begun,
+)
 from megascale_kernels.moe.kernels.sending import send_some
 from megascale_kernels.moe.kernels.walk import (
     await_units,
@@ -328,9 +334,10 @@ def consume(ring, staging, h_desc, gate_desc, up_desc, head, tiles, channel, boa
     if last_consumer == ME:
         if cta == ctas - 1:
             await_all_begun(channel)
+            await_own_copies(channel, counted)
     show_done(channel, COMPUTE, shows)
     close_ring(events, cursor, COMPUTE, channel.operator, traces)
-    finish_launch(channel, ctas * CFG.consumers, counted)
+    finish_launch(channel, ctas * CFG.consumers, (counted == BY_DEVICE).to(gl.int32))
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
@@ -340,22 +347,24 @@ def hopper_dispatch_kernel(
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     data_bytes, tokens, experts, pitch, unit_tokens, units, hidden, inner, group_m, shift, cuts,
     CFG: gl.constexpr, SAVES: gl.constexpr, TOP_K: gl.constexpr, SELECTIVE: gl.constexpr, OPERATOR: gl.constexpr,
-    PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+    PROGRESS: gl.constexpr, TRACE: gl.constexpr, FOLLOWS: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor.
 
     `SAVES`: gate and up are stored as well, each by its own descriptor, for a backward. `SELECTIVE`: producers
     send what peers want, where no copy engine sends all.
     """
-    channel = open_channel(
-        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
-        signature, OPERATOR, deadline_us,
-    )  # fmt: skip
     ring = make_gathering_ring(h_desc.dtype, CFG)
     staging = gl.allocate_shared_memory(
         h_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
     )
     gl.static_assert(CFG.consumers == 2)
+    if FOLLOWS:
+        follow_launch()
+    channel = open_channel(
+        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (

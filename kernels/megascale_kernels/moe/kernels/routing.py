@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From every rank's choice of experts to the tables of this rank's experts, in one launch and without the host.
 
-A counting sort over ranks and experts. Every program
+A counting sort over ranks and experts. Every program (the last, which tells peers and the copy stream of the launch,
+only where there is a block for it)
 
 1. sends its blocks of our tokens' experts and gates to all ranks, our own among them, and notifies them;
 2. counts the pairs of each of our experts in its blocks of all ranks' tokens, as each arrives;
@@ -17,10 +18,10 @@ What tables mean: `tables.py`. An expert below zero, or beyond the last one, doe
 import triton
 import triton.language as tl
 
-from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, MET, OPERATORS
 from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_notify, producer_tile_notify
 from megascale_kernels.device.progress import head_board, show_done, show_tile
-from megascale_kernels.device.signals import finish_launch, open_channel, peer_words, publish_launch
+from megascale_kernels.device.signals import finish_launch, follow_launch, open_channel, peer_words, publish_launch
 from megascale_kernels.moe import tables
 from megascale_kernels.moe.kernels.walk import whole_tiles
 from megascale_kernels.planning.tile_order import blocks
@@ -54,31 +55,47 @@ def route_kernel(
     tokens, pitch, first_expert, lead_rows, half_rows, cuts, columns, programs,
     TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """One launch: `TOKENS` tokens a block, `PAIRS` pairs at once; every program must be resident."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
+    if FOLLOWS:
+        follow_launch()
+    epoch = tl.load(control + EPOCH) + 1
     channel = open_channel(
-        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        epoch, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
+    workers = routers(world_size, pitch, TOKENS)
     if cta == ctas - 1:
         head_board(channel, board, ctas, world_size, pitch, PADDED, TOP_K, PROGRESS)
         publish_launch(channel, pitch, EXPERTS, TOP_K, TILE_ROWS)
-    if cta == 0:
         tl.store(head + STAGES + tl.arange(0, COUNTERS), tl.zeros((COUNTERS,), dtype=tl.int32))
-    send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K, TOKENS, PAIRS, PROGRESS)
-    code = count(channel, head, counts, routes_words, pitch, first_expert, TOP_K, EXPERTS, PADDED, TOKENS, PAIRS,
-                 PROGRESS)  # fmt: skip
-    if code == 0:
-        code = meet_programs(channel, head)
-    if code == 0:
-        place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert,
-              lead_rows, half_rows, cuts, columns, programs, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS, TOKENS,
-              PAIRS)  # fmt: skip
+    if cta >= workers:
+        let_copies_begin(channel, epoch)
+    else:
+        send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, workers, TOP_K, TOKENS, PAIRS, PROGRESS)
+        if cta == ctas - 1:
+            let_copies_begin(channel, epoch)
+        code = count(channel, head, counts, routes_words, pitch, first_expert, workers, TOP_K, EXPERTS, PADDED, TOKENS,
+                     PAIRS, PROGRESS)  # fmt: skip
+        if code == 0:
+            code = meet_programs(channel, head, workers)
+        if code == 0:
+            place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert,
+                  lead_rows, half_rows, cuts, columns, programs, workers, TOP_K, MOST_HERE, EXPERTS, PADDED, TILE_ROWS,
+                  TOKENS, PAIRS)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     show_done(channel, COMMUNICATE, PROGRESS)
     finish_launch(channel, ctas, 0)
+
+
+@triton.jit
+def routers(world_size, pitch, TOKENS: tl.constexpr):
+    """How many programs route: where there is no block for the last one, which tells of the launch, all others."""
+    ctas = tl.num_programs(0)
+    return tl.where((blocks(pitch, TOKENS) * world_size < ctas) & (ctas > 1), ctas - 1, ctas)
 
 
 @triton.jit
@@ -89,17 +106,16 @@ def region_of(words, routes_words, source, pitch, TOP_K: tl.constexpr):
 
 
 @triton.jit
-def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
+def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, workers, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
          PAIRS: tl.constexpr, PROGRESS: tl.constexpr):  # fmt: skip
     """Step 1: this program's blocks of our tokens, to every rank, and how many tokens we have."""
     cta = tl.program_id(0)
-    ctas = tl.num_programs(0)
     show_tile(channel, COMMUNICATE, cta, PROGRESS)
     for step in range(channel.world_size):
         peer = (channel.rank + step) % channel.world_size
         header, ids, gates = region_of(peer_words(channel, peer), routes_words, channel.rank, pitch, TOP_K)
         tl.store(header + cta, tokens)
-        for block in range(cta, blocks(tokens, TOKENS), ctas):
+        for block in range(cta, blocks(tokens, TOKENS), workers):
             first = block * TOKENS * TOP_K
             end = min((block + 1) * TOKENS, tokens) * TOP_K
             for at in range(first, end, PAIRS):
@@ -114,6 +130,21 @@ def send(channel, ids_ptr, gates_ptr, routes_words, tokens, pitch, TOP_K: tl.con
 
 
 @triton.jit
+def let_copies_begin(channel, epoch):
+    """Tell this rank's copy stream that the next launch's copies may come, which travel while this one counts.
+
+    Every peer has begun this launch, hence ended the one before, the last that used the slot of the next. Told in any
+    case: the copy stream waits without a deadline, and where a peer is missing this launch has given up.
+    """
+    code = 0
+    for step in range(1, channel.world_size):
+        if code == 0:
+            code = consumer_tile_wait(channel, SENT, (channel.rank + step) % channel.world_size, COMMUNICATE, 0)
+    tl.debug_barrier()
+    tl.atomic_xchg(channel.control + MET, epoch, sem="release", scope="sys")
+
+
+@triton.jit
 def pairs_of(ids, at, end, first_expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr):
     """Pairs [at, at + `PAIRS`) below `end`, one row each, with a one in the column of its expert if that is ours."""
     expert = experts_of(ids, at + tl.arange(0, PAIRS), end, first_expert, EXPERTS)
@@ -122,17 +153,16 @@ def pairs_of(ids, at, end, first_expert, EXPERTS: tl.constexpr, PADDED: tl.const
 
 
 @triton.jit
-def count(channel, head, counts, routes_words, pitch, first_expert, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
+def count(channel, head, counts, routes_words, pitch, first_expert, workers, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
           PADDED: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, PROGRESS: tl.constexpr):  # fmt: skip
     """Step 2: pairs of each of our experts in this program's blocks, rank by rank, our own first."""
-    ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
     block = tl.program_id(0)
     code = 0
     while block < of_rank * channel.world_size:
         source = (channel.rank + block // of_rank) % channel.world_size
         inner = block % of_rank
-        sender = inner % ctas
+        sender = inner % workers
         show_tile(channel, COMPUTE, block, PROGRESS)
         code = consumer_tile_wait(channel, SENT + sender, source, COMPUTE, block)
         if code == 0:
@@ -145,16 +175,16 @@ def count(channel, head, counts, routes_words, pitch, first_expert, TOP_K: tl.co
             for at in range(inner * TOKENS * TOP_K, end, PAIRS):
                 total += tl.sum(pairs_of(ids, at, end, first_expert, EXPERTS, PADDED, PAIRS), axis=0)
             tl.store(counts + block * PADDED + tl.arange(0, PADDED), total)
-        block = tl.where(code == 0, block + ctas, of_rank * channel.world_size)
+        block = tl.where(code == 0, block + workers, of_rank * channel.world_size)
     return code
 
 
 @triton.jit
-def meet_programs(channel, head):
+def meet_programs(channel, head, workers):
     """Step 3: the last of this rank's programs to come here tells the others."""
     tl.debug_barrier()
     come = tl.atomic_add(head + ARRIVALS, 1, sem="acq_rel", scope="gpu")
-    if come == tl.num_programs(0) - 1:
+    if come == workers - 1:
         tl.atomic_xchg(head + ARRIVALS, 0, sem="relaxed", scope="gpu")
         producer_tile_notify(channel, COUNTED)
     return consumer_tile_wait(channel, COUNTED, channel.rank, COMPUTE, 0)
@@ -179,25 +209,25 @@ def sum_counts(counts, block, of_rank, everything, PADDED: tl.constexpr):
 
 @triton.jit
 def place(channel, head, counts, begins, rows, pair_row, pair_gate, tiles, routes_words, pitch, first_expert, lead_rows,
-          half_rows, cuts, columns, programs, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr,
-          PADDED: tl.constexpr, TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+          half_rows, cuts, columns, programs, workers, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr,
+          EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr, TOKENS: tl.constexpr,
+          PAIRS: tl.constexpr):  # fmt: skip
     """Step 4: where everything lies."""
-    ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
     everything = of_rank * channel.world_size
     is_first = 1
-    for block in range(tl.program_id(0), tl.maximum(everything, tl.program_id(0) + 1), ctas):
+    for block in range(tl.program_id(0), tl.maximum(everything, tl.program_id(0) + 1), workers):
         total, own, before = sum_counts(counts, block, of_rank, everything, PADDED)
         height = blocks(total, TILE_ROWS)
         starts = (tl.cumsum(height, axis=0) - height) * TILE_ROWS
         if is_first == 1:
             list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, cuts, columns, programs,
-                       EXPERTS, PADDED, TILE_ROWS)  # fmt: skip
+                       workers, EXPERTS, PADDED, TILE_ROWS)  # fmt: skip
         is_first = 0
         if block < everything:
             tl.store(begins + block * PADDED + tl.arange(0, PADDED), starts + before)
             place_block(channel, block, starts + before, rows, pair_row, pair_gate, routes_words, pitch, first_expert,
-                        TOP_K, MOST_HERE, EXPERTS, PADDED, TOKENS, PAIRS)  # fmt: skip
+                        workers, TOP_K, MOST_HERE, EXPERTS, PADDED, TOKENS, PAIRS)  # fmt: skip
 
 
 @triton.jit
@@ -208,20 +238,19 @@ def experts_of(ids, here, end, first_expert, EXPERTS: tl.constexpr):
 
 
 @triton.jit
-def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert,
+def place_block(channel, block, begin, rows, pair_row, pair_gate, routes_words, pitch, first_expert, workers,
                 TOP_K: tl.constexpr, MOST_HERE: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
                 TOKENS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """The rows of a block's pairs: a pair follows the earlier pairs of its expert, `PAIRS` of which are compared.
 
     `begin` is where the block's rows of each expert begin.
     """
-    ctas = tl.num_programs(0)
     of_rank = blocks(pitch, TOKENS)
     source = (channel.rank + block // of_rank) % channel.world_size
     inner = block % of_rank
     header, ids, gates = region_of(channel.control, routes_words, source, pitch, TOP_K)
     first = inner * TOKENS * TOP_K
-    end = min((inner + 1) * TOKENS, tl.load(header + inner % ctas)) * TOP_K
+    end = min((inner + 1) * TOKENS, tl.load(header + inner % workers)) * TOP_K
     for at in range(first, end, PAIRS):
         here = at + tl.arange(0, PAIRS)
         expert = experts_of(ids, here, end, first_expert, EXPERTS)
@@ -254,7 +283,7 @@ def slot_of_pair(ids, here, end, ours, first_expert, TOP_K: tl.constexpr, EXPERT
 
 @triton.jit
 def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_rows, cuts, columns, programs,
-               EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr):  # fmt: skip
+               workers, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TILE_ROWS: tl.constexpr):  # fmt: skip
     """Write the row tiles of every expert, the lead first, and the padding of its last one.
 
     Half ones that fill the last wave of layer 0, which has `columns` tiles of each and `programs` programs, come last,
@@ -277,7 +306,7 @@ def list_tiles(head, tiles, rows, total, own, height, starts, lead_rows, half_ro
     if tl.program_id(0) == 0:
         tl.store(head + ROW_TILES, row_tiles)
         tl.store(head + LEAD_TILES, lead_tiles)
-    for expert in range(tl.program_id(0), EXPERTS, tl.num_programs(0)):
+    for expert in range(tl.program_id(0), EXPERTS, workers):
         row = of_expert(starts, expert, PADDED)
         end = row + of_expert(total, expert, PADDED)
         count = of_expert(lead, expert, PADDED)
