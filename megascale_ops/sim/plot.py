@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as one picture (SVG): how far it was, in which state, which faults hit it, and where its time went."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
+from textwrap import wrap
 
 from megascale_ops.ledger import EFFECTIVE
 from megascale_ops.sim.kinds import KINDS
 from megascale_ops.sim.report import Report
 
 WIDTH, LEFT, RIGHT = 1100, 70, 20
-TOP, CURVE, STRIP, GAP = 70, 300, 26, 44
+TOP, CURVE, STRIP, GAP = 84, 300, 26, 44
+# Pixels of a line of text, and of a fault's letter; letters in a line that are nearer than that lie below each other.
+LINE, LETTER, MOST_BELOW = 14, 11, 5
+# Characters that fit between both edges.
+LETTERS = 150
 # Colours that people with any sight can tell apart (Okabe and Ito).
 _GOOD, _SLOW, _BAD, _WAIT = "#009e73", "#56b4e9", "#d55e00", "#e69f00"
 _STATES = {
@@ -72,12 +77,28 @@ def _curve(run: Report) -> Iterator[str]:
     yield f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="1.5"/>'
     letters = {_MARKS[fault.kind]: fault.kind for fault in run.faults}
     told = "".join(f", {letter}: {kind.replace('_', ' ')}" for letter, kind in letters.items())
-    yield _text(LEFT, TOP - 8, f"step{told}{' (orange: not named rightly)' if told else ''}")
-    for fault in run.faults:
+    lines = wrap(f"step{told}{' (orange: not named rightly)' if told else ''}", LETTERS)
+    for number, line in enumerate(reversed(lines)):
+        yield _text(LEFT, TOP - 8 - LINE * number, line)
+    places = _below([_x(run, fault.at_s) for fault in run.faults])
+    for fault, below in zip(run.faults, places, strict=True):
         x, colour = _x(run, fault.at_s), _GOOD if fault.is_right else _BAD
         yield f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="{colour}" stroke-dasharray="3 3"/>'
         name = f"{fault.kind} of rank {fault.rank}: {'named rightly' if fault.is_right else 'not named rightly'}"
-        yield f'<g fill="{colour}"><title>{escape(name)}</title>{_text(x + 2, TOP + 10, _MARKS[fault.kind])}</g>'
+        letter = _text(x + 2, TOP + 10 + LINE * below, _MARKS[fault.kind])
+        yield f'<g fill="{colour}"><title>{escape(name)}</title>{letter}</g>'
+
+
+def _below(places: Sequence[float]) -> list[int]:
+    """Return in which line each letter stands, so that none covers another; the last where all lines are full."""
+    ends: list[float] = []
+    found = []
+    for x in places:
+        line = next((number for number, end in enumerate(ends) if end <= x), len(ends))
+        line = min(line, MOST_BELOW)
+        ends[line:] = [x + LETTER, *ends[line + 1 :]]
+        found.append(line)
+    return found
 
 
 def _held(run: Report) -> Iterator[tuple[float, int]]:

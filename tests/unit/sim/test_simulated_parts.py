@@ -16,7 +16,7 @@ from megascale_ops.sim.faults import Fault, Truth, read_faults
 from megascale_ops.sim.kinds import KINDS
 from megascale_ops.sim.laws import LAWS
 from megascale_ops.sim.mesh import Layout
-from megascale_ops.sim.plot import draw
+from megascale_ops.sim.plot import LETTER, LETTERS, MOST_BELOW, draw
 from megascale_ops.sim.report import Answer, Report, sentences
 from megascale_ops.sim.score import score
 from megascale_ops.sim.settings import Settings, checked
@@ -198,3 +198,29 @@ def test_picture_and_lines_show_any_text_as_text() -> None:
     assert root.tag.endswith("svg")
     assert "<state>" in {element.text for element in root.iter() if element.text}
     assert any("llama3: The Llama 3 Herd" in line for line in sentences(Answer(run)))
+
+
+def test_a_picture_of_many_faults_can_be_read() -> None:
+    """What letters mean is whole between both edges; letters of faults that come together lie below each other."""
+    many = tuple(_truth(60.0 * number, kind, 1) for number, kind in enumerate(sorted(KINDS)))
+    run = Report(
+        ranks=16, ranks_per_node=8, spares=1, hours=10.0, seed=0, laws=("llama3",), policy={}, state="running",
+        wall_s=36_000.0, steps=0, ratio=-1.0, effective=-1.0, true_effective=0.0, rows={"idle": 36_000.0},
+        restarts=0, evictions=0, heartbeats=1, refused=(), timeline=((0.0, "running"),), progress=(), precision=-1.0,
+        recall=-1.0, incidents=(), faults=score(many, [], {}, 36_000.0).faults,
+    )  # fmt: skip
+
+    root = ET.fromstring(draw(run))  # noqa: S314  made a line above
+
+    texts = [element for element in root.iter() if element.tag.endswith("text")]
+    letters = [(float(one.get("x", "")), float(one.get("y", ""))) for one in texts if len(one.text or "") == 1]
+    words = [one.text or "" for one in texts]
+    assert max(map(len, words)) <= LETTERS
+    assert "rightly)" in " ".join(words)
+    assert all(kind.replace("_", " ") in " ".join(words) for kind in KINDS)
+    crowded = letters[: MOST_BELOW + 1]
+    assert all(
+        abs(one[0] - other[0]) >= LETTER or one[1] != other[1]
+        for number, one in enumerate(crowded)
+        for other in crowded[:number]
+    )
