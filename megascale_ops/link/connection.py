@@ -195,7 +195,7 @@ class Connection:
         return found
 
     async def _away(self, url: str, error: OSError) -> ControllerUnreachableError:
-        """Return why there was no answer in HTTP: nobody is there, or somebody who speaks otherwise."""
+        """Return why there was no answer in HTTP: no program listens, or one that speaks otherwise."""
         said = None if is_of_the_network(error) else await self._hear(url)
         if said and not (said.startswith(b"HTTP/") and url.startswith("http:")):
             return StrangerError(speaks_otherwise(url, said))

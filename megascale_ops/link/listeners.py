@@ -19,7 +19,7 @@ _HELLO = b"\x16\x03\x01\x00\x2d\x01\x00\x00\x29\x03\x03" + bytes(32) + b"\x00\x0
 
 
 def first_words(url: str, patience_s: float) -> bytes | None:
-    """Return the first bytes that what listens at an address says; b"": it closes without any, None: nobody is there.
+    """Return the first bytes that an address says; b"": it closes without any, None: no program listens.
 
     Args:
         url: ``http://HOST:PORT`` or https; it was checked.
