@@ -27,6 +27,10 @@ class ControllerUnreachableError(MegascaleError):
         self.leader = leader
 
 
+class StrangerError(ControllerUnreachableError):
+    """Something answers at the address given, and it is no controller; the message says what. To wait is no use."""
+
+
 class RefusedError(MegascaleError):
     """The controller understood the request and said no; the text carries its sentence."""
 

@@ -2,6 +2,7 @@
 """The options of ``megascale-ops agent``, with the reason for every default."""
 
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -53,6 +54,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_MOST_SHOWN = 100
 _METRICS_PORT = 7071  # beside the controller's 7070
 
 
@@ -80,6 +82,29 @@ def check(config: AgentConfig) -> None:
             f"heartbeat_interval_s = {config.heartbeat_interval_s:g} can't be used: take look_interval_s "
             f"({config.look_interval_s:g}) to 60 seconds"
         )
+
+
+def check_roots(config: AgentConfig) -> None:
+    """Refuse places of /sys and /proc that are none on this node: every check of the host would be off without a word.
+
+    Raises:
+        UsageError: one of them is no folder.
+    """
+    for name, root in (("sys_root", config.sys_root), ("proc_root", config.proc_root)):
+        if not _is_folder(root):
+            raise UsageError(f"{name} {_shown(root)} is no folder: it is where the node's own /{name[:-5]} is mounted")
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
+
+
+def _shown(path: str) -> str:
+    """Return a path for a sentence: 100 characters are enough to recognise it."""
+    return repr(path) if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]!r}... ({len(path)} characters)"
 
 
 def metrics_address(config: AgentConfig) -> Address | None:

@@ -70,6 +70,7 @@ def run_agent(config: AgentConfig) -> int:
         MegascaleError: this node has an agent already.
     """
     configuration.check(config)
+    configuration.check_roots(config)
     configuration.metrics_address(config)
     token = find_token(config.token_file, {})
     metrics_token = find_token(config.metrics_token_file, {}) or token

@@ -139,7 +139,7 @@ _FAIL_STOP = (
     ),
     _stop("exit_early", "one rank ends with status 0 in mid-training", "exited_early"),
     _stop("exit_silent", "one rank ends with status 1 and says nothing", "exit_code"),
-    _stop("own_connection", "a server of its own refuses one rank's request", "exception"),
+    _stop("own_connection", "a server of its own refuses one rank's request", "service_down"),
     _stop(
         *("loader_killed", "the data loader's worker of one rank is killed with SIGKILL", "killed", "out_of_memory"),
         arguments=("--loader-workers=1",),

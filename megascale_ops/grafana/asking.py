@@ -72,7 +72,7 @@ class Prometheus:
         """
         form = urlencode({"query": expression}).encode()
         try:
-            status, body = self._client.ask("POST", "/api/v1/query", body=form, patience_s=_ANSWER_S)
+            status, body, _ = self._client.ask("POST", "/api/v1/query", body=form, patience_s=_ANSWER_S)
         except TimeoutError as error:
             raise MegascaleError(f"no Prometheus answers at {self.url} within {_ANSWER_S:g} s") from error
         except OSError as error:

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from megascale_ops.errors import ControllerUnreachableError
+from megascale_ops.link.answers import Reply
+from megascale_ops.link.connection import HEAR_S
+from megascale_ops.link.listeners import first_words
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
@@ -42,10 +45,13 @@ class _Direct(Link):
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         return self.clients[self.url].ask(
             method, path, query=query, body=data, headers=self._headers, patience_s=self._timeout_s + wait_s
         )
+
+    async def _hear(self, url: str) -> bytes | None:
+        return first_words(url, min(HEAR_S, self._timeout_s))  # there is no event loop to keep from its work
 
 
 class BlockingLink:

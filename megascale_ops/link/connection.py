@@ -10,9 +10,11 @@ request whose kept-open connection was closed in the meantime is sent once more 
 caller's patience.
 """
 
+import asyncio
 import errno
 import logging
 import os
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
@@ -20,8 +22,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
+from megascale_ops.errors import ControllerUnreachableError, RefusedError, StrangerError, UsageError
 from megascale_ops.foreign import UNREADABLE
+from megascale_ops.link.answers import TAKEN, Reply, is_marked, is_strange, proxy_alone, speaks_otherwise, stranger
+from megascale_ops.link.listeners import first_words
 from megascale_ops.link.tls import client_tls
 from megascale_ops.link.token_files import FileToken, read_token_file
 from megascale_ops.schema.messages import ErrorReply
@@ -33,6 +37,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNAUTHORISED = 401
+_GOOD = range(200, 300)
+# An answer without any field: {}
+_EMPTY_BYTES = 2
+# 1 s: three tries of a port that may be across a network.
+HEAR_S = 1.0
 _AWAY = (502, 503, 504)  # a proxy's status for a controller that is not there
 # 3 fields show where it went wrong; a box full of noise has dozens of them.
 _FIELDS_TOLD = 3
@@ -160,26 +169,42 @@ class Connection:
         """Ask the address that is asked now."""
         try:
             try:
-                status, raw = await self._send(method, path, query, data, wait_s)
+                reply = await self._send(method, path, query, data, wait_s)
             except (ConnectionResetError, BrokenPipeError):
-                status, raw = await self._send(method, path, query, data, wait_s)
-            if status == _UNAUTHORISED and self._has_new_token():
-                status, raw = await self._send(method, path, query, data, wait_s)
+                reply = await self._send(method, path, query, data, wait_s)
+            if reply.status == _UNAUTHORISED and self._has_new_token():
+                reply = await self._send(method, path, query, data, wait_s)
         except TimeoutError as error:
             patience_s = self._timeout_s + wait_s
             raise ControllerUnreachableError(
-                f"no answer from the controller at {self.url} in {patience_s:g} s"
+                f"no answer from the controller at {self.url} in {patience_s:g} s{_mute(error)}"
             ) from error
         except OSError as error:
             if self._client_tls is not None:
                 self._client_tls.refresh()
-            raise ControllerUnreachableError(f"no controller answers at {self.url}: {reason_of(error)}") from error
-        if status >= 400:
-            self._refuse(path, status, raw)
+            raise await self._away(self.url, error) from error
+        if reply.status not in _GOOD:
+            self._refuse(path, reply)
         try:
-            return msgspec.json.decode(raw, type=reply_type)
+            found = msgspec.json.decode(reply.body, type=reply_type)
         except UNREADABLE as error:
-            raise self._no_reply(path, status, error) from error
+            raise StrangerError(stranger(self.url, path, reply, str(error))) from error
+        known: tuple[str, ...] = getattr(reply_type, "__struct_fields__", ())
+        if known and len(reply.body) > _EMPTY_BYTES and found == _default(reply_type) and is_strange(reply, known):
+            raise StrangerError(stranger(self.url, path, reply, "none of the fields of an answer is there"))
+        return found
+
+    async def _away(self, url: str, error: OSError) -> ControllerUnreachableError:
+        """Return why there was no answer in HTTP: no program listens, or one that speaks otherwise."""
+        said = None if is_of_the_network(error) else await self._hear(url)
+        if said and not (said.startswith(b"HTTP/") and url.startswith("http:")):
+            return StrangerError(speaks_otherwise(url, said))
+        reason = "what listens there takes the connection and closes it" if said == b"" else reason_of(error)
+        return ControllerUnreachableError(f"no controller answers at {url}: {reason}")
+
+    async def _hear(self, url: str) -> bytes | None:
+        """Return what the port says first, see ``first_words``."""
+        return await asyncio.to_thread(first_words, url, min(HEAR_S, self._timeout_s))
 
     def _has_new_token(self) -> bool:
         """Read the token's file again; return whether it holds another one."""
@@ -206,20 +231,21 @@ class Connection:
             log.warning("what goes to %s had values that can't be, and was brought into range: %s", path, told)
         return data
 
-    def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
+    def _refuse(self, path: str, reply: Reply) -> NoReturn:
         """Raise what an answer other than a good one means."""
         try:
-            told = msgspec.json.decode(raw, type=ErrorReply)
+            told = msgspec.json.decode(reply.body, type=ErrorReply)
         except UNREADABLE as error:
-            if status in _AWAY:
-                raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}") from error
-            raise self._no_reply(path, status, error) from error
-        if status in _AWAY:
+            if reply.status in _AWAY:
+                raise ControllerUnreachableError(
+                    f"no controller answers at {self.url}: {proxy_alone(reply)}"
+                ) from error
+            raise StrangerError(stranger(self.url, path, reply)) from error
+        if reply.status in _AWAY:
             raise ControllerUnreachableError(f"the controller at {self.url} has no time: {told.error}", told.leader)
-        raise RefusedError(told.error)
-
-    def _no_reply(self, path: str, status: int, error: Exception) -> RefusedError:
-        return RefusedError(f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}")
+        # A controller that is older than the mark has none, and neither has another program with a field of that name.
+        unsigned = "" if is_marked(reply) else f" (HTTP {reply.status} from {self.url}: is a controller there?)"
+        raise RefusedError(f"{told.error}{unsigned}")
 
     def _opened(self) -> "aiohttp.ClientSession":
         import aiohttp
@@ -231,8 +257,8 @@ class Connection:
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
-    ) -> tuple[int, bytes]:
-        """Return a response's status and body; raises OSError, ConnectionResetError where asking again is worth it."""
+    ) -> Reply:
+        """Return a response; raises OSError, ConnectionResetError where asking again is worth it."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s, connect=self._timeout_s)
@@ -246,12 +272,49 @@ class Connection:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                return response.status, await response.read()
+                return await reply_of(response)
         except aiohttp.ClientError as error:
             if isinstance(error, OSError):
                 raise
             kind = ConnectionResetError if isinstance(error, aiohttp.ServerDisconnectedError) else ConnectionError
             raise kind(str(error)) from error
+
+
+async def reply_of(response: "aiohttp.ClientResponse") -> Reply:
+    """Return what came, whole."""
+    return Reply(
+        response.status, await response.read(), {name.lower(): value for name, value in response.headers.items()}
+    )
+
+
+def is_of_the_network(error: OSError) -> bool:
+    """Return whether the kernel, a name server or a certificate says why nothing was reached."""
+    cause: BaseException | None = error
+    while cause is not None:
+        number = cause.errno if isinstance(cause, OSError) else None
+        if isinstance(cause, socket.gaierror) or hasattr(cause, "verify_code"):
+            return True
+        if number in _OF_THE_NETWORK and number != errno.ECONNRESET:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _mute(error: TimeoutError) -> str:
+    """Return what is known of a port that says nothing."""
+    if str(error) != TAKEN:
+        return ""
+    return (
+        ": what listens there takes connections and says nothing (another program, or a controller that stands still)"
+    )
+
+
+def _default(kind: type[T]) -> T | None:
+    """Return an answer without any field, None where it needs one."""
+    try:
+        return kind()
+    except TypeError:
+        return None
 
 
 def addresses(url: str) -> tuple[str, ...]:

@@ -15,13 +15,15 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.exceptions import TimeoutError as Urllib3TimeoutError
+
+from megascale_ops.link.answers import TAKEN, Reply
 
 if TYPE_CHECKING:
     import ssl
@@ -32,13 +34,6 @@ MOST_BYTES = 256_000_000
 _PIECE_BYTES = 1 << 16
 # 64 connections are kept for threads that send at once; more are closed after their answer.
 _KEPT = 64
-
-
-class Reply(NamedTuple):
-    """What came back."""
-
-    status: int
-    body: bytes
 
 
 class HttpClient:
@@ -103,6 +98,8 @@ class HttpClient:
         exchange = self.begin(method, path, query=query, body=body, headers=headers, patience_s=patience_s)
         try:
             return exchange.reply.result(patience_s)
+        except TimeoutError as error:
+            raise TimeoutError(TAKEN if exchange.is_connected else str(error)) from error
         finally:
             exchange.cut(TimeoutError())
 
@@ -179,7 +176,8 @@ class HttpClient:
                 response.close()
                 raise ConnectionError(f"its answer is longer than {self._most_bytes} bytes")
         response.release_conn()
-        return Reply(response.status, bytes(came))
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Reply(response.status, bytes(came), headers)
 
 
 class Exchange:
@@ -187,12 +185,14 @@ class Exchange:
 
     Attributes:
         reply: the answer, or what went wrong.
+        is_connected: whether the other side took the connection.
     """
 
     def __init__(self) -> None:
         self.reply: Future[Reply] = Future()
         self._connection: HTTPConnection | None = None
         self._socket: socket.socket | None = None
+        self.is_connected = False
 
     def end(self, outcome: Reply | BaseException) -> None:
         """Give the answer to a caller that still waits for it."""
@@ -222,6 +222,7 @@ class Exchange:
         """
         # A connection lets go of a socket whose answer ends with it, while its answer is still read.
         self._connection, self._socket = connection, connection.sock
+        self.is_connected = connection.sock is not None
         if self.reply.done():
             raise ConnectionAbortedError("nobody waits for the answer any more")
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from megascale_ops.errors import ControllerUnreachableError, RefusedError
+from megascale_ops.errors import ControllerUnreachableError, StrangerError
 from megascale_ops.foreign import UNREADABLE
-from megascale_ops.link.connection import Connection, reason_of
+from megascale_ops.link.connection import Connection, reply_of
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import AuditEntries, BadHardwareList, Incident, Incidents, Status
@@ -257,7 +257,7 @@ class Link(Connection):
                 allow_redirects=False,
             ) as response:
                 if response.status != 200:
-                    self._refuse("/v1/live", response.status, await response.read())
+                    self._refuse("/v1/live", await reply_of(response))
                 async for data in read_events(response.content.iter_any()):
                     frame = _frames.decode(data)
                     check_version(f"the live view of the controller at {self.url}", frame.version, LIVE_VERSION)
@@ -269,12 +269,13 @@ class Link(Connection):
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             self._turn_from({asked}, ControllerUnreachableError())
-            raise ControllerUnreachableError(f"no controller answers at {asked}: {reason_of(error)}") from error
+            reason = error if isinstance(error, OSError) else ConnectionError(str(error))
+            raise await self._away(asked, reason) from error
         except ControllerUnreachableError as error:
             self._turn_from({asked}, error)
             raise
         except UNREADABLE as error:
-            raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
+            raise StrangerError(f"{self.url}/v1/live sent what is no frame of a controller: {error}") from error
 
     async def healthz(self) -> dict[str, Any]:
         """Return the controller's own health: ``status`` ok or degraded, and why."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from megascale_ops.recorder.hook_guard import step_aside
+from megascale_ops.recorder.recording.kept_words import keep_last_words
 from megascale_ops.recorder.recording.stack_file import answer_sigusr1
 from megascale_ops.recorder.torch_hooks.import_hook import after_import
 from megascale_ops.schema import environment
@@ -23,6 +24,7 @@ def activate() -> None:
     for name, piece in (
         ("dying with the runner", _die_with_the_runner),
         ("stacks on SIGUSR1", _write_stacks_on_sigusr1),
+        ("keeping the last words", _keep_last_words),
         ("the import hook", _wait_for_torch),
     ):
         _try(name, piece)
@@ -62,6 +64,10 @@ def await_rank() -> None:
 
 def _write_stacks_on_sigusr1() -> None:
     answer_sigusr1(int(os.environ["RANK"]))
+
+
+def _keep_last_words() -> None:
+    keep_last_words(int(os.environ["RANK"]))
 
 
 def _wait_for_torch() -> None:

@@ -31,7 +31,7 @@ from megascale_ops.runner.output.console import Console
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.preflight import is_free, look_at_machine, prepare_boxes, prepare_folder
 from megascale_ops.runner.processes import marked_processes
-from megascale_ops.runner.programs import check_program
+from megascale_ops.runner.programs import check_program, own_world
 from megascale_ops.runner.ranks import leftovers
 from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.ranks.warm import WarmPool
@@ -157,6 +157,8 @@ def run(
     config = with_whole_paths(config, machine.cwd)
     plan = make_plan(config, command, machine, "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
+    if sentence := own_world(os.environ, plan.max_nodes):
+        log.warning("%s", sentence)
     find_token(config.token_file, os.environ)
     for sentence in (*plan.meeting.said, *([limits(command, _begin_of)] if config.wrap else [])):
         log.info("%s", sentence)

@@ -11,6 +11,7 @@ import stat
 import sys
 import warnings
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from megascale_ops.runner.plan import Plan
 _HEAD_BYTES = 256  # Linux reads as much of a file to see what it is (BINPRM_BUF_SIZE)
 # 4 MB: a script of a hundred thousand lines, which Python reads in a second; what is larger holds data.
 _MOST_BYTES = 4 << 20
+_SEVERAL = 2
 _NO_FILE = "is no file: each rank and each restart reads the script anew, so save it as one"
 
 
@@ -51,11 +53,33 @@ def check_program(plan: Plan) -> None:
     if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
         _check_script(Path(plan.arguments[1]), is_ours=plan.program == sys.executable)
         return
+    if plan.arguments[:2] == ("-u", "-m") and os.sep in plan.arguments[2]:
+        name = plan.arguments[2]
+        raise UsageError(
+            f"--module takes a module's name, as in package.train, and {name} is a path: leave --module out"
+        )
     found = shutil.which(plan.program)
     if found is None:
         raise UsageError(_why_not(plan.program))
+    if not _is_file(Path(found)):
+        raise UsageError(f"{plan.program} {_NO_FILE}")
     if why := _why_not_begun(found):
         raise UsageError(f"the program {plan.program} can't be started: {why}")
+
+
+def own_world(environ: Mapping[str, str], max_nodes: int) -> str:
+    """Return what to tell where another launcher has set a world of several, and this run is one of its own; or "".
+
+    A run starts all ranks of its node itself, so one that was started for each rank, or for each pod, would be several
+    jobs beside each other.
+    """
+    world = environ.get("WORLD_SIZE", "")[:9]
+    if max_nodes > 1 or not world.isdecimal() or int(world) < _SEVERAL:
+        return ""
+    return (
+        f"WORLD_SIZE={world} is set, as by a launcher that starts each rank or each pod: this run has one node and "
+        "starts its ranks itself, so several of them are as many jobs (--nnodes and --rdzv-endpoint make them one)"
+    )
 
 
 def _check_script(script: Path, *, is_ours: bool) -> None:

@@ -67,6 +67,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         "check_suspects": "Let a node in doubt, or with a GPU that hung, measure itself before it comes back.",
         "check_all": "After a fault of hardware let all nodes measure themselves, side by side, before they go on.",
         "check_preempts": "Check a GPU that is named slow at once, beside the training, not in the next pause.",
+        "service_patience_s": "Seconds that a service is waited for that the script can't reach.",
         "loss_spike_steps": "Steps in a row that the loss must stay out of its range.",
         "loss_spike_spreads": "How far that is, in spreads of the loss above its recent median.",
     }
@@ -126,6 +127,9 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     check_all: bool = False
     # Off: for half a minute all ranks would wait for those of the node that is measured.
     check_preempts: bool = False
+    # 1 h: a data server or an object store that is away for longer needs a person. It is tried again after 10 s, and
+    # then each time after as long as it has been away, 5 min at most.
+    service_patience_s: Seconds = 3600.0
     # 3 steps in a row: a single bad batch passes by itself.
     loss_spike_steps: Count = 3
     # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.

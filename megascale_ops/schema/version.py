@@ -10,6 +10,8 @@ from megascale_ops.errors import VersionError
 MESSAGE_VERSION = 1
 JOURNAL_VERSION = 2
 BOX_VERSION = 3
+MARK_HEADER = "Megascale-Ops"
+"""Header of a controller's answers, with its message version: an answer with none of our fields may be a stranger's."""
 
 
 def spoken() -> int:

@@ -12,6 +12,7 @@ well as the device, for tests and for a log that is piped in from elsewhere.
 Source: Documentation/ABI/testing/dev-kmsg.
 """
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -22,6 +23,8 @@ from megascale_agents.collectors.kernel_events import KernelEvent, LineReader, R
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import myself
 from megascale_ops import foreign
+
+log = logging.getLogger(__name__)
 
 # 8 KiB: the kernel refuses a smaller buffer than its longest record (1 KiB of text and its dictionary).
 _RECORD_BYTES = 8192
@@ -81,6 +84,7 @@ class KernelLog:
         self._memory = Path(memory) if memory else None
         self._boot_id = boot_id
         self._handle = -1
+        self._is_told = False
         self._rest = b""
         self._seq = -1
         self._reader = LineReader()
@@ -156,6 +160,11 @@ class KernelLog:
         if self._memory is None:
             return
         # The folder may be a user's: a link or file found there is neither followed nor written to.
-        self._memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         counted = msgspec.json.encode(_Counted(self._path, self._boot_id, self._seq))
-        files.write_whole(self._memory.parent, (), self._memory.name, counted, myself())
+        try:
+            self._memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.write_whole(self._memory.parent, (), self._memory.name, counted, myself())
+        except OSError as error:  # /dev/shm is full: what the kernel says counts all the same
+            if not self._is_told:
+                log.warning("%s: the agent's next start counts the kernel's log from then on: %s", self._memory, error)
+            self._is_told = True

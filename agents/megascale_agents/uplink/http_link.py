@@ -8,6 +8,7 @@ when it is imported) and 13 MB for as long as it lives. ``https://`` trusts whom
 import asyncio
 
 from megascale_ops.link import Link
+from megascale_ops.link.answers import TAKEN, Reply
 from megascale_ops.link.http_client import HttpClient
 
 # 4 MB: what comes back are orders, a few KB of them.
@@ -29,7 +30,7 @@ class LightLink(Link):
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         patience_s = self._timeout_s + wait_s
         exchange = self._clients[self.url].begin(
             method, path, query=query, body=data, headers=self._headers, patience_s=patience_s
@@ -37,5 +38,7 @@ class LightLink(Link):
         try:
             async with asyncio.timeout(patience_s):
                 return await asyncio.wrap_future(exchange.reply)
+        except TimeoutError as error:
+            raise TimeoutError(TAKEN if exchange.is_connected else str(error)) from error
         finally:  # also after the deadline, or when the caller was cancelled: its thread ends
             exchange.cut(TimeoutError())

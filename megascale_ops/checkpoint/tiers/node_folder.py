@@ -130,10 +130,7 @@ def require_room(root: Path, need_bytes: int, share: float, keep: int) -> None:
             return
         folders = storage.candidates(root)
         if len(folders) <= keep:
-            said = (
-                f"{need_bytes / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free, "
-                f"of which {spare / 1e9:.2f} GB stay free"
-            )
+            said = f"{_size(need_bytes)} are needed and {_size(free)} are free, of which {_size(spare)} stay free"
             raise OSError(errno.ENOSPC, said)
         storage.discard(folders[-1])
 
@@ -153,3 +150,9 @@ def keep_newest(root: Path, step: int, keep: int) -> None:
 def clear(root: Path) -> None:
     """Delete a job's folder; what resists is logged by no one and goes with the next job."""
     shutil.rmtree(root, ignore_errors=True)
+
+
+def _size(count: int) -> str:
+    """Return bytes in the unit that shows them: a container's /dev/shm has 64 MB, a node's a terabyte."""
+    scale, unit = (1e9, "GB") if count >= 1e8 else (1e6, "MB") if count >= 1e5 else (1e3, "kB")
+    return f"{count / scale:.2f} {unit}"

@@ -110,6 +110,7 @@ class Job:
         self.saved = saved  # as the journal has it; None: it has nothing of it
         self.known_runners = set(record.runners)  # of this life
         self.orders = {order.id: order for order in record.orders}  # given and not known to be executed
+        self.pause_ends_s = 0.0  # until when a service is waited for, on this controller's clock
         self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}

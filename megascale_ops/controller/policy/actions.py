@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megascale_ops.controller.policy import outage
 from megascale_ops.controller.policy.decision import (
     HOUR_S,
     Decision,
@@ -26,7 +27,8 @@ from megascale_ops.controller.policy.decision import (
     blamed_node,
 )
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
-from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.controller.policy.services import is_of_a_service, says_so
+from megascale_ops.diagnosis.exits.last_traceback import before_it, with_error
 from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit, without_numbers
 from megascale_ops.diagnosis.hardware import SOURCE as HARDWARE
 from megascale_ops.schema.fault_classes import Blames, Hang, class_of
@@ -84,8 +86,11 @@ def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
         if row.name in _MAYBE_MACHINES and not exit_.steps_seen:
             return None
         if exit_.error is not None:
-            return Failure(signature(exit_), exit_.error.step if exit_.error.step >= 0 else exit_.step)
-        return Failure(signature_of_exit(exit_), exit_.step)
+            away = is_of_a_service(exit_.error, before_it(exit_.stderr_tail))
+            step = exit_.error.step if exit_.error.step >= 0 else exit_.step
+            return Failure(signature(exit_), step, of_service=away)
+        said = signature_of_exit(exit_)
+        return Failure(said, exit_.step, of_service=row.name == "exit_code" and says_so(said))
     return None
 
 
@@ -132,6 +137,8 @@ def decide(question: Question) -> Decision:
     limit = spent_limit(question)
     if limit is not None:
         return Decision("stop", limit.why, fault, limit.rule)
+    if (awaited := _of_outage(question)) is not None:
+        return awaited
     action, why, own = rule_for(question.policy, fault)
     lasting = still_cut(question)
     if lasting.node and not own:
@@ -160,6 +167,14 @@ def _without_limits(question: Question) -> Decision | None:
     return Decision("stop", why, fault, "table") if action == "stop" else None
 
 
+def _of_outage(question: Question) -> Decision | None:
+    """Return what follows where a service was away; None where none was, or the policy has other words for it."""
+    rule = rule_for(question.policy, outage.FAULT)
+    if not outage.is_outage(question) or rule.action not in ("restart", "stop"):
+        return None
+    return outage.wait(question) if rule.action == "restart" else Decision("stop", rule.why, outage.FAULT, "table")
+
+
 def _is_bug(question: Question) -> bool:
     """Return whether the script has failed in the same way as often as its class takes for no chance.
 
@@ -167,7 +182,7 @@ def _is_bug(question: Question) -> bool:
     work may lie between two failures with the same words. So it does for all that says less than an exception.
     """
     failure, fault = question.failure, question.verdict.fault
-    if failure is None:
+    if failure is None or _of_outage(question) is not None:
         return False
     is_refusal = fault == "exit_code" and failure.step < 0
     most = _REFUSALS if is_refusal else class_of(fault).script_bug_after
@@ -212,6 +227,8 @@ def state_failure_of(verdict: Verdict, failure: Failure | None, exits: tuple[Ran
     if not ends:
         return None
     at = max(one.step for one in ends)
+    if failure is not None and failure.of_service:
+        return None
     cause = failure.signature if failure is not None and verdict.fault in _IN_SCRIPT else ""
     if verdict.fault == "loss_nan":
         cause, at = "loss_nan", max(0, verdict.since_step)
@@ -269,7 +286,8 @@ def spent_limit(question: Question) -> Limit | None:
 
 def _spent_budget(question: Question) -> str:
     """Return the sentence for the first budget that is used up, or ""."""
-    policy, cause = question.policy, question.verdict.fault
+    policy = question.policy
+    cause = outage.FAULT if outage.is_outage(question) else question.verdict.fault
     if 0 <= policy.max_restarts <= question.restarts_in_all:
         return f"the budget of {policy.max_restarts} restarts is used up (--max-restarts)"
     recent = [restart for restart in question.restarts if question.wall_s - restart.wall_s < HOUR_S]
@@ -278,7 +296,7 @@ def _spent_budget(question: Question) -> str:
         return f"{count} restarts in the last hour use up the budget of {policy.restarts_per_hour} an hour"
     same = sum(restart.cause == cause for restart in recent)
     same += sum(times for name, times in question.older.items() if name.partition("@")[0] == cause)
-    if same >= policy.restarts_per_cause_per_hour:
+    if same >= policy.restarts_per_cause_per_hour and not outage.is_going_on(question):
         return (
             f"{same} restarts because of {cause} in the last hour use up the budget of "
             f"{policy.restarts_per_cause_per_hour} an hour for one cause"
@@ -292,14 +310,15 @@ def _fruitless(question: Question) -> str:
     Faults of machines that have nothing to do with each other, each of another one, are bad luck and count a quarter.
     Among 100,000 GPUs five of them between two checkpoints are no rarity, and a sixth restart is as good as the first.
     """
-    if question.progressed or not question.restarts:
+    if question.progressed or not question.restarts or outage.is_outage(question):
         return ""
     chain = [(question.verdict.fault, blamed_node(question.verdict))]
     # Each restart records whether the round before it had come further; the oldest is about a round without a restart.
     for restart in reversed(question.restarts[1:]):
         if restart.progressed:
             break
-        chain.append((restart.cause, restart.node))
+        if restart.cause != outage.FAULT:
+            chain.append((restart.cause, restart.node))
     of_node = Counter(node for _, node in chain)
     unlucky = sum(_may_be_machines(cause) and bool(node) and of_node[node] == 1 for cause, node in chain)
     if len(chain) - unlucky + unlucky // UNLUCKY_FOR_ONE < question.policy.fruitless_restarts:

@@ -31,6 +31,8 @@ class Restart(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str = ""  # the one that was to blame; "" for none or more than one
     progressed: bool = True  # the round that it ended had made steps that none had made before
     place: str = ""  # of a silence that nothing had proven: a second one there was not cured by this restart
+    waited_s: float = 0.0  # before it, for a service
+    outage_wall_s: float = 0.0  # since when that is away
 
 
 class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +50,7 @@ class Failure(msgspec.Struct, frozen=True):
     signature: str
     step: int
     times: int = 1  # in a row, with this one
+    of_service: bool = False  # over a service outside of the job that does not answer
 
     def after(self, before: "Failure | None") -> "Failure":
         """Return it as what followed the failure of the round before: counted on where that was the same."""
@@ -114,6 +117,8 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     nodes: tuple[str, ...] = ()
     dry_run: bool = False  # it is only reported, not done
     restore_before: int = -1  # from now on no checkpoint of this step or a later one is restored; -1: as it was
+    wait_s: float = 0.0  # until the next round may begin
+    outage_wall_s: float = 0.0  # since when the service is away that is waited for
 
     @property
     def acts(self) -> bool:

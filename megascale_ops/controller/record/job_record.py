@@ -85,6 +85,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
     state_failure: StateFailure | None = None  # how the round before failed, if what it had restored may explain it
     restore_before: int = -1  # no checkpoint of this step or later is restored: it was bad itself; -1: any
+    due_wall_s: float = 0.0  # the next round may not begin before: a service is waited for
     habits: dict[str, float] = {}  # by place: the longest silence there that ended by itself, seconds
 
     @property

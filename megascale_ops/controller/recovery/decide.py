@@ -136,6 +136,11 @@ def evicted(job: Job, wall_s: float) -> list[str]:
 
 def why_out(transitions: Transitions, job: Job, node: str, wall_s: float) -> str:
     """Return why a runner waits outside of a round, for its log; "" where that is nothing special."""
+    if job.state is State.REPLACING and job.record.due_wall_s > wall_s:
+        left_s = job.record.due_wall_s - wall_s
+        ended = job.record.ended_verdict
+        why = f"{ended.reason}: " if ended is not None else ""
+        return f"{why}job {job.name} waits {left_s:.0f} s for a service that its script needs, then starts again"
     barred = transitions.nodes.why_barred(node)
     if barred and job.member(node) is None and job.state in (*ACTIVE, State.REPLACING):
         return f"job {job.name} goes on without {node}: {barred}"
@@ -151,10 +156,12 @@ def why_out(transitions: Transitions, job: Job, node: str, wall_s: float) -> str
 def after(job: Job, verdict: Verdict, decision: Decision, wall_s: float) -> dict[str, object]:
     """Return what a restart changes in the job's record."""
     record = job.record
-    changes: dict[str, object] = {"decided": None, "left_alone": None}
+    due_wall_s = wall_s + decision.wait_s if decision.wait_s else 0.0
+    changes: dict[str, object] = {"decided": None, "left_alone": None, "due_wall_s": due_wall_s}
     if decision.counted:
         progressed, place = _has_progressed(job, wall_s), silent_place(verdict)
-        restart = Restart(wall_s, verdict.fault, blamed_node(verdict), progressed, place)
+        node, away = blamed_node(verdict), (decision.wait_s, decision.outage_wall_s)
+        restart = Restart(wall_s, verdict.fault, node, progressed, place, *away)
         changes["restarts"] = (*record.restarts, restart)[-MOST_RESTARTS:]
         cause = restart.cause or "unknown"
         changes["restarted"] = record.restarted | {cause: record.restarted.get(cause, 0) + 1}

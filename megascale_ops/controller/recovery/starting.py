@@ -28,7 +28,7 @@ NO_BOX_S = 3.0
 
 def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
     """Can a round be formed?"""
-    if not diagnose.may_scan_nodes(job, now_s):
+    if _is_paused(transitions, job, now_s) or not diagnose.may_scan_nodes(job, now_s):
         return False
     record = job.record
     joined = diagnose.joined(job, now_s)
@@ -63,7 +63,7 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
         diagnose.is_alive(transitions.registry, job, node, now_s) for node in before if node not in joined
     )
     checks.tell_out(transitions, job, joined, formation.reason)
-    waited_s = now_s - job.entered_s
+    waited_s = now_s - max(job.entered_s, job.pause_ends_s)
     if waited_s < record.policy.join_timeout_s and not hopeless:
         return False
     if not joined and not hopeless and _is_evicted(job):
@@ -77,6 +77,14 @@ def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
             transitions.put_incident(job, incidents.close(job.incident, "ended", text))
         transitions.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
     return True
+
+
+def _is_paused(transitions: Transitions, job: Job, now_s: float) -> bool:
+    """Return whether a service is waited for; the time to gather nodes begins after that."""
+    left_s = job.record.due_wall_s - transitions.wall()
+    if left_s > 0:
+        job.pause_ends_s = now_s + left_s
+    return left_s > 0
 
 
 def _is_evicted(job: Job) -> bool:

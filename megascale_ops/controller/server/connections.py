@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import http_exceptions, web
 
 from megascale_ops.schema.messages import ErrorReply
+from megascale_ops.schema.version import MARK_HEADER, MESSAGE_VERSION
 from megascale_ops.schema.wording import printable
 
 # 16 KiB: a browser's cookies for other services of the same host (8 KiB at most, as servers take them) and a token.
@@ -24,6 +25,7 @@ MOST_HEAD_BYTES = 16 * 1024
 # 2 s: the rest of an unread body is read for so long before the connection ends.
 LINGER_S = 2.0
 HEARTBEAT = "/v1/heartbeat"
+_MARK = str(MESSAGE_VERSION)
 _END = b"\r\n\r\n"
 _TOO_LONG = f"the head of this request is too long: at most {MOST_HEAD_BYTES} bytes are taken"
 _NO_REQUEST = "this is no request: METHOD PATH HTTP/1.1 was expected"
@@ -152,6 +154,7 @@ class Connection(web.RequestHandler):
             raise ConnectionError("an answer was begun already")
         told, sentence = _told(status, exc, message)
         response = web.Response(status=told, body=encode_error(sentence), content_type="application/json")
+        response.headers[MARK_HEADER] = _MARK
         response.force_close()
         return response
 
@@ -252,6 +255,8 @@ async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
             body=encode_error(f"{request.method} {request.path} can't be answered: {error.reason}"),
             content_type="application/json",
         )
+    if not response.prepared:
+        response.headers[MARK_HEADER] = _MARK
     # An agent that is refused sends again in a second. Other clients lose their connection then; and where a body was
     # not read, the next head can't be distinguished from it.
     goes_on = request.content.is_eof() and (response.status < HTTPStatus.BAD_REQUEST or request.path == HEARTBEAT)

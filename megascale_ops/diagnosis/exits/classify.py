@@ -59,6 +59,9 @@ _POINTS_ELSEWHERE = re.compile(
 )
 # libstdc++: a std::thread was destroyed while it ran; with a C++ exception it names the type.
 _THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
+# A page of shared memory that has no room raises SIGBUS where it is first touched, as broken memory does. 1 MiB free:
+# what is left is less than a tensor.
+_SHM_FULL_BYTES, _SHM_SURE = 1 << 20, 0.8
 # 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
 _MEMORY_FULL = 0.97
 SURE = 0.95
@@ -219,7 +222,7 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
         return Judged(one, "unknown", why, nobody[0].row.sure)
     weak = next((word for word in own if word.row.fault not in ("exception", "aborted")), None)
     if signal_of(code):
-        return _by_signal(one, own, weak)
+        return _by_signal(one, own, weak, host)
     named = weak or (own[0] if own else None)
     # The black box records uncaught exceptions. One that only the output shows was caught: the code is the script's.
     # What a launcher below the rank repeats was its child's, and had no box.
@@ -232,9 +235,13 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
     )
 
 
-def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
+def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None, host: HostReading | None) -> Judged:
     """Classify a rank that died of a signal without strong last words."""
     code = one.exit.code
+    if signal_of(code) == signal.SIGBUS and host is not None and host.has_shm and host.shm_free_bytes < _SHM_FULL_BYTES:
+        left_kib = host.shm_free_bytes >> 10
+        why = f"{_died_of(code)}, and shared memory of its host (/dev/shm) is full: {left_kib} KiB are free"
+        return Judged(one, "out_of_memory", why, _SHM_SURE)
     if raised := _raised_before_it_aborted(own, one.exit):
         return Judged(one, raised.row.fault, f"{_quoted(raised)}; {_died_of(code)} while it ended", _BEFORE_A_PEER)
     fault = SIGNAL_FAULTS.get(signal_of(code), "killed")

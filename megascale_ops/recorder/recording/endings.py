@@ -28,6 +28,7 @@ _LIBRARIES = tuple(
         if (path := sysconfig.get_paths().get(key))
     }
 )
+_CARRIED = "Traceback (most recent call last):"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _OURS = __file__.rpartition("/recording/")[0] + "/"  # the recorder
 # The box holds 711 bytes: most of them for what was raised last, the rest for what it came from.
@@ -115,9 +116,20 @@ def _first_of(error: BaseException) -> BaseException | None:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
+        return _without_frames(str(error))
     except Exception as broken:  # noqa: BLE001  a user's __str__ may raise; its class then stands for the message
         return f"(its message cannot be read: {type(broken).__name__})"
+
+
+def _without_frames(message: str) -> str:
+    """Return a message without the frames of a traceback that it carries, as torch's data loader sends a worker's.
+
+    They would fill the box, and what the worker raised stands behind them.
+    """
+    if _CARRIED not in message:
+        return message
+    lines = message.splitlines()
+    return "\n".join(line for line in lines if _CARRIED not in line and not line.startswith(("  ", "\t")) and line)
 
 
 def _name(error: BaseException) -> str:

@@ -25,7 +25,6 @@ from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.private_folder import private_folder, write_file
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
-from megascale_ops.diagnosis.exits.last_words import end_of
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.exits import status_in_words
 from megascale_ops.runner.output.console import Console
@@ -42,6 +41,7 @@ from megascale_ops.runner.processes import (
     spawn,
     start_ticks,
 )
+from megascale_ops.runner.ranks.last_words import last_words, tail
 from megascale_ops.runner.ranks.leftovers import describe
 from megascale_ops.runner.ranks.warm import WarmPool
 from megascale_ops.runner.ranks.worker import Worker
@@ -60,10 +60,6 @@ log = logging.getLogger(__name__)
 DEVICE_MEMORY_S = 30.0
 # 8: what was called in the last step or two; 64 ranks of a node stay below 50 KB.
 _LAST_CALLS = 8
-# 4,000 bytes: the sentence with which a library aborts, and what it prints of its stack.
-_TAIL = 4000
-# 32 KB: torch prints the stack of an abort up to three times, some 100 bytes to 200 a frame; frames are left out.
-_STACKS_TAIL = 32_000
 # 256 KB: a launcher's words stand before its own traceback and among what 64 ranks print while they go down.
 _LAUNCHER_TAIL = 256_000
 _PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -349,7 +345,7 @@ class LocalWorkers:
             msgspec.structs.replace(told[0], by_us=False) if self._stranded else told[0],
             self._children.deaths(),
             self._children.ranks(),
-            read_words(_tail(worker.stdout_path, _LAUNCHER_TAIL) + "\n" + _tail(worker.stderr_path, _LAUNCHER_TAIL)),
+            read_words(tail(worker.stdout_path, _LAUNCHER_TAIL) + "\n" + tail(worker.stderr_path, _LAUNCHER_TAIL)),
             self._with_box,
         )
 
@@ -363,8 +359,10 @@ class LocalWorkers:
             code=code,
             seen_mono_s=worker.proc.ended_mono_s or time.monotonic(),
             by_us=worker.stopped_by_us,
-            stderr_tail=_last_words(worker.stderr_path) if code != 0 and not worker.stopped_by_us else "",
         )
+        if code != 0 and not worker.stopped_by_us:
+            said = last_words(worker.stderr_path, self.place.box_dir, worker.rank, worker.proc.pid, code)
+            plain = msgspec.structs.replace(plain, stderr_tail=said)
         return self._with_box(plain)[0]
 
     def _with_box(self, plain: RankExit) -> tuple[RankExit, str]:
@@ -427,20 +425,6 @@ def put_round_file(folder: int, name: str, content: bytes) -> None:
             os.close(handle)
         where = Path(f"/proc/self/fd/{folder}").readlink()
         log.warning("%s is full: black boxes of ranks that are started now have no room", where)
-
-
-def _last_words(path: str) -> str:
-    """Return the end of what a rank wrote: the agent reads it too, but a verdict does not wait for its next look."""
-    return end_of(_tail(path, _STACKS_TAIL), _TAIL)
-
-
-def _tail(path: str, most_bytes: int) -> str:
-    """Return the end of a file."""
-    with suppress(OSError), Path(path).open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - most_bytes))
-        return file.read().decode("utf-8", "replace")
-    return ""
 
 
 _WORLD_VARIABLES = (

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, StrangerError, UsageError
 from megascale_ops.link.whereabouts import state_root, token_file_of
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, is_loopback
@@ -79,6 +79,7 @@ def wait_for_controller(
 
     Raises:
         ControllerUnreachableError: none answered in time; one sentence.
+        StrangerError: another program is there.
         RefusedError: it is there and refuses.
         UsageError: it is there, and the token that was made is not to be found from here.
     """
@@ -89,9 +90,8 @@ def wait_for_controller(
         try:
             check_controller(url, file)
         except ControllerUnreachableError as error:
-            if time.monotonic() >= end_s:
-                waited = f"; waited for {deadline_s:g} s" if deadline_s else ""
-                raise ControllerUnreachableError(f"{error}{waited}") from error
+            if isinstance(error, StrangerError) or time.monotonic() >= end_s:
+                raise _given_up(error, deadline_s) from error
             if not is_told:
                 log.warning("%s; this run waits for it, for %g s", error, deadline_s)
                 is_told = True
@@ -109,6 +109,13 @@ def wait_for_controller(
                 log.info("the controller at %s answers", url)
             return Found(url, file)
         time.sleep(_MEETING_POLL_S)
+
+
+def _given_up(error: ControllerUnreachableError, waited_s: float) -> ControllerUnreachableError:
+    """Return the error with how long was waited: not at all for a stranger, which becomes no controller."""
+    if isinstance(error, StrangerError):
+        return StrangerError(str(error))
+    return ControllerUnreachableError(f"{error}; waited for {waited_s:g} s" if waited_s else str(error))
 
 
 def _run_folders(run_dir: Path) -> Iterator[Path]:

@@ -37,6 +37,19 @@ def test_what_cannot_work_is_refused(config: AgentConfig, word: str) -> None:
         configuration.check(config)
 
 
+@pytest.mark.parametrize("root", ["nowhere", "file", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize("name", ["sys_root", "proc_root"])
+def test_a_place_of_the_host_that_is_no_folder_is_refused(tmp_path: Path, name: str, root: str) -> None:
+    """Every check would be off without a word of it; the node's own, and a folder as a container has it, are taken."""
+    (tmp_path / "file").touch()
+    wrong = str(tmp_path / root)
+
+    with pytest.raises(UsageError, match=f"{name} .* is no folder"):
+        configuration.check_roots(AgentConfig(controller=URL, **{name: wrong}))
+    configuration.check_roots(AgentConfig(controller=URL, **{name: str(tmp_path)}))
+    configuration.check_roots(AgentConfig(controller=URL))
+
+
 @pytest.mark.parametrize("listen", ["7071", ":7071", "localhost", "localhost:x", "localhost:99999", "a b"])
 def test_a_listen_address_is_host_and_port(listen: str) -> None:
     """Anything else is refused with what is allowed."""

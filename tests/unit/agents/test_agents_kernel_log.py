@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel tells is counted once, whatever form it has and however often the agent is started."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -109,6 +110,31 @@ def test_a_restarted_agent_counts_nothing_twice_and_misses_nothing(tmp_path: Pat
     second.close()
 
     assert (old, [event.number for event in new], [event.number for event in missed]) == ([], [48], [95])
+
+
+def test_a_place_for_its_memory_that_is_full_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel's words count though /dev/shm takes no file; that they may count twice later is told once."""
+
+    def refuse(*_what: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kernel_log.files, "write_whole", refuse)
+    path, oom = tmp_path / "kmsg", "3,{0},{0}000000,-;Out of memory: Killed process {0}77 (python) total-vm:1kB\n"
+    path.write_text(oom.format(7))
+    log = KernelLog(str(path), str(tmp_path / "memory.json"), BOOT)
+    log.poll_log()
+
+    with path.open("a") as file:
+        file.write(oom.format(8))
+    first = log.poll_log()
+    with path.open("a") as file:
+        file.write(oom.format(9))
+    second = log.poll_log()
+
+    assert [len(first), len(second)] == [1, 1]
+    assert caplog.text.count("No space left on device") == 1
 
 
 def test_the_memory_of_another_boot_is_void(tmp_path: Path) -> None:

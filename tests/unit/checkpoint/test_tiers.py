@@ -130,7 +130,8 @@ def test_without_room_a_local_set_is_left_out_with_one_sentence_and_the_shared_o
     said = [record.message for record in caplog.records if record.name == "megascale_ops.checkpoint"]
     assert len(said) == 1
     assert said[0].startswith("step 1 is not saved on the nodes: saving step 1 to the local tier")
-    assert "GB are needed and" in said[0]
+    assert " kB are needed and " in said[0]
+    assert " GB are free" in said[0]
     assert len(storage.candidates(tmp_path / "shared")) == 2
 
 
@@ -148,7 +149,7 @@ def test_older_sets_make_room_but_for_the_newest(tmp_path: Path, monkeypatch: py
 
     node_folder.require_room(tmp_path, 20, 0.0, keep=1)
     assert [storage.step_of(path) for path in storage.candidates(tmp_path)] == [3, 2]
-    with pytest.raises(OSError, match=r"0\.00 GB are needed"):
+    with pytest.raises(OSError, match=r"0\.03 kB are needed and 0\.03 kB are free"):
         node_folder.require_room(tmp_path, 31, 0.0, keep=1)
     assert [storage.step_of(path) for path in storage.candidates(tmp_path)] == [3]
 

@@ -209,6 +209,20 @@ def test_a_kill_on_a_host_without_memory_is_out_of_memory() -> None:
     assert _judge(_ended(1, -9), hosts={"n0": HostReading(memory_used=0.99)}).fault == "out_of_memory"
 
 
+def test_a_bus_error_on_a_host_without_shared_memory_is_its_lack() -> None:
+    """A page of shared memory without room raises what broken memory raises; no node is to blame twice for it."""
+    full, roomy = HostReading(shm_free_bytes=4096), HostReading(shm_free_bytes=1 << 30)
+    unknown = HostReading(has_shm=False)
+
+    verdict = _judge(_ended(1, -signal.SIGBUS), hosts={"n0": full})
+
+    assert verdict.fault == "out_of_memory"
+    assert "shared memory of its host (/dev/shm) is full: 4 KiB are free" in verdict.reason
+    assert _judge(_ended(1, -signal.SIGBUS), hosts={"n0": roomy}).fault == "segfault"
+    assert _judge(_ended(1, -signal.SIGBUS), hosts={"n0": unknown}).fault == "segfault"
+    assert _judge(_ended(1, -signal.SIGSEGV), hosts={"n0": full}).fault == "segfault"
+
+
 def test_who_is_sent_too_much_is_a_victim() -> None:
     """Gloo aborts the receiver; the fault is named, and no rank, for its end does not tell who called otherwise."""
     died = _ended(0, -signal.SIGABRT, words=("aborted", "gloo_mismatch"))

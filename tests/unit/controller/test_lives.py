@@ -59,6 +59,7 @@ FULL = JobRecord(
     left_alone=LeftAlone("job-7", 3.0, 4.0),
     state_failure=StateFailure("ValueError: no", 12, 10),
     restore_before=20,
+    due_wall_s=3.0,
     habits={"upload (train.py:40)": 600.0},
 )
 # What differs between the first life of a name and a later one, and why that is right.

@@ -133,7 +133,7 @@ def test_requests_say_what_they_are_given_and_use_a_connection_again() -> None:
             client.ask("DELETE", "/v1/z%2Fz", patience_s=30.0),
         ]
 
-    assert replies == [(200, b"{}")] * 3
+    assert [reply[:2] for reply in replies] == [(200, b"{}")] * 3
     assert server.connections == 1
     firsts = [one.split(b"\r\n", 1)[0] for one in server.requests]
     assert firsts[0] == b"POST /below/v1/x?a=b+c%26d HTTP/1.1"
@@ -215,7 +215,7 @@ def test_what_is_no_answer_is_an_error_of_the_connection(said: bytes, kind: type
             client.ask("GET", "/", patience_s=30.0)
         once = iter([OK])
 
-        assert client.ask("GET", "/", patience_s=30.0) == (200, b"{}")
+        assert client.ask("GET", "/", patience_s=30.0)[:2] == (200, b"{}")
 
 
 def test_nobody_there_is_a_refused_connection() -> None:
@@ -286,5 +286,5 @@ def test_tls_trusts_whom_it_was_told_to_trust(tmp_path: Path) -> None:
         replies = [client.ask("GET", "/", patience_s=30.0) for _ in range(2)]
         client.close()
 
-    assert replies == [(200, b"{}")] * 2
+    assert [reply[:2] for reply in replies] == [(200, b"{}")] * 2
     assert all(b"bearer s3cret" in one.lower() for one in server.requests)

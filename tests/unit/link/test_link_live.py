@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from megascale_ops.errors import ControllerUnreachableError, RefusedError, VersionError
+from megascale_ops.errors import ControllerUnreachableError, RefusedError, StrangerError, VersionError
 from megascale_ops.link import Link
 from megascale_ops.schema.live import Frame, merge
 from tests.fakes.live_frames import frame
@@ -133,7 +133,7 @@ async def test_silence_is_an_error_in_time(served: tuple[Streaming, Link]) -> No
         (401, b'{"error": "a token is needed"}', RefusedError, "a token is needed"),
         (503, b'{"error": "64 pages watch"}', ControllerUnreachableError, "has no time: 64 pages watch"),
         (502, b"<html>", ControllerUnreachableError, "HTTP 502"),
-        (404, b"<html>", RefusedError, "no reply of ours"),
+        (404, b"<html>", StrangerError, "another program answers"),
     ],
 )
 async def test_who_says_no_is_quoted(
@@ -151,7 +151,7 @@ async def test_what_is_no_frame_is_refused(served: tuple[Streaming, Link]) -> No
     """And a version that is too far away is named."""
     streaming, link = served
     streaming.pieces = [event(b'{"what": 1}')]
-    with pytest.raises(RefusedError, match="no frame of ours"):
+    with pytest.raises(StrangerError, match="no frame of a controller"):
         await frames_of(link)
 
     streaming.pieces = [event(msgspec.json.encode(msgspec.structs.replace(frame(), version=9)))]

@@ -146,3 +146,16 @@ def test_what_was_suppressed_and_a_circle_are_not_told() -> None:
 
     assert describe(hidden, 0).message == "plain"
     assert describe(one, 0).message == "one (from ValueError: other)"
+
+
+def test_a_carried_traceback_leaves_room_for_what_was_raised() -> None:
+    """As torch sends what a worker of its data loader raised: the frames are left out, the worker's words stay."""
+    frames = "".join(f'  File "/lib/fetch_{at}.py", line {at}, in fetch\n    data = fetch({at})\n' for at in range(20))
+    raised = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+    text = f"Caught RuntimeError in worker 0.\nOriginal Traceback (most recent call last):\n{frames}{raised}\n"
+
+    told = describe(RuntimeError(text), 7)
+    plain = describe(RuntimeError("two lines\n  of which one is indented"), 7)
+
+    assert told.message == f"Caught RuntimeError in worker 0.\n{raised}"
+    assert plain.message == "two lines\n  of which one is indented"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.errors import ControllerUnreachableError, RefusedError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, StrangerError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.preflight import check_controller
 from megascale_ops.runner.services import own_controller
@@ -102,14 +102,17 @@ def test_one_that_never_comes_is_one_sentence(monkeypatch: pytest.MonkeyPatch, c
     assert clock.now_s < 61.0
 
 
-def test_one_that_says_no_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path) -> None:
-    """A wrong token gets no better."""
+@pytest.mark.parametrize("no", [RefusedError("this controller wants a token"), StrangerError("an SSH server listens")])
+def test_one_that_says_no_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path, no: MegascaleError
+) -> None:
+    """A wrong token gets no better, and another program becomes no controller."""
 
     def status(_link: BlockingLink, **_asked: object) -> None:
-        raise RefusedError("this controller wants a token")
+        raise no
 
     monkeypatch.setattr(BlockingLink, "status", status)
 
-    with pytest.raises(RefusedError):
+    with pytest.raises(type(no)):
         wait_for_controller("http://127.0.0.1:1", "", tmp_path, 60.0)
     assert clock.now_s == 0.0

@@ -3,6 +3,7 @@
 
 import errno
 import os
+import socket
 import stat
 import sys
 import zipfile
@@ -16,7 +17,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.plan import make_plan
 from megascale_ops.runner.preflight import look_at_machine
-from megascale_ops.runner.programs import check_program, is_python
+from megascale_ops.runner.programs import check_program, is_python, own_world
 
 
 def _check(path: Path, *, no_python: bool = False, python: str = "") -> None:
@@ -143,3 +144,45 @@ def test_a_program_that_the_kernel_starts_is_left_be(tmp_path: Path, first: str)
     _check(_file(tmp_path, f"{first}\necho\n".encode(), "train"), no_python=True)
     _check(Path(sys.executable), no_python=True)
     assert stat.S_IMODE((tmp_path / "train").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("name", ["/tmp/train.py", "./train.py", "package/train"])
+def test_a_path_is_no_module(name: str) -> None:
+    """Python would look for a package of that name in every round; the negative control is a module's name."""
+    machine = look_at_machine()
+    for asked in (name, "package.train"):
+        plan = make_plan(RunConfig(module=True), (asked,), machine, threads_set=False)
+        if asked == name:
+            with pytest.raises(UsageError, match=r"--module takes a module's name.*leave --module out"):
+                check_program(plan)
+        else:
+            check_program(plan)
+
+
+def test_a_socket_is_no_program(tmp_path: Path) -> None:
+    """The kernel would refuse it once the job has begun."""
+    path = tmp_path / "train"
+    with socket.socket(socket.AF_UNIX) as listens:
+        listens.bind(str(path))
+        path.chmod(0o755)
+
+        with pytest.raises(UsageError, match="is no file"):
+            _check(path, no_python=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "max_nodes", "is_told"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 1, True),
+        ({"WORLD_SIZE": "16"}, 1, True),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 2, False),  # a pod a node, which meet
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 1, False),
+        ({"RANK": "0"}, 1, False),
+        ({"WORLD_SIZE": "0"}, 1, False),
+        ({"WORLD_SIZE": "many"}, 1, False),
+        ({}, 1, False),
+    ],
+)
+def test_a_world_of_another_launcher_is_told(environ: dict[str, str], max_nodes: int, *, is_told: bool) -> None:
+    """Several runs beside each other would be as many jobs, which write the same checkpoints."""
+    assert bool(own_world(environ, max_nodes)) == is_told
