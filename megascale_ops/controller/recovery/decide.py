@@ -38,6 +38,7 @@ from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import PolicyView
 from megascale_ops.schema.policy_settings import apply_settings, check_settings, differences, merge_settings
+from megascale_ops.schema.wording import duration
 
 log = logging.getLogger(__name__)
 _replace = msgspec.structs.replace
@@ -140,7 +141,8 @@ def why_out(transitions: Transitions, job: Job, node: str, wall_s: float) -> str
         left_s = job.record.due_wall_s - wall_s
         ended = job.record.ended_verdict
         why = f"{ended.reason}: " if ended is not None else ""
-        return f"{why}job {job.name} waits {left_s:.0f} s for a service that its script needs, then starts again"
+        most = f"ends after {duration(job.record.policy.service_patience_s)} of it (--policy service_patience_s)"
+        return f"{why}job {job.name} waits {left_s:.0f} s for a service that its script needs, tries again, and {most}"
     barred = transitions.nodes.why_barred(node)
     if barred and job.member(node) is None and job.state in (*ACTIVE, State.REPLACING):
         return f"job {job.name} goes on without {node}: {barred}"
