@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup debian helm lint test test-unit test-processes processes-beside test-matrix test-versions fuzz sbom audit locked demo docs clean
+.PHONY: help setup debian helm rewritten lint test test-unit test-processes processes-beside test-matrix test-versions fuzz sbom audit locked demo docs clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -69,14 +69,18 @@ debian:
 helm: setup
 	@.ci/helm.sh >/dev/null || true
 
-# What starts processes or needs a GPU is not even found: 140 files whose asserts each worker would rewrite.
-test-unit: setup $(UNIT_TESTS_AFTER)
+# Eight workers begin together, and in a fresh clone all would rewrite the same asserts: 28 s of CPU where once is 8.
+rewritten: setup
+	@$(BIN)/python .ci/rewrite_tests.py >/dev/null
+
+# What starts processes or needs a GPU is not even found: 140 files that each worker would read.
+test-unit: setup rewritten $(UNIT_TESTS_AFTER)
 	$(BIN)/pytest tests --ignore=tests/processes --ignore=tests/gpu -m "not gpu and not processes and not matrix" -n 2 --durations=10
 
-test-processes: setup
+test-processes: setup rewritten
 	@.ci/process-tests.sh
 
-processes-beside: setup debian helm
+processes-beside: setup rewritten debian helm
 	@.ci/process-tests.sh beside
 
 # Where drawn inputs are no tests of their own, all of them instead of a quarter.

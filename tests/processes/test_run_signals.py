@@ -12,13 +12,6 @@ from tests.processes.launch import Launch, until
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def launch(launch: Launch) -> Launch:
-    """What is started is a program, as a user starts it: its start is part of the story."""
-    launch.is_cold = True
-    return launch
-
-
 # Rank 0 has handlers, rank 1 has none: of a SIGUSR2 it would die.
 HANDLERS = """
 import os, signal, sys, time
@@ -57,6 +50,7 @@ sys.exit(3 if first else 0)
 
 def test_signals_reach_the_ranks_and_sigterm_leaves_them_time(launch: Launch) -> None:
     """SIGUSR1 and SIGUSR2 go to ranks with a handler and kill none; a handler of SIGTERM may take 6 s."""
+    launch.is_cold = True
     script = launch.tmp_path / "handlers.py"
     script.write_text(HANDLERS.replace('"ready"', f'"{launch.tmp_path}/ready"'))
     run = launch.spawn("run", "--job=toy", "--nproc-per-node=2", "--", str(script))
@@ -79,6 +73,7 @@ def test_signals_reach_the_ranks_and_sigterm_leaves_them_time(launch: Launch) ->
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_the_wait(launch: Launch, number: signal.Signals) -> None:
     """Who presses Ctrl-C again does not wait for a handler that takes 100 s; nothing is left behind all the same."""
+    launch.is_cold = number == signal.SIGINT  # what a user's shell starts takes Ctrl-C before anything is imported
     script = launch.tmp_path / "stays.py"
     script.write_text(STAYS)
     run = launch.spawn("run", "--job=toy", "--stop-grace=100", "--", str(script))
@@ -98,6 +93,7 @@ def test_a_second_signal_ends_the_wait(launch: Launch, number: signal.Signals) -
 
 def test_a_signal_before_any_rank_runs_ends_nothing(launch: Launch) -> None:
     """SIGUSR1 comes while the run starts: a message reports that it reached no rank, and the run goes on."""
+    launch.is_cold = True  # its start is the story
     script = launch.tmp_path / "short.py"
     script.write_text("print('ran')\n")
     run = launch.spawn("run", "--job=toy", "--", str(script))

@@ -53,15 +53,15 @@ _CHOSEN = re.compile(r"\bKill process .* or (?:sacrifice|a) child")
 _TOLD_TWICE = frozenset({"oom_kill", "pcie_fatal"})
 _WITHOUT_PROCESS = frozenset({"rcu_stall", "hard_lockup", "kernel_oops", "kernel_panic"})
 
-_RULES = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_net.RULES, *kernel_rules_storage.RULES)
+RULES = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_net.RULES, *kernel_rules_storage.RULES)
 NEEDLES = tuple(
     dict.fromkeys(
-        ["Xid", "fallen off the bus", "NVRM: The NVIDIA GPU", " Comm: ", "poll", *(rule.needle for rule in _RULES)]
+        ["Xid", "fallen off the bus", "NVRM: The NVIDIA GPU", " Comm: ", "poll", *(rule.needle for rule in RULES)]
     )
 )
 _NEEDLES = re.compile("|".join(map(re.escape, sorted(NEEDLES))))
 # Rules by the words in their lines: a line is matched only against rules whose words it contains.
-_BY_NEEDLE = {needle: [rule for rule in _RULES if rule.needle == needle] for needle in NEEDLES}
+_BY_NEEDLE = {needle: [rule for rule in RULES if rule.needle == needle] for needle in NEEDLES}
 
 
 class Record(NamedTuple):

@@ -16,20 +16,20 @@ from megascale_agents.collectors.table import COLLECTORS, module_of
 from megascale_agents.config import Address
 from megascale_ops.errors import UsageError
 
-_MODULES = (
+MODULES = (
     "megascale_agents.orders.executor",
     "megascale_agents.collectives.sample",
     "megascale_agents.hardware.hardware",
     *map(module_of, COLLECTORS),
 )
-_FOR_METRICS = ("megascale_agents.metrics.server", "megascale_agents.metrics.hardware", "prometheus_client")
+FOR_METRICS = ("megascale_agents.metrics.server", "megascale_agents.metrics.hardware", "prometheus_client")
 
 
 async def load(*, with_metrics: bool) -> None:
     """Import what is needed from now on; an agent without metrics needs no server."""
 
     def work() -> None:
-        for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
+        for name in (*MODULES, *(FOR_METRICS if with_metrics else ())):
             import_module(name)
 
     await threads.run(work, "load")

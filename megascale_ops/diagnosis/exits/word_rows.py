@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A row of the table of last words: its roles, what it carries, and the two ways to make one."""
 
-import re
 from typing import NamedTuple
 
 CAUSE, VICTIM, NOBODY, HARMLESS = "cause", "victim", "nobody", "harmless"
@@ -18,7 +17,7 @@ class Row(NamedTuple):
     """One kind of last words."""
 
     name: str
-    regex: re.Pattern[str]
+    regex: str  # compiled with all others when a line first asks for it (`last_words`)
     fault: str
     why: str
     role: str = CAUSE
@@ -39,9 +38,9 @@ def cause(
     hint: str = "", in_traceback: bool = False,
 ) -> Row:  # fmt: skip
     """Return a row that names what ended its rank; see ``Row`` for the arguments."""
-    return Row(name, re.compile(regex), fault, why, CAUSE, in_traceback, weak, late, sure, hint)
+    return Row(name, regex, fault, why, CAUSE, in_traceback, weak, late, sure, hint)
 
 
 def victim(name: str, regex: str, why: str, *, in_traceback: bool = False) -> Row:
     """Return a row that shows that another rank is gone or late."""
-    return Row(name, re.compile(regex), PEER_LOST, why, VICTIM, in_traceback)
+    return Row(name, regex, PEER_LOST, why, VICTIM, in_traceback)

@@ -15,8 +15,6 @@ Each row names where the text comes from, so that the next release of that softw
 holds a real line for each row, and a near miss that it must leave alone.
 """
 
-import re
-
 from megascale_ops.diagnosis.exits import general_rows
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
 from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
@@ -29,14 +27,14 @@ PATTERNS: tuple[Row, ...] = (
     # None at all.
     Row(
         "tuner_limit",
-        re.compile(r"\bout of resource\b|OutOfResources|No valid triton configs"),
+        r"\bout of resource\b|OutOfResources|No valid triton configs",
         "exception",
         "Triton and inductor while they tune: a candidate wants more shared memory or registers than there are",
         HARMLESS,
     ),
     Row(
         "chatter",
-        re.compile(r"^\[W[^\]]{0,60}socket\.cpp|[Ff]ailed to check the .?should dump"),
+        r"^\[W[^\]]{0,60}socket\.cpp|[Ff]ailed to check the .?should dump",
         "exception",
         "torch's c10d while a store is not there yet, and when rank 0 has ended in order before the others",
         HARMLESS,
@@ -313,7 +311,7 @@ PATTERNS: tuple[Row, ...] = (
     ),
     Row(
         "nccl_stuck",
-        re.compile(r"watchdog got stuck for|due to ProcessGroupNCCL watchdog hang|[Hh]eartbeat monitor timed out"),
+        r"watchdog got stuck for|due to ProcessGroupNCCL watchdog hang|[Hh]eartbeat monitor timed out",
         "unknown",
         "torch's heartbeat monitor: its watchdog hangs in CUDA or waits for the GIL, which can be anybody's doing",
         NOBODY,
@@ -321,10 +319,8 @@ PATTERNS: tuple[Row, ...] = (
     ),
     Row(
         "nccl_teardown",
-        re.compile(
-            r"Some NCCL operations have failed or timed out|taking the entire process down"
-            r"|attempting to dump debug info, due to"
-        ),
+        r"Some NCCL operations have failed or timed out|taking the entire process down"
+        r"|attempting to dump debug info, due to",
         "unknown",
         "torch's ProcessGroupNCCL before it ends the process, whatever the reason was",
         NOBODY,

@@ -3,6 +3,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -361,3 +363,23 @@ def test_a_log_that_ceases_to_be_readable_is_told_once(tmp_path: Path, monkeypat
     assert [one.name for one in first or []] == ["no_answer_kernel_log"]
     assert (second, status, third) == (None, Status.UNKNOWN, [])
     watched.watch.close()
+
+
+def test_an_agent_that_starts_compiles_no_pattern_of_a_line_that_never_came() -> None:
+    """All of them are 15 ms of CPU on each node; the control: a line that asks for some has these compiled."""
+    line = "Out of memory: Killed process 77 (pt_data_worker) total-vm:1kB"
+    probe = (
+        "import re, sys\n"
+        "compiled, compile_it = [], re.compile\n"
+        "re.compile = lambda words, *flags: compiled.append(words) or compile_it(words, *flags)\n"
+        "from megascale_agents.collectors import kernel_events, kernel_rules\n"
+        "rules = {rule.words for rule in kernel_events.RULES}\n"
+        "print(len(rules & set(compiled)))\n"
+        "record = kernel_events.Record(1, 1.0, sys.argv[1])\n"
+        "print(*[event.pid for event in kernel_events.LineReader().read([record])])\n"
+        "print(0 < len(rules & set(compiled)) < 10)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", probe, line], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.split() == ["0", "77", "True"]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each row of the table of last words has a real line that it names, and a near miss that it leaves alone."""
 
+import subprocess
+import sys
+
 import pytest
 
 from megascale_ops.diagnosis.exits.last_words import match, row_of_error, strip_prefix
@@ -440,3 +443,20 @@ def test_the_rank_prefix_does_not_hide_a_line() -> None:
     assert strip_prefix("[1,3]<stderr>: ValueError: x") == "ValueError: x"
     assert strip_prefix("(train pid=77, ip=10.0.0.1) ValueError: x") == "ValueError: x"
     assert strip_prefix("12: ValueError: x") == "ValueError: x"
+
+
+def test_a_program_that_starts_compiles_no_row_and_one_that_meets_an_error_does() -> None:
+    """All rows are 13 ms of CPU for each runner, controller and agent; an ordinary line asks for none of them."""
+    probe = (
+        "import re\n"
+        "compiled, compile_it = set(), re.compile\n"
+        "re.compile = lambda words, *flags: compiled.add(words) or compile_it(words, *flags)\n"
+        "from megascale_ops.diagnosis.exits import last_words\n"
+        "rows = {row.regex for row in last_words.PATTERNS}\n"
+        "print(last_words.match('step 60 loss 2.31'), len(rows & compiled))\n"
+        "print(last_words.match('torch.OutOfMemoryError: CUDA out of memory').fault, rows <= compiled)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout == "None 0\nout_of_memory True\n"
