@@ -85,15 +85,17 @@ def test_a_state_comes_back_and_what_is_damaged_is_passed_over(url: str) -> None
         for step in (1, 2):
             manager.save(step, states(step))
     state = states(0)
-    assert CheckpointManager(url).restore(state) == 2
+    with closing(CheckpointManager(url)) as later:
+        assert later.restore(state) == 2
     assert torch.equal(state["large"], states(2)["large"])
     files = s3fs.S3FileSystem()
     (shard,) = files.glob(f"{url}/step-00000002/*/*.tensors")
     files.pipe_file(shard, b"\0" + files.cat_file(shard)[1:])
 
-    assert manager.restore(state) == 1
+    with closing(CheckpointManager(url)) as last:
+        assert last.restore(state) == 1
     assert torch.equal(state["large"], states(1)["large"])
-    assert [fault.kind for report in manager.skipped for fault in report.faults] == ["digest differs"]
+    assert [fault.kind for report in last.skipped for fault in report.faults] == ["digest differs"]
 
 
 def test_only_the_newest_few_stay(url: str) -> None:
@@ -122,11 +124,11 @@ def test_a_bucket_that_is_not_there_is_one_sentence(url: str) -> None:
     """At once, when the manager is made; and a save to one that went away names what failed."""
     with pytest.raises(UsageError, match=r"cannot write checkpoints to s3://no-such-bucket-here/run7: "):
         CheckpointManager("s3://no-such-bucket-here/run7")
-    manager = CheckpointManager(url)
-    s3fs.S3FileSystem().rm(url.rpartition("/")[0], recursive=True)
+    with closing(CheckpointManager(url)) as manager:
+        s3fs.S3FileSystem().rm(url.rpartition("/")[0], recursive=True)
 
-    with pytest.raises(CheckpointError, match=r"saving step 1 to s3://.* failed: "):
-        manager.save(1, states(1))
+        with pytest.raises(CheckpointError, match=r"saving step 1 to s3://.* failed: "):
+            manager.save(1, states(1))
 
 
 class Waiting(logging.Handler):
@@ -148,11 +150,13 @@ def restored_while_written(url: str, step_in_flight: int, writer: int) -> dict[s
     s3fs.S3FileSystem.clear_instance_cache()
     sealed = s3fs.S3FileSystem(use_listings_cache=False).glob(f"{url}/step-{step_in_flight:08d}/*/manifest.json")
     state = {"large": torch.zeros(3_000_000), "small": torch.zeros(3), "step": 0}
-    manager, waiting = CheckpointManager(url), Waiting(writer)
+    waiting = Waiting(writer)
     log = logging.getLogger("megascale_ops.checkpoint")
     log.addHandler(waiting)
     try:
-        step = manager.restore(state)
+        # One that is left open renews its lease behind the tests that come after.
+        with closing(CheckpointManager(url)) as manager:
+            step = manager.restore(state)
     finally:
         log.removeHandler(waiting)
     return {
