@@ -253,8 +253,9 @@ def _by_last_lines(verdict: Verdict, ended: Sequence[Ended], texts: Mapping[int,
     who = named(sorted(complaints))
     how = "were asked to go" if verdict.fault == "killed" else "lost a peer"
     words = f'ended with a complaint, and {len(ended) - len(stopped)} others {how}: "{complaints[min(complaints)]}"'
+    fault = "exception" if all(map(RAISED_ALIKE.match, complaints.values())) else "exit_code"
     return msgspec.structs.replace(
-        verdict, fault="exit_code", culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
+        verdict, fault=fault, culprits=tuple(sorted(complaints)), confidence=_LAST_LINE_SURE,
         reason=f"{who} {words}",
         otherwise="an error in the log of another rank, for which these were stopped",
     )  # fmt: skip

@@ -15,19 +15,21 @@ from datetime import UTC, datetime, timedelta
 from megascale_agents.collectors.xid_table import meaning_of
 
 _LINE = re.compile(
-    r"^(?:<\d+>)?(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ (?:[\d:]{8} )?(?:\S+ )?kernel:|\d{4}-\d\d-\d\dT\S+ \S+ kernel:"
+    r"^(?:<\d+>)?(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ (?:[\d:]{8} )?(?:\S+ )?"
+    r"(?:kernel|earlyoom\[\d+\]|systemd-oomd\[\d+\]):|\d{4}-\d\d-\d\dT\S+ \S+ kernel:"
     r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\])"
 )
 # 0.6 of all lines: a job's log has some of the kernel's where a console mixes them.
 _MOST = 0.6
 _FAULT = re.compile(
-    r"NVRM: S?Xid|[Kk]illed process \d|fallen off the bus|segfault at"
+    r"NVRM: S?Xid|[Kk]illed process \d|sending SIG(?:TERM|KILL) to process \d|fallen off the bus|segfault at"
     r"|amdgpu: .*(?:error|reset|page fault)|amdgpu: +Process .{1,64} pid \d"
     r"|(?:Sending SIGBUS to|Killing) .{1,64}:\d{1,8} due to hardware memory corruption"
 )
-# By the OOM killer; for a page of memory that is broken; by a memory fault of its own.
+# By the OOM killer or a daemon that comes before it; for a page of memory that is broken; by a memory fault of its own.
 _KILLED = re.compile(
-    r"[Kk]illed process (\d{1,8})\b|(?:Sending SIGBUS to|Killing) .{1,64}?:(\d{1,8}) due to hardware memory"
+    r"(?:[Kk]illed|sending SIG(?:TERM|KILL) to) process (\d{1,8})\b"
+    r"|(?:Sending SIGBUS to|Killing) .{1,64}?:(\d{1,8}) due to hardware memory"
     r"|\[(\d{1,8})\]: segfault at|amdgpu: +Process .{1,64}? pid (\d{1,8})\b"
 )
 _XID = re.compile(r"Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}):[0-9a-fA-F.]+\): \d+(?:, pid='?(\d{1,8}))?")

@@ -13,7 +13,7 @@ from megascale_ops.postmortem.piece import Piece
 # A line of Kubernetes' events, or of a kubelet's log; its object is a pod, whose log is named by the whole of its name
 # or the end of it.
 _EVENT = re.compile(
-    r"^\S{1,20} +Warning +\S{1,60} +pod/(\S{1,253})\s"
+    r"^\S{1,20} +(?:Warning +\S{1,60}|Normal +Killing) +pod/(\S{1,253})\s"
     r"|^.{0,120}\b[EW]\d{4} [\d:.]{8,15} .{0,4000}\bpod=\"(?:[^\"/\s]{1,63}/)?([^\"/\s]{1,253})\""
 )
 # What tells that a pod began after all.

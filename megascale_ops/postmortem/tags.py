@@ -23,6 +23,8 @@ _GLOBAL = (
     re.compile(r"(?<!\w)\[(?:rank|RANK)(?:[=:] ?| )?(\d{1,6})\]:? ?"),
     re.compile(r"\(\w{1,60}(?:\[rank=| rank=)(\d{1,6})\b[^()]{0,80}\) ?"),
     re.compile(r"\brank(\d{1,6})\[\d{1,8}\]\[\w{1,60}\]: ?"),
+    # MVAPICH's own handler of signals.
+    re.compile(r"^\[[\w.-]{1,80}:mpi_rank_(\d{1,6})\](?:\[\w{1,60}\])? ?"),
     re.compile(r"\[\d{1,6},mpirank:(\d{1,6}),[^\]\n]{1,60}\]<std(?:err|out)>: ?"),
     # With --timestamp-output a date stands before it, without a space.
     re.compile(r"^(?:\w{3} \w{3} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?:\d{1,6},)?(\d{1,6})\]<std(?:err|out)>: ?"),
@@ -81,7 +83,7 @@ _OF_A_DEVICE = re.compile(r"^Exception in device=(?:TPU|XLA|CUDA|GPU|NEURON):(\d
 _OF_ASCEND = re.compile(r"\(PID:\d{1,9}, Device:-?\d{1,4}, RankID:(\d{1,6})\)")
 _RAISED, _BELOW_ASCENDS = re.compile(r"[\w.]{1,80}Error: "), re.compile(r"\s|E[A-Z]\d{4}: |\[Error\]: ")
 # Pieces of which each form has one.
-_GLOBAL_MARKS = ("[rank", "[RANK", "rank=", "][", "mpirank:", "]<std")
+_GLOBAL_MARKS = ("[rank", "[RANK", "rank=", "][", "mpirank:", "]<std", ":mpi_rank_")
 _LOCAL_MARKS = ("[default", "] ")
 # kubectl logs --prefix, of Kubeflow's pods of one replica each: the master is rank 0.
 _OF_POD = re.compile(r"^\[pod/(?P<job>[^\s/\]]{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})/[^\s\]]{1,63}\] ")

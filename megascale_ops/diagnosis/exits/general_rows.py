@@ -29,6 +29,15 @@ NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
         sure=0.9,
         hint="its container could not be made: its image does not come, or what it asks of its node is not there",
     ),
+    # Kubernetes, of a container that it ends itself.
+    cause(
+        "probe_failed",
+        r"\bfailed (?:liveness|startup) probe, will be restarted",
+        "killed",
+        "a kubelet's event of a container that did not answer its probe, behind which it ends it",
+        sure=0.9,
+        hint="its kubelet ended it, since its probe had failed",
+    ),
     # Ray, of the node below a rank.
     cause(
         "ray_node_dead",

@@ -30,7 +30,7 @@ _PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line about a step weighs a
 # and its pools raise again what they "caught in" a worker.
 _CAUGHT = re.compile(
     r"\b(?:(?<!Watchdog )caught"
-    r"(?! collective| signal| \w{1,80} in (?:DataLoader|pin memory|replica|process \d|rank \d))"
+    r"(?! collective| signal| [^\n]{0,60}\(signal \d| \w{1,80} in (?:DataLoader|pin memory|replica|process \d|rank \d))"
     r"|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|(?:will try|trying) again|falling back"
     r"|(?<!syncing pod, )skipp(?:ed|ing)"
     r"|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",

@@ -96,12 +96,13 @@ PATTERNS: tuple[Row, ...] = (
         r"|OOMKilled|OOM Killed|srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Out Of Memory"
         r"|[Ee]xceed(?:s|ed|ing) (?:(?:its|the|job|step|\d+ ?%) )?memory (?:limit|budget|usage threshold)\b"
         r"|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
+        r"|\bsending SIG(?:TERM|KILL) to process \d+ .{0,80}\b(?:oom_score|badness)\b"
         r"|(?:has|have) been killed by the (?:OOM killer|cgroup out-of-memory handler)"
         r"|[Nn]ode (?:was|is|running) low on (?:resource: )?memory|PBS: job killed: \w?mem |exitStatus: -10[34]\b"
         r"|beyond (?:the )?(?:physical |virtual )?memory limits?\b|exceeds job \w+ limit \"\w_(?:vmem|rss)",
         _OUT_OF,
-        "the kernel's OOM killer (mm/oom_kill.c) and systemd-oomd, the reports of them by slurmstepd, srun, Kubernetes "
-        "(evictions too), Ray and systemd; PBS, Grid Engine and YARN where they measure a job's memory themselves",
+        "the kernel's OOM killer (mm/oom_kill.c), systemd-oomd and earlyoom, the reports of them by slurmstepd, srun, "
+        "Kubernetes (evictions too), Ray and systemd; PBS, Grid Engine and YARN where they measure a job's memory",
     ),
     cause(
         "shm_full",
