@@ -55,6 +55,11 @@ GENERAL = (
         "Normal  Pulled  pod/gpt-worker-1  Successfully pulled image r/gpt:v7; nothing failed",
     ),
     Sample(
+        "probe_failed",
+        "2m  Normal  Killing  pod/gpt-2  Container trainer failed liveness probe, will be restarted",
+        "1m  Normal  Killing  pod/gpt-2  Stopping container trainer",
+    ),
+    Sample(
         "ray_worker_dead",
         "Ray says of its actor: The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
         "The actor is dead because its worker process has died, so says a driver of somebody",
