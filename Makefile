@@ -34,17 +34,15 @@ help:
 
 setup: $(STAMP)
 
-# pip compiles each file of 183 packages, one after the other: four fifths of that nobody imports. The pip that comes with
-# Python 3.11 takes three times as long to choose releases as its newest; without an index it stays. What can't be
-# compiled (syntax of a newer Python, in tests of torch) can't be imported either.
-COMPILED_WHEN_WANTED := /tests?/|/testing/|/(transformers/models|moto|plotly|sympy|networkx|pip|setuptools|torch/(_inductor|onnx|ao))/
+# Of the files of 183 packages four fifths are imported by nobody. What can't be compiled (syntax of a newer Python, in
+# tests of torch) can't be imported either.
+COMPILED_WHEN_WANTED := /tests?/|/testing/|/(transformers/models|moto|plotly|sympy|networkx|pip|setuptools|torch/(_inductor|onnx|ao)|kubernetes/aio|mypyc?|pygments/(lexers|styles))/
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11 to 3.14, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 15) or sys.exit("MegaScale Ops needs Python 3.11 to 3.14; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
 	"$(PYTHON)" -m venv $(VENV)
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python .ci/install.py -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -qq -j 2 -x '$(COMPILED_WHEN_WANTED)' $(VENV)/lib/python*/site-packages || true
 	@touch $@
 
