@@ -84,7 +84,7 @@ processes-beside: setup rewritten debian helm
 # Where drawn inputs are no tests of their own, all of them instead of a quarter.
 test-matrix: setup
 	@.ci/apt.sh slurmdbd mariadb-server
-	$(BIN)/pytest tests -m matrix
+	$(BIN)/pytest tests -m "matrix or in_turn"
 	MEGASCALE_ALL_DRAWN=1 $(BIN)/pytest tests/properties tests/unit/controller/test_journal_damage.py tests/unit/controller/test_wild_messages.py
 
 # In an environment of its own: uv keeps each file once for all environments that it makes.
