@@ -19,11 +19,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
 	@echo "make demo            train on this machine, break it, and watch it recover (about 30 s)"
-	@echo "make test            lint, types, floors and all tests that need no GPU"
+	@echo "make test            lint, types, floors and the tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
 	@echo "make test-processes  tests with real processes, about 10 minutes"
-	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 55 minutes"
+	@echo "make test-matrix     the rest of the fault matrix, the variants that make test leaves out, and all that takes turns there, about an hour"
 	@echo "make test-versions   the releases of Python, torch and Triton that are supported, one environment each; some 25 GB, 40 minutes"
 	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes and the HTTP API, about 20 minutes"
 	@echo "make docs            the documentation site, into build/site"
