@@ -19,11 +19,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
 	@echo "make demo            train on this machine, break it, and watch it recover (about 30 s)"
-	@echo "make test            lint, types, floors and all tests that need no GPU"
+	@echo "make test            lint, types, floors and the tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
 	@echo "make test-processes  tests with real processes, about 10 minutes"
-	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 55 minutes"
+	@echo "make test-matrix     the rest of the fault matrix, the variants that make test leaves out, and all that takes turns there, about an hour"
 	@echo "make test-versions   the releases of Python, torch and Triton that are supported, one environment each; some 25 GB, 40 minutes"
 	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes and the HTTP API, about 20 minutes"
 	@echo "make docs            the documentation site, into build/site"
@@ -34,17 +34,15 @@ help:
 
 setup: $(STAMP)
 
-# pip compiles each file of 183 packages, one after the other: four fifths of that nobody imports. The pip that comes with
-# Python 3.11 takes three times as long to choose releases as its newest; without an index it stays. What can't be
-# compiled (syntax of a newer Python, in tests of torch) can't be imported either.
-COMPILED_WHEN_WANTED := /tests?/|/testing/|/(transformers/models|moto|plotly|sympy|networkx|pip|setuptools|torch/(_inductor|onnx|ao))/
+# Of the files of 183 packages four fifths are imported by nobody. What can't be compiled (syntax of a newer Python, in
+# tests of torch) can't be imported either.
+COMPILED_WHEN_WANTED := /tests?/|/testing/|/(transformers/models|moto|plotly|sympy|networkx|pip|setuptools|torch/(_inductor|onnx|ao)|kubernetes/aio|mypyc?|pygments/(lexers|styles))/
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11 to 3.14, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 15) or sys.exit("MegaScale Ops needs Python 3.11 to 3.14; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
 	"$(PYTHON)" -m venv $(VENV)
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python .ci/install.py -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -qq -j 2 -x '$(COMPILED_WHEN_WANTED)' $(VENV)/lib/python*/site-packages || true
 	@touch $@
 
@@ -86,7 +84,7 @@ processes-beside: setup rewritten debian helm
 # Where drawn inputs are no tests of their own, all of them instead of a quarter.
 test-matrix: setup
 	@.ci/apt.sh slurmdbd mariadb-server
-	$(BIN)/pytest tests -m matrix
+	$(BIN)/pytest tests -m "matrix or in_turn"
 	MEGASCALE_ALL_DRAWN=1 $(BIN)/pytest tests/properties tests/unit/controller/test_journal_damage.py tests/unit/controller/test_wild_messages.py
 
 # In an environment of its own: uv keeps each file once for all environments that it makes.

@@ -39,7 +39,7 @@ hold() {
 
 if [ "$part" != last ]; then
     rm -rf "$cache"
-    hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n $workers --dist loadgroup
+    hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n $workers --dist loadgroup --turn=draw
     [ "$part" != beside ] || exit 0
 fi
 hold "${calm[@]}" -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup

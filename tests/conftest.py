@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests import cpu_times
+from tests import cpu_times, turns
 from tests.cpu_times import pytest_runtest_protocol
 from tests.drawn_seeds import drawn_seed, pytest_terminal_summary
 
@@ -27,7 +27,14 @@ settings.load_profile("any machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of our own."""
     cpu_times.pytest_addoption(parser)
+    turns.add_option(parser)
     parser.addoption("--seed", type=int, default=0, help="of commands that are drawn (unit/cli/test_drawn_commands.py)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests take turns."""
+    config.pluginmanager.register(turns, "turns")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is forked out of the warm parent is a process like the program that it stands for."""
 
+import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -13,8 +15,9 @@ import psutil
 import pytest
 
 from megascale_ops.runner.processes import start_ticks
+from tests.processes import warmed
 from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, TOY, Launch, until
-from tests.processes.warmed import Forked, stand_in
+from tests.processes.warmed import Forked, WarmParent, stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -91,3 +94,30 @@ def test_what_stands_for_the_program_says_and_ends_as_the_program(launch: Launch
 
     assert (done.returncode, done.stdout, done.stderr) == (program.returncode, program.stdout, program.stderr)
     assert done.returncode == 2
+
+
+def test_a_pid_that_comes_again_is_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A session starts more processes than the kernel has pids: the second of a number ends by itself."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(warmed, "connected", lambda: ours)
+    parent = WarmParent()
+
+    def tell(**what: float) -> None:
+        theirs.send(json.dumps(what).encode())
+
+    def order() -> Forked:
+        tell(began=77)
+        with (tmp_path / "out").open("wb") as out:
+            return parent.fork(["--version"], os.environ, out)
+
+    with theirs:
+        first = order()
+        tell(ended=77, code=0, cpu_s=1.0)
+        assert first.wait(60.0) == 0
+        second = order()
+        assert second.poll() is None
+        tell(ended=77, code=3, cpu_s=1.0)
+        assert second.wait(60.0) == 3
+        assert first.poll() == 0
+    parent.close()
+    assert parent.cpu_s == 2.0

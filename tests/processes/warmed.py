@@ -30,18 +30,25 @@ class Forked(subprocess.Popen[bytes]):
     """A child of the warm parent, with the face of one of our own."""
 
     parent: "WarmParent"
+    end: "End"
 
     def _internal_poll(self, *_: object, **__: object) -> int | None:
         if self.returncode is None:
-            self.returncode = self.parent.code_of(self.pid, 0.0)
+            self.returncode = self.parent.code_of(self.end, 0.0)
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
         if self.returncode is None:
-            self.returncode = self.parent.code_of(self.pid, timeout)
+            self.returncode = self.parent.code_of(self.end, timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
+
+
+class End:
+    """How one child has ended; by itself, since a session starts more processes than the kernel has pids for."""
+
+    code: int | None = None
 
 
 class Ahead(NamedTuple):
@@ -61,9 +68,10 @@ class WarmParent:
     def __init__(self) -> None:
         self.cpu_s = 0.0
         self._early = warm_parent.early_variables(_BEGAN_WITH)
-        self._codes: dict[int, int] = {}
+        self._living: dict[int, End] = {}
         self._ended = threading.Condition()
-        self._pids: queue.Queue[int] = queue.Queue()  # of what was ordered; 0: the parent is gone
+        self._ordering = threading.Lock()  # who orders gets the answer to that
+        self._begun: queue.Queue[tuple[int, End]] = queue.Queue()  # what was ordered; pid 0: the parent is gone
         self._orders = connected()
         self._listener = threading.Thread(target=self._listen, name="warm-parent", daemon=True)
         self._listener.start()
@@ -101,21 +109,21 @@ class WarmParent:
         early = (ahead or Ahead())._asdict()
         order = json.dumps({"arguments": arguments, "env": dict(env), "script": script, **where, **early}).encode()
         assert len(order) <= warm_parent.MOST
-        with self._ended, Path(os.devnull).open("rb") as nothing:
+        with self._ordering, Path(os.devnull).open("rb") as nothing:
             socket.send_fds(self._orders, [order], [nothing.fileno(), out.fileno(), (err or out).fileno()])
-        pid = self._pids.get(timeout=READY_S)
+            pid, end = self._begun.get(timeout=READY_S)
         assert pid, "the warm parent has ended"
         forked = warm_parent.adopt(
             Forked, pid, [sys.executable, "-c", script, *arguments] if script else [*PROGRAM, *arguments]
         )
-        forked.parent = self
+        forked.parent, forked.end = self, end
         return forked
 
-    def code_of(self, pid: int, timeout_s: float | None) -> int | None:
+    def code_of(self, end: End, timeout_s: float | None) -> int | None:
         """Return the exit status of a child; None when there is none within ``timeout_s``."""
         with self._ended:
-            self._ended.wait_for(lambda: pid in self._codes, timeout_s)
-            return self._codes.get(pid)
+            self._ended.wait_for(lambda: end.code is not None, timeout_s)
+            return end.code
 
     def close(self) -> None:
         """End it, and what still lives of its children."""
@@ -127,13 +135,14 @@ class WarmParent:
         while raw := self._received():
             told = json.loads(raw)
             if "began" in told:
-                self._pids.put(told["began"])
+                end = self._living[told["began"]] = End()
+                self._begun.put((told["began"], end))
                 continue
             with self._ended:
-                self._codes[told["ended"]] = told["code"]
+                self._living.pop(told["ended"]).code = told["code"]
                 self.cpu_s += told["cpu_s"]
                 self._ended.notify_all()
-        self._pids.put(0)
+        self._begun.put((0, End()))
 
     def _received(self) -> bytes:
         with suppress(ConnectionError):  # it was killed
