@@ -71,9 +71,8 @@ helm: setup
 rewritten: setup
 	@$(BIN)/python .ci/rewrite_tests.py >/dev/null
 
-# What starts processes or needs a GPU is not even found: 140 files that each worker would read.
 test-unit: setup rewritten $(UNIT_TESTS_AFTER)
-	$(BIN)/pytest tests --ignore=tests/processes --ignore=tests/gpu -m "not gpu and not processes and not matrix" -n 2 --durations=10
+	@.ci/unit-tests.sh
 
 test-processes: setup rewritten
 	@.ci/process-tests.sh

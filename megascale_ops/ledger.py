@@ -144,7 +144,11 @@ class Painted:
                 _paint(pieces, piece)
         for wait in waits:
             _wait(pieces, *wait)
-        self._pieces = _before_steps(pieces, steps)
+        ends = [round(one.until_s * US) for one in steps]
+        self._pieces = _before_steps(pieces, steps, ends)
+        self._stepping = [piece for piece in self._pieces if piece.row in ("training", "recompute")]
+        self._ends = ends
+        self._begins, self._alone = _alone(steps, ends, self._stepping)
         has_steps = any(round(one.start_s * US) < end for one in steps)
         self._notes = tuple(_notes(turns, incidents, has_steps=has_steps))
 
@@ -177,14 +181,22 @@ class Painted:
 
         Of a bucket that other rows share, all steps belong to the parts in which steps are made.
         """
-        stepping = [piece for piece in self._pieces if piece.row in ("training", "recompute")]
         lengths: dict[int, int] = {}
-        for piece in stepping:
+        for piece in self._stepping:
             if piece.row == "training" and piece.end > since:
                 lengths[piece.round] = lengths.get(piece.round, 0) + piece.end - max(since, piece.begin)
         sums = {round_: [0.0, 0.0, 0.0] for round_ in lengths}
-        for step in self._steps:
-            _spread(step, stepping, since, sums)
+        first = bisect_right(self._ends, since)  # those before it lie before ``since``
+        for step, begin, end, alone in zip(
+            self._steps[first:], self._begins[first:], self._ends[first:], self._alone[first:], strict=True
+        ):
+            if alone is not None and begin >= since:
+                of_round = sums[alone]
+                of_round[0] += step.covered_s
+                of_round[1] += step.straggle_s
+                of_round[2] += step.checkpoint_s
+            else:
+                _spread(step, (begin, end), self._stepping, since, sums)
         shares = dict.fromkeys(("train", "straggle", "checkpoint", "other", "unknown"), 0)
         for round_, length in lengths.items():
             covered_s, straggle_s, checkpoint_s = sums[round_]
@@ -285,10 +297,10 @@ def _wait(pieces: list[_Piece], begin: int, end: int) -> None:
         _paint(pieces, piece._replace(begin=max(begin, piece.begin), end=min(end, piece.end), row="idle"))
 
 
-def _before_steps(pieces: list[_Piece], steps: Sequence[StepTime]) -> list[_Piece]:
+def _before_steps(pieces: list[_Piece], steps: Sequence[StepTime], ends: Sequence[int]) -> list[_Piece]:
     """Take the time before a round's first step out of its training: its ranks were not known to be starting still.
 
-    ``steps`` are in order of their ends.
+    ``steps`` are in order of their ``ends``.
     """
     spans: dict[int, list[int]] = {}  # by round: where its training begins, and its last piece ends
     for piece in pieces:
@@ -297,7 +309,6 @@ def _before_steps(pieces: list[_Piece], steps: Sequence[StepTime]) -> list[_Piec
     for piece in pieces:
         if piece.round in spans:
             spans[piece.round][1] = piece.end
-    ends = [round(step.until_s * US) for step in steps]
     cuts: dict[int, tuple[int, str]] = {}
     for round_, (first, last) in sorted(spans.items()):
         place = bisect_right(ends, first)
@@ -314,15 +325,31 @@ def _before_steps(pieces: list[_Piece], steps: Sequence[StepTime]) -> list[_Piec
     return painted
 
 
-def _spread(step: StepTime, stepping: Sequence[_Piece], since: int, sums: dict[int, list[float]]) -> None:
-    """Add a bucket's steps to the rounds in whose training after ``since`` they lie.
+def _alone(
+    steps: Sequence[StepTime], ends: Sequence[int], stepping: Sequence[_Piece]
+) -> tuple[list[int], list[int | None]]:
+    """Return when the steps of each bucket began, and the round in whose training all of them lie, None where several.
 
-    A step longer than its bucket began before it.
+    A step longer than its bucket began before it. Nearly all lie in the same piece as those before them.
     """
-    until = round(step.until_s * US)
-    begin = min(round(step.start_s * US), until - round(step.covered_s * US))
-    if until <= since:
-        return
+    begins: list[int] = []
+    rounds: list[int | None] = []
+    piece = stepping[0] if stepping else None
+    for step, end in zip(steps, ends, strict=True):
+        begin = min(round(step.start_s * US), end - round(step.covered_s * US))
+        if piece is not None and not piece.begin <= begin < piece.end:
+            piece = stepping[min(bisect_right(stepping, begin, key=_end), len(stepping) - 1)]
+        alone = piece is not None and piece.begin <= begin < end <= piece.end and piece.row == "training"
+        begins.append(begin)
+        rounds.append(piece.round if piece is not None and alone else None)
+    return begins, rounds
+
+
+def _spread(
+    step: StepTime, span: tuple[int, int], stepping: Sequence[_Piece], since: int, sums: dict[int, list[float]]
+) -> None:
+    """Add a bucket's steps to the rounds in whose training after ``since`` they lie."""
+    begin, until = span
     whole = 0
     inside: dict[int, int] = {}
     for piece in stepping[bisect_right(stepping, begin, key=_end) : bisect_left(stepping, until, key=_begin)]:

@@ -33,9 +33,12 @@ from megascale_ops.whole_file import write_whole
 # 64 MB compressed: what one is sent has kilobytes; a block of 12,288 ranks a megabyte.
 _MOST_FILE_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 1 << 20
-# 8 MB: what is smaller is read by programs that know no folding. The best that xz can takes a second for each; beyond
-# it a tenth more of a file takes a fifth of the time.
+# 8 MB: what is smaller is read by programs that know no folding.
 _SMALL_BYTES = 8 * 1024 * 1024
+# 1 MB, some twenty kilobytes when packed: the best that xz can takes a fifth of a second. Beyond it a tenth more of a
+# file takes a third of the time.
+_PACKED_BEST_BYTES = 1 << 20
+_LEAST_DICTIONARY_BYTES, _MOST_DICTIONARY_BYTES = 1 << 16, 1 << 23
 _XZ_MEMORY = 128 * 1024 * 1024
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 
@@ -210,8 +213,11 @@ def pack(recording: Recording) -> bytes:
         lines = [folding.fold(line) for line in lines]
     header = msgspec.structs.replace(recording.header, recording=version)
     raw = b"\n".join([_encode(header), *lines, b""])
-    preset = 9 | lzma.PRESET_EXTREME if len(raw) < _SMALL_BYTES else 6
-    return lzma.compress(raw, lzma.FORMAT_XZ, preset=preset)
+    preset = 9 | lzma.PRESET_EXTREME if len(raw) < _PACKED_BEST_BYTES else 6
+    # A dictionary as large as the file, where that is small: the preset's own takes 670 MB of memory, to no end.
+    dictionary_bytes = min(max(1 << len(raw).bit_length(), _LEAST_DICTIONARY_BYTES), _MOST_DICTIONARY_BYTES)
+    how = {"id": lzma.FILTER_LZMA2, "preset": preset, "dict_size": dictionary_bytes}
+    return lzma.compress(raw, lzma.FORMAT_XZ, filters=[how])
 
 
 def write_recording(path: Path, recording: Recording) -> int:

@@ -27,7 +27,8 @@ PROGRAM = "megascale-ops "
 
 def read(path: str) -> dict[str, Any]:
     """Return a YAML file of the dashboards' folder."""
-    found: dict[str, Any] = yaml.safe_load((DASHBOARDS / path).read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where it was built so: each worker reads them all
+    found: dict[str, Any] = yaml.load((DASHBOARDS / path).read_text(encoding="utf-8"), Loader=loader)  # noqa: S506  both are safe
     return found
 
 

@@ -16,7 +16,9 @@ _OWN_SEED = re.compile(
 )
 DRAWS = """
 import random
-def test_draws(drawn_seed):
+import pytest
+@pytest.mark.parametrize("time", range(2))
+def test_draws(drawn_seed, time):
     drawn = [random.Random(drawn_seed).random() for _ in range(3)]
     print("drawn", drawn[0])
     assert drawn == []
@@ -29,11 +31,12 @@ def test_draws_nothing():
 
 def _run(folder: Path, *options: str, **variables: str) -> str:
     (folder / "test_it.py").write_text(DRAWS)
-    given = ["-p", "tests.drawn_seeds", "-p", "no:randomly", "-p", "no:schemathesis", "-c", os.devnull, "--rootdir=."]
+    given = ["-p", "tests.drawn_seeds", "-p", "xdist", "-c", os.devnull, "--rootdir=."]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *given, "-q", "--tb=no", *options, "test_it.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
+        # No other plugin is loaded: what they import is half of the time, and none of it is asked for.
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY), **variables},
         capture_output=True,
         text=True,
         timeout=300,
@@ -46,12 +49,14 @@ def _run(folder: Path, *options: str, **variables: str) -> str:
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_failure_tells_what_draws_the_same_again(tmp_path: Path, workers: str) -> None:
     """Each time another seed, from workers too; of tests that pass or draw nothing (negative controls) no line."""
-    said = [re.findall(r"MEGASCALE_TEST_SEED=(\d+) pytest '(.*)' draws", _run(tmp_path, "-n", workers)) for _ in "12"]
-    again = _run(tmp_path, "-n", workers, "-rA", MEGASCALE_TEST_SEED=said[0][0][0])
+    said = re.findall(r"MEGASCALE_TEST_SEED=(\d+) pytest '(.*)' draws", _run(tmp_path, "-n", workers))
+    first = said[0][0]
+    again = _run(tmp_path, "-n", workers, "-rA", MEGASCALE_TEST_SEED=first)
 
-    assert [[name for _, name in lines] for lines in said] == [["test_it.py::test_draws"]] * 2
-    assert said[0] != said[1]
-    assert f"MEGASCALE_TEST_SEED={said[0][0][0]} pytest 'test_it.py::test_draws' draws the same again" in again
+    assert [name for _, name in said] == ["test_it.py::test_draws[0]", "test_it.py::test_draws[1]"]
+    assert said[0][0] != said[1][0]
+    for time in (0, 1):
+        assert f"MEGASCALE_TEST_SEED={first} pytest 'test_it.py::test_draws[{time}]' draws the same again" in again
 
 
 def test_no_test_draws_a_seed_that_nobody_is_told() -> None:

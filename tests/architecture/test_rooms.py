@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from tests.architecture.statements import statements
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "megascale_ops": ROOT / "megascale_ops",
@@ -53,7 +55,7 @@ def imports() -> dict[str, frozenset[str]]:
 def _imported(path: Path) -> set[str]:
     known = modules()
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -2,6 +2,7 @@
 """Files are written beside and renamed in one place; who renames by himself has a reason that stands here."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,10 @@ WHY = {
 }
 
 
+# What `renames` looks for, as text: four files of five have none of it, and are not parsed.
+CALLED_SO = re.compile(r"\.\s*(?:replace|renames?|move)\s*\(")
+
+
 def renames(tree: ast.AST) -> Iterator[ast.Call]:
     """Yield the calls that give a file another name: ``replace`` of one place (that of a text has two), ``rename``."""
     for node in ast.walk(tree):
@@ -45,7 +50,8 @@ def test_whoever_renames_a_file_has_a_reason() -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in SOURCES
-        if next(renames(ast.parse(path.read_text(encoding="utf-8"))), None) is not None
+        if CALLED_SO.search(text := path.read_text(encoding="utf-8"))
+        and next(renames(ast.parse(text)), None) is not None
     }
 
     assert found == set(WHY)
@@ -63,6 +69,7 @@ def test_whoever_renames_a_file_has_a_reason() -> None:
 )
 def test_one_more_would_be_found(text: str) -> None:
     """The negative control: ways to rename."""
+    assert CALLED_SO.search(text)
     assert list(renames(ast.parse(text)))
 
 

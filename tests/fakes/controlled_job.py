@@ -277,9 +277,12 @@ class World:
             self.beat(node)
 
     async def settle(self) -> None:
-        """Let everything that can run, run."""
+        """Let everything that can run, run; a turn of the event loop with nothing else to run is the last."""
+        waiting = vars(asyncio.get_running_loop()).get("_ready", (None,))  # a loop that does not tell gets all turns
         for _ in range(10):
             await asyncio.sleep(0)
+            if not waiting:
+                return
 
     async def wait(self, seconds: float, *, beating: bool = True, tick_s: float = TICK_S) -> None:
         """Let time pass, in ticks of the loop; agents report in every second one.

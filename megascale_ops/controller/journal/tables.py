@@ -111,6 +111,8 @@ def claim(engine: sa.Engine, shown: str, upgrade: Callable[[sa.Engine], None], *
     names = set(sa.inspect(engine).get_table_names())
     if not names and not readonly:
         with engine.begin() as connection:
+            if engine.dialect.name == "sqlite":  # its driver would end a transaction with each table, and sync the disk
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
             TABLES.create_all(connection)
             _stamp(connection)
         return

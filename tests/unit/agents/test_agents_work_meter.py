@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,12 +35,13 @@ WRITE = "out.write(b'x' * 3_000_000)"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
-    """Start a process that waits for a child which works when it is told to."""
+def tree() -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Start a process that waits for a child which works when it is told to; what it writes lies on a disk."""
     started: list[subprocess.Popen[str]] = []
+    folder = tempfile.TemporaryDirectory(dir="/var/tmp")
 
     def start(work: str) -> "subprocess.Popen[str]":
-        script = WORKS.format(path=tmp_path / "out.bin", work=work)
+        script = WORKS.format(path=Path(folder.name) / "out.bin", work=work)
         parent = subprocess.Popen(
             [sys.executable, "-c", CHILD, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -53,6 +55,7 @@ def tree(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
         parent.stdin.close()  # type: ignore[union-attr]  # a pipe
         parent.stdout.close()  # type: ignore[union-attr]  # a pipe
         parent.wait(30)
+    folder.cleanup()
 
 
 def _measure(parent: "subprocess.Popen[str]", moved_s: float) -> ProcessWork:

@@ -279,7 +279,7 @@ async def test_malformed_bodies_are_400(served: Served, link: Link, path: str) -
 
 
 async def test_mutated_messages_never_harm_the_controller(served: Served, link: Link) -> None:
-    """Thousands of damaged but nearly right messages: an answer below 500 for each, and training goes on."""
+    """Hundreds of damaged but nearly right messages: an answer below 500 for each, and training goes on."""
     dice = random.Random(7)  # noqa: S311  the same damage in every run
     good = {
         "heartbeat": msgspec.json.encode(_heartbeat()),
@@ -291,7 +291,7 @@ async def test_mutated_messages_never_harm_the_controller(served: Served, link: 
     }
     statuses = set()
     async with aiohttp.ClientSession() as session:
-        for count in range(1500):
+        for count in range(600):
             path = dice.choice(list(good))
             body = bytearray(good[path])
             for _ in range(dice.randint(0, 4)):

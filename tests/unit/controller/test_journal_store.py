@@ -11,6 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from megascale_ops.cli.main import main
+from megascale_ops.controller.journal import tables
+from megascale_ops.controller.journal.engine import engine_of
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.errors import UsageError, VersionError
@@ -70,6 +72,28 @@ def test_what_is_written_is_read_back(url: str) -> None:
     assert [event.kind for event in one.events] == ["lost"]
     assert len(newest) == 2
     assert [event.kind for event in events] == ["lost", "formed"]
+
+
+def test_a_journal_that_is_not_made_whole_is_not_made(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut off behind the last table: nothing is left that is no journal, and the next one makes it."""
+
+    def cut_off(_: sa.Connection) -> None:
+        raise sa.exc.OperationalError("stamp", None, OSError("cut off"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "_stamp", cut_off)
+        with pytest.raises(UsageError, match="cut off"):
+            open_store(url)
+    engine = engine_of(url, readonly=False)
+    left = sa.inspect(engine).get_table_names()
+    engine.dispose()
+    store = open_store(url)
+    _write(store, Batch(job="job", record=b"{}"))
+    jobs = store.jobs()
+    store.close()
+
+    assert left == []
+    assert list(jobs) == ["job"]
 
 
 def test_done_is_called_in_order_and_after_the_commit(url: str) -> None:

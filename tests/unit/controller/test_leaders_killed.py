@@ -29,13 +29,11 @@ def test_no_order_is_lost_or_doubled(seed: int) -> None:
 
 def test_without_fence_and_number_orders_are_doubled() -> None:
     """The control: the same disasters, and nothing that holds a paused leader back."""
-    doubled = sum(
+    assert any(
         count > 1
         for seed in range(2)
         for count in run(seed, disasters=600, is_fenced=False, is_heard=False)[0].done.values()
     )
-
-    assert doubled > 0
 
 
 def test_the_tables_are_those_of_the_journal() -> None:

@@ -61,7 +61,7 @@ async def _hung() -> World:
 async def _pass(world: World, answers: _Answers, seconds: float) -> float:
     began_s = world.now_s
     while world.now_s - began_s < seconds and world.state != "stopping":
-        await world.wait(0.5)
+        await world.wait(0.5, tick_s=0.25)
         for node in NODES:
             for order in world.beat(node).orders:
                 if order.kind.startswith("dump_"):

@@ -101,10 +101,10 @@ def test_the_ledger_counts_no_step_twice_where_faults_follow_each_other() -> Non
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     """Two runs of one seed are equal to the byte, faults drawn from a law included; another seed gives another run."""
-    law = {"faults": ("fail-slow", "llama3"), "hours": 0.08}
+    law = {"faults": ("fail-slow", "llama3"), "hours": 0.06}
 
     first, again, other = (
-        msgspec.json.encode(run("segfault@0.02", "hang@0.04", seed=seed, **law)) for seed in (5, 5, 6)
+        msgspec.json.encode(run("segfault@0.02", "hang@0.035", seed=seed, **law)) for seed in (5, 5, 6)
     )
 
     assert first == again
@@ -113,10 +113,11 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
 
 def test_heartbeats_that_are_left_out_change_no_verdict() -> None:
     """With one heartbeat a second throughout, the same faults get the same verdicts, within a second or so."""
-    faults = ("network_error@0.06:0.4", "host_lost@0.15:0.7")
+    faults = ("network_error@0.03:0.4", "host_lost@0.1:0.7")
 
-    usual, every = run(*faults, hours=0.25), run(*faults, hours=0.25, every_heartbeat=True)
+    usual, every = run(*faults, hours=0.16), run(*faults, hours=0.16, every_heartbeat=True)
 
+    assert [one.fault for one in usual.incidents] == ["nccl_error", "node_lost"]
     assert every.heartbeats > 1.3 * usual.heartbeats
     assert [(one.fault, one.culprits, one.nodes) for one in every.incidents] == [
         (one.fault, one.culprits, one.nodes) for one in usual.incidents
@@ -213,7 +214,7 @@ def test_a_day_of_faults_is_about_as_many_as_were_counted() -> None:
     ("named", "ranks", "pp", "hours"),
     wide(
         [
-            pytest.param(("slow@0.06:0.7", "segfault@0.11:0.3"), LARGE, 1, 0.15, id="go on"),
+            pytest.param(("slow@0.04:0.7", "segfault@0.08:0.3"), LARGE, 1, 0.105, id="go on"),
             pytest.param(("hang@0.03:0.3",), 128, 1, 0.065, id="stand"),
             pytest.param(("gpu_hang@0.03:0.3",), 128, 1, 0.065, id="GPU"),
             pytest.param(("network_hang@0.03:0.3",), 128, 2, 0.065, id="network"),
