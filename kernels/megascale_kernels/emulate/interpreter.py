@@ -20,6 +20,7 @@ from triton.runtime import interpreter as stock
 from megascale_kernels.emulate.clocks import CTA, GPU, SYS
 from megascale_kernels.emulate.errors import EmulationError
 from megascale_kernels.emulate.machine import as_large
+from megascale_kernels.emulate.quick import numbers_of
 from megascale_kernels.emulate.races import TMA, WRITE
 from megascale_kernels.emulate.rewrite import check_versions
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 check_versions()
 _ir = stock._ir
-_numbers_of = stock._get_np_dtype
+_numbers_of = numbers_of
 _SCOPES = {_ir.MEM_SYNC_SCOPE.CTA: CTA, _ir.MEM_SYNC_SCOPE.GPU: GPU, _ir.MEM_SYNC_SCOPE.SYSTEM: SYS}
 _ACQUIRES = (_ir.MEM_SEMANTIC.ACQUIRE, _ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
 _RELEASES = (_ir.MEM_SEMANTIC.RELEASE, _ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
