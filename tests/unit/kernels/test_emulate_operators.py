@@ -24,7 +24,6 @@ from triton.runtime import interpreter as stock
 INTEGERS = (tl.int1, tl.int8, tl.int32, tl.uint32, tl.int64, tl.uint64)
 FLOATS = (tl.float16, tl.bfloat16, tl.float32)
 POINTER = tl.pointer_type(tl.float16)
-SHAPES = ((), (4,), (4, 1), (1, 8), (4, 8))
 NAMES = [name for name, (_, turned) in operators._OPERATORS.items() if not turned]
 TURNED = [name for name, (_, turned) in operators._OPERATORS.items() if turned]
 NUMBERS = (0, 1, 3, -1, 31, 64, 2**31, 2**40, True, 0.0, -0.0, 1.5, 1e300, float("nan"))
@@ -74,7 +73,7 @@ def ours_and_tritons(name: str, rules: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 # The first numbers tell as little as any: what was learned from them must hold for all others.
-ROUNDS = ((0, 0), (5, 3), ([7, -9, 100, 0, 1], [1, 2, -3, 0, 60]), ([1e9, -1, 0.5], [3, 1e4, -2.5]))
+ROUNDS = ((0, 0), ([7, -9, 100, 0, 1], [1, 2, -3, 0, 60]), ([1e9, -1, 0.5], [3, 1e4, -2.5]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,11 +96,11 @@ def test_an_operator_between_tensors_does_what_tritons_does(name: str, session) 
 def test_an_operator_beside_a_plain_number_does_what_tritons_does(name: str, session) -> None:
     """Numbers that fit the tensor's type, that don't, that are negative beside unsigned ones, wrapped or not."""
     quick, plain = ours_and_tritons(name, session)
-    for scalar, shape, number in itertools.product((*INTEGERS, *FLOATS, POINTER), ((), (4,)), NUMBERS):
-        for numbers, wrap in itertools.product((0, [7, -9, 100, 1]), (lambda value: value, tl.constexpr)):
-            tensor = made(scalar, shape, numbers)
-            wanted = told(lambda: plain(tensor, wrap(number)))  # noqa: B023 (called at once)
-            assert told(lambda: quick(tensor, wrap(number))) == wanted, (scalar, shape, number)  # noqa: B023
+    for scalar, number in itertools.product((*INTEGERS, *FLOATS, POINTER), NUMBERS):
+        for numbers, value in ((0, number), ([7, -9, 100, 1], tl.constexpr(number))):
+            tensor = made(scalar, (4,), numbers)
+            wanted = told(lambda: plain(tensor, value))  # noqa: B023 (called at once)
+            assert told(lambda: quick(tensor, value)) == wanted, (scalar, number)  # noqa: B023
 
 
 def test_casts_and_choices_are_tritons(session) -> None:
