@@ -16,7 +16,7 @@ out right.
     races        which accesses are ordered
     interpreter  Triton's interpreter, with the memory operations handed to the machine
     quick        what the interpreter makes anew for each operation, kept
-    operators    operators between tensors, learned by types
+    learned      operators between tensors, learned by types
     semantic     loads, stores, casts and choices, likewise
     rewrite      functions made interpretable without TRITON_INTERPRET
     assembly     what the inline assembly of `signals.py` means

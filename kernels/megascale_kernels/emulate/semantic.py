@@ -4,7 +4,7 @@
 """Triton's rules for operands, with what they say of types kept, and the shortest way to what follows from them.
 
 A load whose pointers, mask and value have one shape has nothing to be spread or converted, a cast is NumPy's own, and
-so is a choice between two blocks of one type. Where that holds it is learned as `operators.py` learns it: Triton's
+so is a choice between two blocks of one type. Where that holds it is learned as `learned.py` learns it: Triton's
 result of the first time against NumPy's, bit for bit.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as stock
 
-from megascale_kernels.emulate.operators import constant, held_against, is_operator, like, operator, tensor_of_kind
+from megascale_kernels.emulate.learned import constant, held_against, is_operator, like, operator, tensor_of_kind
 from megascale_kernels.emulate.quick import numbers_of, operation
 
 _promoted: dict[tuple[str, bool, str, bool, bool], Any] = {}
