@@ -15,6 +15,9 @@ out right.
     schedule     which program runs next, and the virtual time
     races        which accesses are ordered
     interpreter  Triton's interpreter, with the memory operations handed to the machine
+    quick        what the interpreter makes anew for each operation, kept
+    learned      operators between tensors, learned by types
+    semantic     loads, stores, casts and choices, likewise
     rewrite      functions made interpretable without TRITON_INTERPRET
     assembly     what the inline assembly of `signals.py` means
 """

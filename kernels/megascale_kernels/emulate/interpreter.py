@@ -9,6 +9,7 @@ and does arithmetic on the integers.
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -19,6 +20,7 @@ from triton.runtime import interpreter as stock
 from megascale_kernels.emulate.clocks import CTA, GPU, SYS
 from megascale_kernels.emulate.errors import EmulationError
 from megascale_kernels.emulate.machine import as_large
+from megascale_kernels.emulate.quick import numbers_of
 from megascale_kernels.emulate.races import TMA, WRITE
 from megascale_kernels.emulate.rewrite import check_versions
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 check_versions()
 _ir = stock._ir
-_numbers_of = stock._get_np_dtype
+_numbers_of = numbers_of
 _SCOPES = {_ir.MEM_SYNC_SCOPE.CTA: CTA, _ir.MEM_SYNC_SCOPE.GPU: GPU, _ir.MEM_SYNC_SCOPE.SYSTEM: SYS}
 _ACQUIRES = (_ir.MEM_SEMANTIC.ACQUIRE, _ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
 _RELEASES = (_ir.MEM_SEMANTIC.RELEASE, _ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
@@ -61,12 +63,57 @@ class _Result:
         return self._handles[index]
 
 
+def _bytes_of_type(element: Any) -> int:
+    return max(1, int(element.primitive_bitwidth) // 8)
+
+
 def _bytes_of(handle: Any) -> int:
-    return max(1, int(handle.get_element_ty().primitive_bitwidth) // 8)
+    return _bytes_of_type(handle.get_element_ty())
+
+
+@cache
+def _all_of(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """A mask of everything; nobody writes into it."""
+    mask = np.ones(shape, dtype=bool)
+    mask.flags.writeable = False
+    return mask
+
+
+@cache
+def _all_handle(shape: tuple[int, ...]) -> Any:
+    return stock.TensorHandle(_all_of(shape), tl.int1)
+
+
+@cache
+def _nothing_of(shape: tuple[int, ...], numbers: Any) -> NDArray[Any]:
+    """Zeros, to stand outside of a mask that is everything."""
+    zeros = np.zeros(shape, dtype=numbers)
+    zeros.flags.writeable = False
+    return zeros
+
+
+@cache
+def _pattern(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[np.uint64]:
+    """The bytes from a block's first element to each of them, where strides are in bytes."""
+    steps = [
+        np.arange(extent, dtype=np.uint64) * np.uint64(stride) for extent, stride in zip(shape, strides, strict=True)
+    ]
+    return np.asarray(sum(np.ix_(*steps)), dtype=np.uint64)
 
 
 def _block_of(desc: Any, indices: Any) -> tuple[Any, NDArray[np.bool_]]:
-    """Pointers to a descriptor's block, and which of them lie inside the tensor; from 3.9 on Triton wraps these too."""
+    """Pointers to a descriptor's block, and which of them lie inside the tensor; from 3.9 on Triton wraps these too.
+
+    Most blocks lie inside with all they have, as the last one did.
+    """
+    shape, width = tuple(desc.block_shape), _bytes_of(desc.base)
+    first = [int(index.data.item()) for index in indices]
+    strides = tuple(width * int(stride.data.item()) for stride in desc.strides)
+    extents = [int(extent.data.item()) for extent in desc.shape]
+    inside = all(0 <= at <= extent - size for at, size, extent in zip(first, shape, extents, strict=True))
+    if inside and min(strides) > 0 and not first[-1] * width % 16:
+        base = int(desc.base.data.item()) + sum(at * stride for at, stride in zip(first, strides, strict=True))
+        return stock.TensorHandle(_pattern(shape, strides) + np.uint64(base), desc.base.dtype.scalar), _all_of(shape)
     pointers, inside = desc.materialize_pointers(indices)
     return pointers, inside.data if isinstance(inside, stock.TensorHandle) else inside
 
@@ -93,6 +140,24 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
 
     # --- memory ------------------------------------------------------------------------------------------------
 
+    def create_load(self, ptr: Any, *hints: Any) -> Any:
+        """`tl.load` of all there is to it: the mask and what stands outside of it are those of its shape."""
+        addresses = ptr.data
+        element = ptr.get_element_ty()
+        self._machine.touch(addresses, None, _bytes_of_type(element), 0, "load", volatile=bool(hints[-1]))
+        numbers = _numbers_of(element)
+        read = stock._interpreter.load(
+            addresses, _all_of(addresses.shape), _nothing_of(addresses.shape, numbers), numbers
+        )
+        if addresses.size == 1:
+            self._machine.saw(int(addresses.item()), read.item())
+        return stock.TensorHandle(read, element)
+
+    def create_store(self, ptr: Any, value: Any, *_hints: Any) -> Any:
+        """`tl.store` of all there is to it."""
+        self._machine.touch(ptr.data, None, _bytes_of(ptr), WRITE, "store")
+        return super().create_masked_store(ptr, value, _all_handle(ptr.data.shape), *_NO_HINTS)
+
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *hints: Any) -> Any:
         """`tl.load`."""
         volatile = bool(hints[-1])
@@ -113,7 +178,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         self._machine.touch(pointers.data, inside, _bytes_of(pointers), TMA, "TMA load")
         kind = pointers.get_element_ty()
         shape, numbers = pointers.data.shape, _numbers_of(kind)
-        outside = np.zeros(shape, numbers)
+        outside = _nothing_of(shape, numbers)
         if desc.padding == _ir.PADDING_OPTION.PAD_NAN:
             outside = narrowed(np.full(shape, np.nan)) if kind == tl.bfloat16 else np.full(shape, np.nan, numbers)
         mask, other = stock.TensorHandle(inside, tl.int1), stock.TensorHandle(outside, kind)

@@ -17,7 +17,7 @@ from megascale_kernels.emulate.errors import EmulationError
 from megascale_kernels.emulate.events import Event, Notify
 from megascale_kernels.emulate.memory import Memory
 from megascale_kernels.emulate.places import FlagPlace, flag_at
-from megascale_kernels.emulate.programs import Program, Wait, trail
+from megascale_kernels.emulate.programs import Program, Wait, lines_of, trail
 from megascale_kernels.emulate.races import ATOMIC, SCALAR, WRITE, Deed, Detector
 from megascale_kernels.emulate.spans import Span, span_of
 
@@ -78,14 +78,16 @@ class Machine:
     def touch(
         self,
         addresses: NDArray[Any],
-        mask: NDArray[np.bool_],
+        mask: NDArray[np.bool_] | None,
         width: int,
         flags: int,
         operation: str,
         *,
         volatile: bool = False,
     ) -> None:
-        """A load or store is about to happen; scalars that are volatile count as relaxed atomics (PTX ISA).
+        """A load or store is about to happen, of all addresses where there is no mask.
+
+        Scalars that are volatile count as relaxed atomics (PTX ISA).
 
         Raises:
             EmulationError: out of bounds.
@@ -93,7 +95,7 @@ class Machine:
         assert self.scheduler is not None
         self.scheduler.step()
         self.current.moves()
-        chosen = addresses if np.count_nonzero(mask) == mask.size else addresses[as_large(mask, addresses)]
+        chosen = addresses if mask is None or mask.all() else addresses[as_large(mask, addresses)]
         if not chosen.size:
             return
         scope = 0
@@ -110,7 +112,7 @@ class Machine:
             for region, part in self.memory.parts(span):
                 self.detector.access(strand, region, part, deed)
         except EmulationError as error:
-            place = " > ".join(f"{file}:{line}" for file, line in deed.trail)
+            place = " > ".join(f"{file}:{line}" for file, line in lines_of(deed.trail))
             raise EmulationError(f"{strand.who}, {deed.operation} at {place}: {error}") from None
         if deed.flags & WRITE and not deed.flags & ATOMIC:
             self.flags.overwrite(span.lo, span.hi)
@@ -138,7 +140,7 @@ class Machine:
         span = span_of(addresses, width)
         for _ in self.memory.parts(span):
             pass  # out of bounds is an error before it is a crash
-        notify = self._notify(int(addresses.flat[0]), value) if releases else None
+        notify = self._notify(int(addresses.item(0)), value) if releases else None
         strand = self.current.strand
         if notify is not None and self._drop is not None and self._drop(notify):
             self.record(strand.who, events.DROPPED, notify.target, notify.channel, value=value)
@@ -146,7 +148,7 @@ class Machine:
         result = perform()
         changed = wrote(result)
         self.note(span, Deed(ATOMIC | (WRITE if changed else 0), operation, trail(), scope))
-        for address in sorted({int(address) for address in addresses.flat}):
+        for address in [span.lo] if addresses.size == 1 else sorted(set(addresses.ravel().tolist())):
             if acquires:
                 self.flags.acquire(strand, address, scope)
             if releases and changed:

@@ -5,6 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -140,7 +141,7 @@ def bind(launch: Launch, machine: "Machine") -> dict[str, Any]:
     Raises:
         EmulationError: arguments that do not fit the kernel.
     """
-    signature = inspect.signature(launch.kernel.fn)
+    signature = _signature(launch.kernel.fn)
     given = {
         key: value for key, value in launch.kwargs.items() if key in signature.parameters or key not in COMPILER_OPTIONS
     }
@@ -155,6 +156,11 @@ def bind(launch: Launch, machine: "Machine") -> dict[str, Any]:
         constant = "constexpr" in str(signature.parameters[name].annotation)
         arguments[name] = value if constant else _converted(value)
     return arguments
+
+
+@cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 def _add(machine: "Machine", rank: int, name: str, value: Any) -> None:

@@ -8,10 +8,13 @@ from megascale_kernels.emulate.errors import EmulationError
 from megascale_kernels.emulate.rewrite import KERNEL_FILES
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from megascale_kernels.emulate.clocks import Strand
     from megascale_kernels.emulate.fibers import Fiber
+
+
+Trail = tuple[tuple["CodeType", int], ...]
 
 
 class Wait(NamedTuple):
@@ -64,13 +67,27 @@ class Program:
             )
 
 
-def trail() -> tuple[tuple[str, int], ...]:
-    """Lines of kernel source on the way to an access, outermost first."""
-    lines = []
+def trail() -> Trail:
+    """Where in the kernels' source an access comes from, outermost first; `lines_of` has the lines.
+
+    Nearly none of them is ever asked for, and to tell a line Python reads through a table.
+    """
+    places = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (inspect.stack reads source files: a thousand times slower)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file in KERNEL_FILES:
-            lines.append((file, frame.f_lineno))
+        code = frame.f_code
+        if code.co_filename in KERNEL_FILES:
+            places.append((code, frame.f_lasti))
         frame = frame.f_back
-    return tuple(reversed(lines))
+    places.reverse()
+    return tuple(places)
+
+
+def lines_of(places: Trail) -> tuple[tuple[str, int], ...]:
+    """The same as files and lines."""
+    return tuple((code.co_filename, _line_of(code, at)) for code, at in places)
+
+
+def _line_of(code: "CodeType", at: int) -> int:
+    lines = (line for start, end, line in code.co_lines() if start <= at < end and line is not None)
+    return next(lines, code.co_firstlineno)

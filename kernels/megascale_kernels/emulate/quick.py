@@ -24,49 +24,6 @@ _numbers: dict[str, Any] = {}
 _shapes: dict[str, tuple[Any, Any]] = {}
 _blocks: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
 _fits: dict[tuple[int, str], bool] = {}
-_promoted: dict[tuple[str, bool, str, bool, bool], Any] = {}
-_alike: dict[tuple[str, str], bool] = {}
-
-
-class Semantic(stock.TritonSemantic):  # type: ignore[misc] # its base has no types
-    """Triton's rules for operands, which ask the same of the same types again and again."""
-
-    def __init__(self, builder: Any) -> None:
-        super().__init__(builder)
-        self._constants: dict[tuple[type, int, str], Any] = {}
-
-    def scalar_constant(self, value: Any, dtype: Any) -> Any:
-        """A number as a tensor; whole numbers are kept, and are read-only."""
-        kind = type(value)
-        if (kind is not int and kind is not bool) or dtype is None:
-            return super().scalar_constant(value, dtype)
-        key = (kind, value, dtype.name)
-        known = self._constants.get(key)
-        if known is None:
-            known = self._constants[key] = super().scalar_constant(value, dtype)
-            known.handle.data.flags.writeable = False
-        return known
-
-    def computation_type_impl(
-        self, a_ty: Any, a_is_scalar: bool, b_ty: Any, b_is_scalar: bool, div_or_mod: bool
-    ) -> Any:
-        """The type that an operation computes in."""
-        key = (a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod)
-        known = _promoted.get(key)
-        if known is None:
-            known = super().computation_type_impl(a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
-            _promoted[key] = known
-        return known
-
-    def broadcast_impl_value(self, lhs: Any, rhs: Any) -> Any:
-        """Two operands of one shape; most have it already."""
-        key = (lhs.type.name, rhs.type.name)
-        known = _alike.get(key)
-        if known is None:
-            known = _alike[key] = list(lhs.type.shape if lhs.type.is_block() else ()) == list(
-                rhs.type.shape if rhs.type.is_block() else ()
-            )
-        return (lhs, rhs) if known else super().broadcast_impl_value(lhs, rhs)
 
 
 def quicken(scope: Any) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from megascale_kernels.emulate.clocks import BULK, CTA, GPU, ORDERED, SPREAD, SYS, Strand
 from megascale_kernels.emulate.events import Who
 from megascale_kernels.emulate.memory import Region
+from megascale_kernels.emulate.programs import Trail, lines_of
 from megascale_kernels.emulate.spans import Span, first_common
 
 RACE = "race"
@@ -89,11 +90,11 @@ class Finding(NamedTuple):
 
 
 class Deed(NamedTuple):
-    """An access as it is handed to the detector; `trail` is the source, as (file, line) pairs."""
+    """An access as it is handed to the detector; `trail` is where in the source it comes from."""
 
     flags: int
     operation: str
-    trail: tuple[tuple[str, int], ...]
+    trail: Trail
     scope: int = CTA
 
 
@@ -104,10 +105,10 @@ class _Log:
         self.columns: NDArray[np.int64] = np.zeros((_COLUMNS, 64), dtype=np.int64)
         self.rest: list[tuple[Strand, Span, Deed]] = []
         self.written = False
-        self._known: dict[tuple[int, int, int, bytes], int] = {}
+        self._known: dict[tuple[int, int, int, int, int, bytes], int] = {}
 
     def note(self, strand: Strand, span: Span, deed: Deed, kind: int) -> None:
-        key = (strand.first, deed.flags, deed.scope, span.key)
+        key = (strand.first, deed.flags, deed.scope, *span.key)
         at = self._known.setdefault(key, len(self.rest))
         if at == len(self.rest):
             self.rest.append((strand, span, deed))
@@ -115,7 +116,8 @@ class _Log:
                 self.columns = np.concatenate((self.columns, np.zeros_like(self.columns)), axis=1)
         else:
             self.rest[at] = (strand, span, deed)
-        self.written = self.written or bool(deed.flags & WRITE)
+        if deed.flags & WRITE:
+            self.written = True
         self.columns[:, at] = (
             span.lo, span.hi, strand.first + kind, strand.epochs[kind], deed.flags, strand.first, strand.fences,
             deed.scope, strand.epochs[ORDERED], strand.who.rank,
@@ -125,15 +127,14 @@ class _Log:
         """Accesses within the same bounds that the strand does not know to be complete."""
         if not (self.written or deed.flags & WRITE):
             return _NONE
-        columns = self.columns[:, : len(self.rest)]
-        near = np.flatnonzero((columns[_LO] < span.hi) & (columns[_HI] > span.lo))
+        columns = self.columns[:_FIRST, : len(self.rest)]
+        near: NDArray[np.int64] = ((columns[_LO] < span.hi) & (columns[_HI] > span.lo)).nonzero()[0]
         if not near.size:
             return near
         view = strand.seen_by_tma if deed.flags & TMA else strand.seen
-        close = columns[:, near]
-        unordered = close[_EPOCH] > view[close[_KIND]]
+        unordered = columns[_EPOCH].take(near) > view.take(columns[_KIND].take(near))
         if not deed.flags & WRITE:
-            unordered &= (close[_FLAGS] & WRITE) != 0
+            unordered &= (columns[_FLAGS].take(near) & WRITE) != 0
         found: NDArray[np.int64] = near[unordered]
         return found
 
@@ -156,7 +157,9 @@ class Detector:
 
     def access(self, strand: Strand, region: Region, span: Span, deed: Deed) -> None:
         """Check an access against the log, then note it."""
-        log = self._logs.setdefault(region.start, _Log())
+        log = self._logs.get(region.start)
+        if log is None:
+            log = self._logs[region.start] = _Log()
         for at in log.suspects(strand, span, deed):
             kind = _missing(strand, deed, log.columns[:, at])
             if kind is None:
@@ -180,8 +183,8 @@ class Detector:
         )
 
 
-def _lines(trail: tuple[tuple[str, int], ...]) -> str:
-    return " > ".join(f"{PurePath(file).name}:{line}" for file, line in trail) or "the host"
+def _lines(trail: Trail) -> str:
+    return " > ".join(f"{PurePath(file).name}:{line}" for file, line in lines_of(trail)) or "the host"
 
 
 def _class_of(deed: Deed) -> int:

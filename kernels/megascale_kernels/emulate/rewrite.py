@@ -28,7 +28,8 @@ from triton.runtime.jit import JITFunction
 
 from megascale_kernels.device import signals
 from megascale_kernels.emulate.errors import EmulationError
-from megascale_kernels.emulate.quick import Semantic, operation, quicken
+from megascale_kernels.emulate.quick import quicken
+from megascale_kernels.emulate.semantic import Semantic, member_of
 
 # The interpreter's private parts that are used here were read in these versions.
 KNOWN_TRITON = ("3.6.", "3.7.", "3.8.", "3.9.")
@@ -50,6 +51,8 @@ class _Bridge:
         self.hooks: dict[Any, Hook] = {}
 
     def to_tensor(self, value: Any) -> Any:
+        if type(value) is tl.tensor:
+            return value
         return self.semantic.to_tensor(value, False)  # noqa: FBT003 (Triton's own positional flag)
 
 
@@ -139,7 +142,7 @@ def _patch(scope: Any) -> None:
             "it runs, or emulate in a fresh process"
         )
     for owner, name, member in _builtins:
-        scope.set_attr(owner, name, operation(member, _bridge.semantic))
+        scope.set_attr(owner, name, member_of(owner, name, member, _bridge.semantic))
     quicken(scope)
     stock._patch_lang_tensor(tl.tensor, scope)
     for language in (tl, tl.core):
@@ -161,8 +164,9 @@ def _method(function: Any) -> Callable[..., Any]:
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    python = python_of(function)
-    hook = _bridge.hooks.get(function.fn)
+    plain = function.fn
+    python = _rewritten.get(plain) or python_of(function)
+    hook = _bridge.hooks.get(plain)
     return python(*args, **kwargs) if hook is None else hook(python, args, kwargs)
 
 

@@ -15,7 +15,8 @@ import triton.language as tl  # noqa: E402
 from megascale_kernels.device.layout import layout  # noqa: E402
 from megascale_kernels.emulate import Launch, World  # noqa: E402
 from megascale_kernels.emulate.interpreter import Builder  # noqa: E402
-from megascale_kernels.emulate.quick import Semantic, numbers_of, quicken  # noqa: E402
+from megascale_kernels.emulate.quick import numbers_of, quicken  # noqa: E402
+from megascale_kernels.emulate.semantic import Semantic  # noqa: E402
 from triton.runtime import interpreter as stock  # noqa: E402
 
 SCALARS = (tl.int1, tl.int8, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.float16, tl.bfloat16, tl.float32, tl.float64)

@@ -34,15 +34,17 @@ CASES = {
     "nobody has a token": Layer((0, 0), 1, 2, config=ANEW),
     "four ranks": Layer((6, 11, 0, 9), 2, 2, 64, 16),
     "one rank": Layer((31,), 2, 4),
-    "only what is wanted": Layer((33, 18), 1, 2, config=SMALL._replace(selective=True)),
+    "only what is wanted": Layer((33, 6), 1, 2, config=SMALL._replace(selective=True)),
     "only what is wanted, anew": Layer((6, 17, 0, 9), 2, 2, 64, 16, "dropped", ANEW._replace(selective=True)),
     "experts cut in two": Layer((7, 5, 0, 9), 2, 2, 64, 16, "dropped", shards=2),
     "one group of three cuts all": Layer((8, 0, 11), 3, 4, 40, 24, shards=3),
 }
 # A second launch meets what the first has left behind. How it does is the configuration's and the ranks', who may be a
-# launch ahead: these differ from others in their routing alone.
+# launch ahead: these differ from others in their routing, their type or how experts are cut, and the second launch goes
+# through no branch that the first has not.
 ONCE = {
     "no token leaves its rank", "pairs dropped", "an expert twice", "experts without a token", "four ranks", "one rank",
+    "bf16, remainders everywhere", "experts cut in two",
 }  # fmt: skip
 # Each road of the kernels and of the host once, by the smallest case that goes it.
 EACH_ROAD = (
