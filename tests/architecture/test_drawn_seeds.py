@@ -60,12 +60,12 @@ def test_a_failure_tells_what_draws_the_same_again(tmp_path: Path, workers: str)
 
 
 def test_no_test_draws_a_seed_that_nobody_is_told() -> None:
-    """All of tests/ but the one place that tells it."""
-    own = Path(__file__)
+    """All of tests/ but the places that tell it: beside a failure, and at a run's begin which tests take their turn."""
+    telling = {Path(__file__), *(REPOSITORY / "tests" / name for name in ("drawn_seeds.py", "turns.py"))}
     found = [
         f"{path.relative_to(REPOSITORY)}:{number}: take the fixture drawn_seed"
         for path in sorted((REPOSITORY / "tests").rglob("*.py"))
-        if path not in {own, REPOSITORY / "tests/drawn_seeds.py"}
+        if path not in telling
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if _OWN_SEED.search(line)
     ]

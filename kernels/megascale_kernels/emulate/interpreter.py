@@ -73,7 +73,7 @@ def _bytes_of(handle: Any) -> int:
 
 @cache
 def _all_of(shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """A mask of everything; nobody writes into it."""
+    """A mask of everything, into which no operation writes."""
     mask = np.ones(shape, dtype=bool)
     mask.flags.writeable = False
     return mask

@@ -99,7 +99,7 @@ class Semantic(stock.TritonSemantic):  # type: ignore[misc] # its base has no ty
         return self._numbers[key]
 
     def arange(self, start: int, end: int, **more: Any) -> Any:
-        """A row of numbers, which nobody writes into."""
+        """A row of numbers, which no operation writes into."""
         if more:
             return super().arange(start, end, **more)
         known = self._rows.get((start, end))
