@@ -28,6 +28,7 @@ _REFUSALS = {
     408: "The body came too slowly.",
     409: "Understood, and refused.",
     413: "The body is too large.",
+    431: "The head of the request is too large: its address, say.",
     503: "Too many pages watch.",
 }
 # What stands beside a parameter's schema, and a default where there is nothing to leave out.
@@ -119,7 +120,7 @@ def _content(one: Operation, types: _Types) -> dict[str, Any]:
 
 
 def _refusals(one: Operation, types: _Types) -> dict[str, Any]:
-    statuses = set(one.refuses)
+    statuses = {431, *one.refuses}  # whatever is asked: an address or a token may be longer than a head may be
     statuses |= set() if one.is_open else {401, 403}
     statuses |= {400, 408, 413} if one.takes is not None else {400} if one.query is not None else set()
     error = {JSON: {"schema": types.schema(ErrorReply)}}
