@@ -12,6 +12,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 # Pip's name of a setting: uv's option. Both may be given several times.
 MANY = {
@@ -43,21 +44,28 @@ class UnknownSettingError(Exception):
     """Pip is configured in a way that this does not hand on."""
 
 
-def settings_of(listed: str) -> dict[str, str]:
-    """Return pip's settings by name from what ``pip config list`` prints; files first, then variables, as pip has it.
+def settings_of(listed: str, ask: Callable[[str], str]) -> dict[str, str]:
+    """Return what holds of pip's settings, by name, where ``pip config list`` prints them all.
+
+    Args:
+        listed: One line for each setting of each file, files in the order of their names.
+        ask: Called with a setting of which two files say different things: what holds.
 
     Raises:
         UnknownSettingError: with a line that is no setting.
     """
-    found: dict[str, str] = {}
-    for line in sorted(listed.splitlines(), key=lambda line: (line.startswith(":env:"), line.startswith("install."))):
-        name, is_setting, value = line.partition("=")
+    said: dict[str, set[str]] = {}
+    for line in listed.splitlines():
+        key, is_setting, value = line.partition("=")
         try:
-            found[name.rpartition(".")[2]] = str(ast.literal_eval(value))
+            said.setdefault(key, set()).add(str(ast.literal_eval(value)))
         except (SyntaxError, ValueError):
             is_setting = ""
         if not is_setting:
             raise UnknownSettingError(line)
+    found: dict[str, str] = {}
+    for key in sorted(said, key=lambda key: (key.startswith(":env:"), key.startswith("install."))):
+        found[key.rpartition(".")[2]] = said[key].pop() if len(said[key]) == 1 else ask(key)
     return found
 
 
@@ -81,15 +89,18 @@ def for_uv(settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
     return options, variables
 
 
+def told_by_pip(*words: str) -> str:
+    """Return what ``pip config`` prints."""
+    command = [sys.executable, "-m", "pip", "config", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0).stdout
+
+
 def by_uv(arguments: list[str]) -> bool:
     """Install by uv; False where that can't be done here, which is said in one line."""
     pip = [sys.executable, "-m", "pip"]
     quiet = ["--quiet", "--disable-pip-version-check"]
     try:
-        listed = subprocess.run(
-            [*pip, "config", "list"], capture_output=True, text=True, check=True, timeout=60.0
-        ).stdout
-        options, variables = for_uv(settings_of(listed))
+        options, variables = for_uv(settings_of(told_by_pip("list"), lambda key: told_by_pip("get", key).strip()))
         subprocess.run([*pip, "install", *quiet, "--no-compile", "uv"], check=True, timeout=INSTALL_S)
         environment = {**variables, **os.environ, "UV_INDEX_STRATEGY": STRATEGY}
         words = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable, *options]

@@ -43,7 +43,7 @@ if [ "$part" != last ]; then
     [ "$part" != beside ] || exit 0
 fi
 hold "${calm[@]}" -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup
-hold "${alone[@]}" -m "processes and alone and not gpu and not matrix"
+hold "${alone[@]}" -m "processes and alone and not gpu and not matrix" --turn=draw
 [ -e "$cache/failed" ] || exit 0
 
 again=$(.venv/bin/python -c "import json; print(len(json.load(open('$cache/v/cache/lastfailed'))))")

@@ -240,7 +240,7 @@ class Job:
             return
         command = [*ours("incidents"), "--json", f"--run-dir={self.folder / 'run'}"]
         done = subprocess.run(command, env=self.env, capture_output=True, timeout=60, check=False)
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(*foreign.UNREADABLE):
             for listed in msgspec.json.decode(done.stdout or b"{}", type=Incidents).incidents:
                 self._seen[listed.id] = listed
 

@@ -23,6 +23,7 @@ import msgspec
 from megascale_ops.diagnostics.check import Check, Task
 from megascale_ops.diagnostics.child import Answer, Loads, Order
 from megascale_ops.errors import MegascaleError
+from megascale_ops.foreign import UNREADABLE
 
 # 60 s: importing torch takes 2 s from a warm disk and half a minute from a cold network file system.
 START_S = 60.0
@@ -151,7 +152,7 @@ class Child:
         seconds = time.monotonic() - self._began_s
         try:
             self.outcome = Outcome(msgspec.json.decode(self._got, type=Answer), "", seconds)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self.outcome = Outcome(None, f"answered nonsense ({error})", seconds)
         self._got = b""
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.token_files import read_secret_file
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.suggest import unknown
@@ -218,7 +219,7 @@ def read_targets(raw: object) -> dict[str, Target]:
     if isinstance(raw, str):
         try:
             raw = msgspec.json.decode(raw)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             raise ValueError("as text, targets are JSON: an object of objects") from None
     if not isinstance(raw, Mapping):
         raise ValueError("targets are tables, as in [controller.notify.targets.oncall]")  # noqa: TRY004  a user's mistake

@@ -19,6 +19,9 @@ install = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(install)
 
 
+ASK = {"global.cert": "/c.crt"}.__getitem__  # another file of this machine may have one
+
+
 def pip_says(folder: Path, lines: str, **variables: str) -> str:
     """Return what the real pip lists of a file with these lines and of these variables."""
     file = folder / "pip.conf"
@@ -35,7 +38,9 @@ def test_what_pip_is_told_uv_is_told(tmp_path: Path) -> None:
         "[global]\nfind-links = /one /two\nindex-url = https://a/simple\ncert = /c.crt\n[install]\nconstraint = /k.txt"
     )
     listed = pip_says(tmp_path, lines, PIP_INDEX_URL="https://b/simple", PIP_EXTRA_INDEX_URL="https://c/whl/cpu")
-    settings = {name: value for name, value in install.settings_of(listed).items() if name in lines + "extra-index-url"}
+    settings = {
+        name: value for name, value in install.settings_of(listed, ASK).items() if name in lines + "extra-index-url"
+    }
     options, variables = install.for_uv(settings)
 
     for words in (("--find-links", "/one"), ("--find-links", "/two"), ("--index", "https://c/whl/cpu")):
@@ -45,11 +50,25 @@ def test_what_pip_is_told_uv_is_told(tmp_path: Path) -> None:
     assert variables["SSL_CERT_FILE"] == "/c.crt"
 
 
+def test_of_two_files_pip_says_which_holds() -> None:
+    """They are listed by their names, and hold in another order."""
+    listed = "global.timeout='5'\nglobal.cert='/a'\nglobal.cert='/b'\nglobal.timeout='5'\ninstall.cert='/c'\n"
+    asked: list[str] = []
+
+    def ask(key: str) -> str:
+        asked.append(key)
+        return "/b"
+
+    assert install.settings_of(listed, ask) == {"timeout": "5", "cert": "/c"}
+    assert install.settings_of(listed.partition("install")[0], ask)["cert"] == "/b"
+    assert set(asked) == {"global.cert"}
+
+
 @pytest.mark.parametrize("line", ["global.client-cert='/mine.pem'", "global.no-binary=':all:'", "nonsense"])
 def test_what_uv_is_not_told_leaves_the_work_to_pip(line: str) -> None:
     """The control: a setting of which this knows nothing is not left out silently."""
     with pytest.raises(install.UnknownSettingError):
-        install.for_uv(install.settings_of(line))
+        install.for_uv(install.settings_of(line, ASK))
 
 
 @pytest.mark.parametrize(("variables", "said"), [({}, ""), ({"PIP_NO_BINARY": "none"}, "pip installs, and not uv")])

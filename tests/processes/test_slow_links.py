@@ -39,8 +39,8 @@ def test_a_slow_link_between_two_nodes_names_the_pair_and_no_straggler(clusters:
     cluster = clusters("a", "b", nnodes="2", nproc=2, script=TOY)
     with_networks(cluster, wired)
     cluster.start(*PAYLOAD)
-    # The negative control: some 16 looks at the queues over the same wire, one a second; ten are enough for a name.
-    cluster.until_status("running", step=75)
+    # The negative control: some 13 looks at the queues over the same wire, one a second; ten are enough for a name.
+    cluster.until_status("running", step=60)
     fast = warnings(cluster)
 
     assert wired.wire is not None

@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 
 from megascale_agents.orders.background import Background
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.health import DEADLINES_S, CheckAsk, SelfCheck
 from megascale_ops.schema.messages import DIAGNOSE, SELF_CHECK, Evidence, EvidenceItem, Order
 
@@ -126,7 +127,7 @@ class SelfChecks:
             if process.returncode not in (0, _BAD) or len(out) > _MOST_BYTES:
                 raise ValueError("no summary")  # noqa: TRY301  told as one that can't be read
             found = msgspec.json.decode(out, type=SelfCheck)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        except (*UNREADABLE, ValueError):
             last = next(reversed(words.decode("utf-8", "replace").strip().splitlines()), "")[:_MOST_WORDS]
             how = f"exit code {process.returncode}{f': {last}' if last else ''}"
             text = f"the self-check ended without a report ({how})"

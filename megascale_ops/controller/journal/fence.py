@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from megascale_ops.controller.journal.tables import META
 from megascale_ops.errors import MegascaleError
+from megascale_ops.foreign import UNREADABLE
 
 EPOCH = "leader_epoch"
 LEADER = "leader"
@@ -118,7 +119,7 @@ def read_given_way(connection: sa.Connection) -> list[float]:
     value = connection.scalar(sa.select(META.c.value).where(META.c.key == GIVEN_WAY)) or "[]"
     try:
         return msgspec.json.decode(value, type=list[float])
-    except (msgspec.MsgspecError, ValueError):
+    except UNREADABLE:
         return []
 
 
@@ -132,7 +133,7 @@ def read_leader(value: str) -> Leader | None:
     """Return the leader of a row's value; None where it can't be read."""
     try:
         return msgspec.json.decode(value, type=Leader)
-    except (msgspec.MsgspecError, ValueError):
+    except UNREADABLE:
         return None
 
 

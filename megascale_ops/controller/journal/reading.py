@@ -27,6 +27,7 @@ from megascale_ops.controller.journal.tables import (
     key_of,
 )
 from megascale_ops.controller.policy.decision import Restart, Tab
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware, NodeMove, SelfCheckView
 
@@ -83,7 +84,7 @@ def taken(table: sa.Table, values: Sequence[Any]) -> Row:
 def decoded(rows: Iterable[Row], kind: type[T]) -> Iterator[T]:
     """Yield what rows hold; what a newer program wrote, and can't be understood here, is left out."""
     for row in rows:
-        with suppress(msgspec.MsgspecError):
+        with suppress(*UNREADABLE):
             yield msgspec.json.decode(row.body, type=kind)
 
 
@@ -94,7 +95,7 @@ def mended(table: sa.Table, values: Sequence[Any]) -> dict[str, Any] | None:
     kind, row_of = _ROW_OF[table.name]
     try:
         row: dict[str, Any] = row_of(msgspec.json.decode(values[-1], type=kind))
-    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+    except (*UNREADABLE, TypeError):
         return None
     raw = values[-1].encode() if isinstance(values[-1], str) else values[-1]
     return row if is_sealed(raw) and row["body"].encode() == raw else None
@@ -111,7 +112,7 @@ def _check_unsealed(table: sa.Table, key: tuple[str, ...], body: bytes) -> None:
         body.decode()
         msgspec.json.decode(body)  # all of it: a type skips unknown members, whatever their content
         found = msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise DamagedRowError(f"it can't be read: {error}") from error
     if table is JOBS or table is PARTS:
         return

@@ -17,6 +17,7 @@ from megascale_ops.controller.journal.rows import Batch, sealed, write
 from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS
 from megascale_ops.controller.record.job_record import JobRecord
+from megascale_ops.foreign import UNREADABLE
 
 _AT_ONCE = 1000
 
@@ -41,7 +42,7 @@ def take_apart(engine: sa.Engine) -> None:
             mine = [(key[1], key[2], body) for key, body in filter(None, parts) if key[0] == name]
             try:
                 record = msgspec.json.decode(join(core, mine), type=JobRecord)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue  # reported when the job is restored
             body, rows = split(record, None)
             write(connection, [Batch(job=name, record=body, parts=rows)])

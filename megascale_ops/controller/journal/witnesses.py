@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.controller.journal.rows import number_of
+from megascale_ops.foreign import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def highest_numbers(records: Mapping[str, bytes], rows: Mapping[str, int], run_d
 def _where(raw: bytes) -> _Where:
     try:
         return msgspec.json.decode(raw, type=_Where)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return _Where()
 
 

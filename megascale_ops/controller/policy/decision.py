@@ -12,6 +12,7 @@ from collections import Counter
 
 import msgspec
 
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.policy import JobPolicy
@@ -187,6 +188,6 @@ def from_event(event: Event) -> tuple[Question, Decision] | None:
     try:
         question = msgspec.json.decode(str(event.data.get("question", "")), type=Question)
         decision = msgspec.json.decode(str(event.data.get("decision", "")), type=Decision)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     return question, decision

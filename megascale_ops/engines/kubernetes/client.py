@@ -98,7 +98,7 @@ class ApiCalls:
             ) from None
         try:
             found = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EngineError("what answers at the API server's address is none: no JSON") from None
         if not isinstance(found, dict):
             raise EngineError("what answers at the API server's address is none: no object")

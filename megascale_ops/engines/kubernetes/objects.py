@@ -143,7 +143,7 @@ def refusal(status: int, body: str, verb: str, resource: str, group: str = "", r
 def _message(body: str) -> str:
     try:
         said = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = body
     text = said.get("message", "") if isinstance(said, dict) else said
     return " ".join(str(text).split())[:_SENTENCE]

@@ -119,5 +119,5 @@ def _read(handle: int) -> World | None:
     data = os.pread(handle, 1 << 20, 0)
     try:
         return msgspec.json.decode(data, type=World)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -133,7 +133,7 @@ def _groups(dump: bytes) -> list[tuple[int, int, str]]:
             (int(group["last_enqueued_collective"]), int(group["last_completed_collective"]), f"pg {_held(name)}")
             for name, group in status.items()
         ]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
 
 

@@ -19,6 +19,7 @@ from typing import IO
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.token_files import write_token_file
 from megascale_ops.runner.config import RunConfig
 
@@ -49,7 +50,7 @@ def handed_over() -> Iterator[tuple[Handed, threading.Event]]:
         os.dup2(nothing.fileno(), 0)
     try:
         handed = msgspec.json.decode(source.readline(), type=Handed)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         source.close()
         raise UsageError(f"run --handed-over is for run --hosts, which writes to its stdin: {error}") from None
     try:

@@ -112,6 +112,8 @@ def test_targets_come_from_one_variable_too() -> None:
     with pytest.raises(UsageError, match="are JSON") as refused:
         load("controller", None, None, {variable: f'{{"x": "{SECRET}'})
     assert "SECRET" not in str(refused.value)
+    with pytest.raises(UsageError, match="are JSON"):
+        load("controller", None, None, {variable: "[" * 100_000})
 
 
 def test_no_secret_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
