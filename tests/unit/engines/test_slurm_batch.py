@@ -38,7 +38,11 @@ def test_without_requeues_slurm_warns_nobody() -> None:
     assert "--requeues" not in text
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), min_size=1), min_size=1, max_size=4))
+# All but a colon by itself, which is refused.
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), min_size=1).filter(lambda word: word != ":")
+
+
+@given(st.lists(WORDS, min_size=1, max_size=4))
 def test_a_command_comes_through_bash_as_it_was_given(words: list[str]) -> None:
     """Blanks, quotes, dollars: nothing of a user's is the shell's."""
     last = script(SlurmJob(command=tuple(words), name="x"), "run").split("\n")[-2]
