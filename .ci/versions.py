@@ -62,7 +62,9 @@ GROUPS = {
     "two ranks": (
         "tests/processes/test_recovery.py::test_a_rank_that_dies_is_named_and_training_goes_on[sigkill-killed]",
     ),
-    "emulated": ("tests/unit/kernels/test_emulate_language.py", "tests/unit/kernels/test_gemm_ar_emulated.py"),
+    "emulated": tuple(
+        f"tests/unit/kernels/test_{name}.py" for name in ("emulate_language", "gemm_ar_emulated", "moe_emulated")
+    ),
     "sm_90": (
         f"{_COMPILED}::test_plain_kernels_run_wgmma_and_hardly_spill",
         f"{_COMPILED}::test_tma_stores_are_drained_before_their_flag_is_released",

@@ -46,6 +46,7 @@ _FUNCTIONS: dict[str, tuple[Function, bool]] = {
     "eq": (np.equal, False),
     "ne": (np.not_equal, False),
 }
+_OF_BITS = frozenset({"and", "or", "xor", "eq", "ne"})
 _OPERATORS = {f"__{name}__": (name, False) for name in _FUNCTIONS} | {
     f"__r{name}__": (name, True) for name in _FUNCTIONS
 }
@@ -167,6 +168,8 @@ def _candidate(kind: str, function: Function, one: Any, two: Any) -> Function | 
     if one.is_ptr() or two.is_ptr():
         return _moved(one) if kind == "add" and one.is_ptr() and two.is_int() else None
     if tl.bfloat16 in (one, two):
+        return None
+    if tl.int1 in (one, two) and kind not in _OF_BITS:  # what they add up to differs between releases of Triton
         return None
     # Signed integers of two widths meet in the wider one, NumPy's as Triton's.
     alike = one == two or (one.is_int_signed() and two.is_int_signed())

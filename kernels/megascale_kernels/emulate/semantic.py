@@ -47,6 +47,8 @@ class Semantic(stock.TritonSemantic):  # type: ignore[misc] # its base has no ty
 
     def to_tensor(self, x: Any, check_type: bool = True) -> Any:
         """What is a tensor already, nearly always."""
+        if type(x) is tl.constexpr and type(x.value) is tl.tensor:  # from Triton 3.7 on a constant plus a tensor
+            return x.value
         return x if type(x) is tl.tensor else super().to_tensor(x, check_type)
 
     def cast(self, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:  # noqa: A002 (Triton's own)
