@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 # Pip's name of a setting: uv's option. Both may be given several times.
 MANY = {
-    "extra-index-url": "--index",
     "find-links": "--find-links",
     "constraint": "--constraint",
     "trusted-host": "--allow-insecure-host",
 }
-# Said to uv by its environment.
+# Said to uv by its environment: an index's address may have a password in it, and command lines are for all to read.
 VARIABLES = {
+    "extra-index-url": "UV_INDEX",
     "index-url": "UV_DEFAULT_INDEX",
     "cert": "SSL_CERT_FILE",
     "default-timeout": "UV_HTTP_TIMEOUT",
@@ -83,7 +83,7 @@ def for_uv(settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
         elif name == "no-index" and value.lower() in {"1", "true", "yes", "on"}:
             options.append("--no-index")
         elif name in VARIABLES:
-            variables[VARIABLES[name]] = value
+            variables[VARIABLES[name]] = " ".join(value.split())
         elif name not in WITHOUT_MEANING:
             raise UnknownSettingError(name)
     return options, variables
@@ -107,8 +107,10 @@ def by_uv(arguments: list[str]) -> bool:
         subprocess.run([*words, *arguments], check=True, env=environment, timeout=INSTALL_S)
     except UnknownSettingError as error:
         sys.stderr.write(f"pip installs, and not uv: a setting of pip's here is not handed on ({error})\n")
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"pip installs, and not uv: {error}\n")
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write(f"pip installs, and not uv: what was tried ended with {error.returncode}\n")
+    except subprocess.TimeoutExpired as error:
+        sys.stderr.write(f"pip installs, and not uv, which had not ended after {error.timeout:g} s\n")
     else:
         return True
     return False
@@ -125,4 +127,9 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except subprocess.TimeoutExpired as error:
+        sys.exit(f"pip had not ended after {error.timeout:g} s: is its index slow, or away?")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -37,16 +37,23 @@ def test_what_pip_is_told_uv_is_told(tmp_path: Path) -> None:
     lines = (
         "[global]\nfind-links = /one /two\nindex-url = https://a/simple\ncert = /c.crt\n[install]\nconstraint = /k.txt"
     )
-    listed = pip_says(tmp_path, lines, PIP_INDEX_URL="https://b/simple", PIP_EXTRA_INDEX_URL="https://c/whl/cpu")
+    listed = pip_says(
+        tmp_path,
+        lines,
+        PIP_INDEX_URL="https://b/simple",
+        PIP_EXTRA_INDEX_URL="https://c/whl/cpu\n https://user:secret@d/simple",
+    )
     settings = {
         name: value for name, value in install.settings_of(listed, ASK).items() if name in lines + "extra-index-url"
     }
     options, variables = install.for_uv(settings)
 
-    for words in (("--find-links", "/one"), ("--find-links", "/two"), ("--index", "https://c/whl/cpu")):
+    for words in (("--find-links", "/one"), ("--find-links", "/two")):
         assert words in list(itertools.pairwise(options))
     assert ("--constraint", "/k.txt") in list(itertools.pairwise(options))
     assert variables["UV_DEFAULT_INDEX"] == "https://b/simple"
+    assert variables["UV_INDEX"] == "https://c/whl/cpu https://user:secret@d/simple"
+    assert "secret" not in " ".join(options)
     assert variables["SSL_CERT_FILE"] == "/c.crt"
 
 
