@@ -15,19 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fakes.helm import LOADER
+from tests.fakes.asked_rules import read
 from tests.fakes.scrape_gaps import GAPS, Kinds, long_story, needed, together, variants, windows_s
 from tests.matrix import wide
 
 pytestmark = pytest.mark.processes
 
 RULES = Path(__file__).parents[2] / "dashboards" / "rules"
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return a YAML file."""
-    found: dict[str, Any] = yaml.load(path.read_bytes(), Loader=LOADER)  # noqa: S506 (safe, in C where there is one)
-    return found
 
 
 RECORDING = read(RULES / "recording.yml")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.fakes.alertmanager import RealAlertmanager, Webhook
+from tests.fakes.asked_rules import written
 from tests.fakes.exposition import Exposition
 from tests.fakes.prometheus import RealPrometheus
 from tests.fakes.servers import until
@@ -65,9 +66,25 @@ def test_configurations_of_the_guide_are_accepted(config: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("promises", sorted((RULES / "tests").glob("*.yml")), ids=lambda path: path.stem)
-def test_alerts_fire_when_they_should_and_only_then(promises: Path) -> None:
+def test_alerts_fire_when_they_should_and_only_then(promises: Path, tmp_path: Path) -> None:
     """``promtool test rules``: each alert fires with its words, stays silent nearby, and a healthy job fires none."""
-    assert "SUCCESS" in tool("promtool", "test", "rules", str(promises))
+    assert "SUCCESS" in tool("promtool", "test", "rules", *map(str, written(promises, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("== 1", "== 2"), ("by (node, gpu)", "by (node)"), ("n't replace", " use")]
+)
+def test_an_alert_that_breaks_its_promise_is_seen(tmp_path: Path, right: str, wrong: str) -> None:
+    """The control: one that never fires, has other labels or says something else fails its tests, and no other."""
+    shutil.copytree(RULES, copy := tmp_path / "rules")
+    text = (copy / "alerts.yml").read_text(encoding="utf-8")
+    before, alert, after = text.partition("- alert: GpuRowRemapFailed")
+    (copy / "alerts.yml").write_text(before + alert + after.replace(right, wrong, 1), encoding="utf-8")
+
+    with pytest.raises(AssertionError) as failed:
+        tool("promtool", "test", "rules", *map(str, written(copy / "tests" / "gpu.yml", tmp_path)))
+
+    assert set(re.findall(r"alertname: (\w+)", str(failed.value))) == {"GpuRowRemapFailed"}
 
 
 def fitted(webhook: Webhook) -> str:
