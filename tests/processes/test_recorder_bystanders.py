@@ -44,13 +44,14 @@ def test_it_can_be_switched_off(start: Ranks) -> None:
     """MEGASCALE_RECORDER=0, a missing rank, isolated mode: the script runs and there is no box."""
     short = "import sys"  # a box is made before the script's first line
     ranks = [
-        start(TRAIN_SOON, rank=0, MEGASCALE_RECORDER="0"),
+        start.forked(TRAIN_SOON, rank=0, MEGASCALE_RECORDER="0"),
         start(short, rank=1, RANK=""),
         start(short, rank=2, flags=("-I",)),
         start(short, rank=3, MEGASCALE_CLAIMED_BY="1"),
+        start(short, rank=4, MEGASCALE_RECORDER="0"),
     ]
 
-    assert [rank.end() for rank in ranks] == [(0, "", "")] * 4
+    assert [rank.end() for rank in ranks] == [(0, "", "")] * 5
     assert not ranks[0].box_dir.exists()
 
 
@@ -58,7 +59,7 @@ def test_without_a_place_for_the_box_the_script_still_succeeds(start: Ranks, tmp
     """A folder that cannot be is said once for each piece that steps aside, and that is all."""
     (tmp_path / "file").write_text("")
 
-    rank = start(TRAIN_SOON + "print('done')", MEGASCALE_BOX_DIR=str(tmp_path / "file" / "box"))
+    rank = start.forked(TRAIN_SOON + "print('done')", MEGASCALE_BOX_DIR=str(tmp_path / "file" / "box"))
 
     code, out, err = rank.end()
     lines = err.splitlines()
@@ -69,7 +70,7 @@ def test_without_a_place_for_the_box_the_script_still_succeeds(start: Ranks, tmp
 
 def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> None:
     """A torch that has changed below us costs one line for the piece concerned; the others go on."""
-    rank = start("""
+    rank = start.forked("""
         import sys
         import megascale_ops.blackbox.writer as writer
         def broken(*_):

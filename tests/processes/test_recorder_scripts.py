@@ -166,7 +166,7 @@ print(box.progress().phase)
 
 def test_exports_and_compilations_are_phases(start: Ranks) -> None:
     """Their phases last as long as they do; a load the distributed way, which steps the optimizer, makes no step."""
-    rank = start("""
+    rank = start.forked("""
         import os, torch
         from pathlib import Path
         from megascale_ops.blackbox.reader import BoxReader
