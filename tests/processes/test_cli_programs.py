@@ -84,6 +84,7 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     os.kill(launch.pid(1, "gpt"), signal.SIGKILL)
 
     asked = launch.command("status")
+    launch.is_cold = False  # from here on, but for what the README has
     living = json.loads(launch.command("jobs", "--json").stdout)
     with Client(run_dir=str(launch.state / "megascale-ops" / "gpt")) as ops:
         ranks, has_history = rows(ops.ranks("gpt")), ops.steps("gpt").facts.job == "gpt"
@@ -93,8 +94,8 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     assert "job gpt: every rank ended normally; step 60, " in launch.output()
     assert asked.returncode == 0, asked.stderr
     assert "job gpt" in asked.stdout
-    listed = launch.command("incidents")
-    newest, why = launch.command("why"), launch.command("why", launch.the_incident("gpt").id)
+    listed = launch.command("incidents", is_cold=True)
+    newest, why = launch.command("why", is_cold=True), launch.command("why", launch.the_incident("gpt").id)
     assert (listed.returncode, newest.returncode, why.returncode) == (0, 0, 0), listed.stderr + why.stderr
     assert "killed" in listed.stdout
     assert newest.stdout.startswith("incident gpt-")  # on a busy machine a slow rank may come after the kill
@@ -109,12 +110,13 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     assert has_history
     assert [(one["job"], one["result"]) for one in living] == [("gpt", "running")]
     assert following.wait(PATIENCE_S) == 0
-    assert "stdout:1: step 10 loss" in launch.command("logs", "--grep", "loss").stdout
-    assert "nothing to remove" in launch.command("clean", "--keep", "10", "--dry-run").stdout
+    assert "stdout:1: step 10 loss" in launch.command("logs", "--grep", "loss", is_cold=True).stdout
+    cleaned = launch.command("clean", "--keep", "10", "--dry-run", is_cold=True)
+    assert "nothing to remove" in cleaned.stdout
     followed = launch.output("follow.log")
     assert "--- round 2 ---" in followed
     assert "[0] step 60 loss" in followed
-    assert "finished" in launch.command("jobs").stdout
+    assert "finished" in launch.command("jobs", is_cold=True).stdout
     assert "1 run, " in launch.command("clean", "gpt").stdout
     left = [path.name for path in (launch.state / "megascale-ops" / "gpt").iterdir()]
     assert sorted(left) == [".cleaned", "checkpoints"]
