@@ -17,10 +17,11 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 # Not all of `tests`: each worker would spend 7 s of a core on finding 10,000 tests that are none of these, and 3 s on the
-# thousand of processes where a few are wanted.
+# thousand of processes where a few are wanted. Files of unit tests with a few of them import torch, 2 s in each worker:
+# one process holds them.
 files() { grep -rlE --include='test_*.py' "mark\.$1" "${@:2}"; }
-mapfile -t where < <(files processes tests/unit)
-where+=(tests/processes)
+mapfile -t units < <(files processes tests/unit)
+where=("${units[@]}" tests/processes)
 mapfile -t calm < <(files calm "${where[@]}")
 mapfile -t alone < <(files alone "${where[@]}")
 most_files_again=8
@@ -39,7 +40,8 @@ hold() {
 
 if [ "$part" != last ]; then
     rm -rf "$cache"
-    hold "${where[@]}" -m "processes and not alone and not calm and not gpu and not matrix" -n $workers --dist loadgroup --turn=draw
+    hold "${units[@]}" -m "processes and not alone and not calm and not gpu and not matrix" --turn=draw
+    hold tests/processes -m "processes and not alone and not calm and not gpu and not matrix" -n $workers --dist loadgroup --turn=draw
     [ "$part" != beside ] || exit 0
 fi
 hold "${calm[@]}" -m "processes and calm and not gpu and not matrix" -n 5 --dist loadgroup

@@ -7,15 +7,16 @@ In this process, with its writer process; several ranks, crashes and failures ha
 from contextlib import closing
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from torch import nn
 
 from megascale_ops.checkpoint import CheckpointManager, LocalTier
 from megascale_ops.errors import UsageError
 from tests.matrix import wide
+
+if TYPE_CHECKING:  # the worker that holds these tests imports it, and not each that finds them
+    import torch
 
 pytestmark = pytest.mark.processes
 
@@ -26,6 +27,9 @@ class Job:
     """A training that saves before each step, so that a copy that comes too late has the weights of the next."""
 
     def __init__(self) -> None:
+        import torch
+        from torch import nn
+
         torch.manual_seed(7)
         self.model = nn.Linear(64, 64)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
@@ -38,6 +42,8 @@ class Job:
 
     def train(self) -> None:
         """One step."""
+        import torch
+
         self.model(torch.ones(4, 64)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -59,11 +65,13 @@ class Job:
 )
 def test_the_newest_save_comes_back_as_it_was(tmp_path: Path, mode: str, where: str, on_nodes: bool) -> None:
     """On the nodes each step, on the shared storage each second one: then the newest is on the node alone."""
+    import torch
+
     path = str(tmp_path / "shared") if where == "folder" else f"file://{tmp_path}/shared"
     options: dict[str, Any] = {"mode": mode}
     if on_nodes:
         options |= {"local": LocalTier(tmp_path / "node", every=1), "shared_every": 2}
-    job, saved = Job(), list[dict[str, torch.Tensor]]()
+    job, saved = Job(), list[dict[str, "torch.Tensor"]]()
     with closing(CheckpointManager(path, **options)) as manager:
         for step in range(4):
             job.train()
@@ -84,7 +92,7 @@ def test_the_newest_save_comes_back_as_it_was(tmp_path: Path, mode: str, where: 
     assert (tmp_path / "node").exists() is on_nodes
 
 
-def flat(job: Job) -> dict[str, torch.Tensor]:
+def flat(job: Job) -> "dict[str, torch.Tensor]":
     """Weights, moments and the count."""
     moments = [tensor for kept in job.optimizer.state.values() for _, tensor in sorted(kept.items())]
     tensors = [*(each.detach() for each in job.model.parameters()), *moments, job.seen]

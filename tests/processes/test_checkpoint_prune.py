@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 from megascale_ops.checkpoint import CheckpointManager, storage
+from tests.needed import late
 from tests.processes.warmed import ask, env_of_programs
 
+nn = late("torch.nn")
 pytestmark = pytest.mark.processes
 
 READER_SCRIPT = Path(__file__).parents[1] / "fixtures" / "checkpoint_slow_reader.py"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import urllib3
 
 from megascale_ops import __version__
@@ -27,12 +26,11 @@ from megascale_ops.checkpoint.tiers.filesystems import Store
 from megascale_ops.checkpoint.tiers.store_names import StoreNames
 from megascale_ops.cli.main import main
 from megascale_ops.errors import CheckpointError, UsageError
+from tests.needed import late
 from tests.processes.launch import Launch
 from tests.processes.warmed import Ahead, start_module
 
-# By name: neither has types.
-moto_backends, moto_server = import_module("moto.backends"), import_module("moto.server")
-s3fs = import_module("s3fs")
+torch, s3fs = late("torch"), late("s3fs")
 pytestmark = pytest.mark.processes
 
 README_COMMANDS = (
@@ -52,6 +50,7 @@ USER = Path(__file__).parents[1] / "fixtures" / "checkpoint_user.py"
 def endpoint() -> Iterator[str]:
     """A server on a port of its own."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    moto_backends, moto_server = import_module("moto.backends"), import_module("moto.server")  # they have no types
     known = list(moto_backends.list_of_moto_modules())  # each request would list its 150 folders
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     s3fs.S3FileSystem.clear_instance_cache()  # once: a client reads a megabyte of JSON before its first request

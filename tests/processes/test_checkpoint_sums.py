@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
+from tests.needed import needs
+
+needs("triton")
 pytestmark = pytest.mark.processes
 
 SCRIPT = """

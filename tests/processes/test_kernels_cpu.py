@@ -5,12 +5,12 @@ import functools
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("triton", minversion="3.6")
-
 from tests.fixtures.kernel_group import run_ranks
 from tests.matrix import wide
+from tests.needed import needs
 
+needs("torch")
+needs("triton", "3.6")
 pytestmark = pytest.mark.processes
 
 OPERATORS = [

@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("triton", minversion="3.6")
-
+from tests.needed import needs
 from tests.processes.launch import free_port
 from tests.processes.warmed import play_ranks
 
+needs("torch")
+needs("triton", "3.6")
 pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bench_moe_gpt.py"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("triton", minversion="3.6")
-
 from megascale_ops.blackbox.boards import fact_of, of_process
+from tests.needed import needs
 
+needs("torch")
+needs("triton", "3.6")
 pytestmark = pytest.mark.processes
 
 # A rank of two whose peer never comes; it is killed while it waits, or gives up and ends with the exception.
