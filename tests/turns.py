@@ -4,8 +4,8 @@
 Each is a story told by real processes that takes seconds of CPU time, a variant of a kernel that is compiled, or a case
 of an emulated or simulated run, and each walks a road of the product on which another test walks at every run:
 `turns.toml` names that one beside it. A mistake that only such a story sees is found in one run of three. No class of
-fault has all its tests here, no negative control is here, and no file with commands of the README is left out as a whole
-(`tests/architecture/test_turns.py`).
+fault has all its tests here, no negative control is here, and no file with commands of the README is left out as a
+whole (`tests/architecture/test_turns.py`).
 
 Tests that look at one compiled variant are held together: it is compiled in one run of three, whoever looks at it.
 
