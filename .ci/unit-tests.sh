@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Unit tests, two at a time; options of pytest may follow.
+# Unit tests, two at a time; options of pytest may follow. Of those that take turns (tests/turns.py) a third is drawn;
+# --turn=2 holds the second one.
 #
 # Their 9,000 folders lie in memory where 4 GB of it are free (they take 0.6): on a disk a fifteenth of the CPU time is
 # the file system's, and all of them are removed one by one. They go at the end, or stay where a test has failed.
@@ -8,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 # What starts processes or needs a GPU is not even found: 140 files that each worker would read.
-tests=(tests --ignore=tests/processes --ignore=tests/gpu -m "not gpu and not processes and not matrix" -n 2 --durations=10)
+tests=(tests --ignore=tests/processes --ignore=tests/gpu -m "not gpu and not processes and not matrix" -n 2 --durations=10 --turn=draw)
 least_kb=$((4 << 20))
 
 free_kb() {

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that take turns: each run of `make test` holds a third of them, drawn anew; `make test-matrix` holds all.
 
-Each is a story told by real processes that takes seconds of CPU time, and each walks a road of the product on which
-another test walks at every run: `turns.toml` names that one beside it. A mistake that only such a story sees is found
-in one run of three. No class of fault has all its tests here, no negative control is here, and no file with commands
-of the README is left out as a whole (`tests/architecture/test_turns.py`).
+Each is a story told by real processes that takes seconds of CPU time, a variant of a kernel that is compiled, or a case
+of an emulated or simulated run, and each walks a road of the product on which another test walks at every run:
+`turns.toml` names that one beside it. A mistake that only such a story sees is found in one run of three. No class of
+fault has all its tests here, no negative control is here, and no file with commands of the README is left out as a
+whole (`tests/architecture/test_turns.py`).
+
+Tests that look at one compiled variant are held together: it is compiled in one run of three, whoever looks at it.
 
 ``pytest --turn=draw`` says at its begin which third it has drawn, and ``--turn=N`` holds that one again. Without the
 option nothing is left out: whoever names a file gets all its tests.
@@ -20,7 +23,11 @@ from typing import Any, TypeVar
 import pytest
 
 TURNS = 3
-IN_TURN: Mapping[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TOGETHER: Mapping[str, int] = {name: group["turn"] for group in _TABLE["together"] for name in group["tests"]}
+IN_TURN: Mapping[str, str] = {name: why for name, why in _TABLE.items() if name != "together"} | {
+    name: group["why"] for group in _TABLE["together"] for name in group["tests"]
+}
 T = TypeVar("T", bound=pytest.Item)
 
 
@@ -38,7 +45,7 @@ def _name_of(item: pytest.Item) -> str | None:
 
 def turn_of(name: str) -> int:
     """Return in which third a name of the table is: 1, 2 or 3, the same on every machine."""
-    return zlib.crc32(name.encode()) % TURNS + 1
+    return TOGETHER.get(name) or zlib.crc32(name.encode()) % TURNS + 1
 
 
 def parted(items: Iterable[T], turn: int) -> tuple[list[T], list[T]]:

@@ -11,7 +11,7 @@ import pytest
 
 from megascale_ops.schema.fault_classes import FAULTS
 from tests.architecture.test_matrix import MARK, kept, words
-from tests.turns import IN_TURN, TURNS, name_of, parted, turn_of
+from tests.turns import IN_TURN, TOGETHER, TURNS, name_of, parted, turn_of
 
 TESTS = Path(__file__).parents[1]
 CONTROL = "negative control"
@@ -99,6 +99,18 @@ def test_the_thirds_are_thirds() -> None:
     assert all(0.2 < len(held) / len(items) < 0.47 for held in turns), [len(held) for held in turns]
     assert sum(len(held) - 1 for held in turns) == len(items) - 1
     assert {turn_of(name) for name in IN_TURN} == {1, 2, 3}
+
+
+def test_a_variant_is_compiled_in_one_run_of_three() -> None:
+    """Whatever looks at it is held in the same third; and of each kernel's file other variants are held every time."""
+    assert {TOGETHER[name] for name in TOGETHER} == set(range(1, TURNS + 1))
+    assert all(turn_of(name) == turn for name, turn in TOGETHER.items())
+    variants = [name for name in TOGETHER if name.endswith("[hopper_ag-parts]")]
+    assert len(variants) == 3
+    assert len({turn_of(name) for name in variants}) == 1
+    for file in {name.partition("::")[0] for name in TOGETHER}:
+        whole = [test for test in found_in(file) if not takes_turns(file, test)]
+        assert len(whole) > 5, file
 
 
 def test_a_fixture_s_tests_and_a_file_s_stay_together() -> None:

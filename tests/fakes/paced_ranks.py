@@ -11,6 +11,7 @@ from megascale_ops.schema.progress import StepWork
 
 # (step, rank, seconds of work so far) -> what else the step has, by field of StepWork; "other" lies between the parts.
 Fault = Callable[[int, int], dict[str, float]]
+MORE = {"data_s", "forward_s", "backward_s", "cpu_s", "gc_s", "checkpoint_s", "other_s"}
 # What is random in a step's own work, in seconds: (step, rank, random) -> seconds.
 Noise = Callable[[int, int, random.Random], float]
 
@@ -47,29 +48,28 @@ class PacedRanks:
 
     def works(self, fault: Fault = no_fault) -> list[StepWork]:
         """Make one step of all ranks."""
+        step, step_s, noise, order = self.step, self.step_s, self.noise, self.order
+        usual = (0.02 * step_s, 0.3 * step_s, 0.03 * step_s, 0.5 * step_s)  # data, backward, optimizer, CPU
         rows = []
+        slowest_s = 0.0
         for rank in range(self.ranks):
-            more = dict(fault(self.step, rank))
-            forward_s = max(0.0, 0.6 * self.step_s + self.noise(self.step, rank, self.order))
-            forward_s += more.pop("forward_s", 0.0)
-            other_s = more.pop("other_s", 0.0)
-            parts = {
-                "data_s": 0.02 * self.step_s + more.pop("data_s", 0.0),
-                "forward_s": forward_s,
-                "backward_s": 0.3 * self.step_s + more.pop("backward_s", 0.0),
-                "optimizer_s": 0.03 * self.step_s,
-            }
-            parts["cpu_s"] = 0.5 * self.step_s + more.pop("cpu_s", 0.0)
-            parts["gc_s"] = more.pop("gc_s", 0.0)
-            parts["checkpoint_s"] = more.pop("checkpoint_s", 0.0)
-            assert not more, more
-            own_s = sum(parts[name] for name in ("data_s", "forward_s", "backward_s", "optimizer_s")) + other_s
-            rows.append((own_s, parts))
-        wall_s = max(own_s + parts["checkpoint_s"] for own_s, parts in rows) + 0.05 * self.step_s
-        return [
-            StepWork(self.step, wall_s=wall_s, waiting_s=max(0.0, wall_s - own_s - parts["checkpoint_s"]), **parts)
-            for own_s, parts in rows
-        ]
+            more = fault(step, rank)
+            forward_s = max(0.0, 0.6 * step_s + noise(step, rank, order))
+            data_s, backward_s, optimizer_s, cpu_s = usual
+            gc_s = checkpoint_s = other_s = 0.0
+            if more:
+                assert more.keys() <= MORE, more
+                data_s += more.get("data_s", 0.0)
+                forward_s += more.get("forward_s", 0.0)
+                backward_s += more.get("backward_s", 0.0)
+                cpu_s += more.get("cpu_s", 0.0)
+                gc_s, checkpoint_s = more.get("gc_s", 0.0), more.get("checkpoint_s", 0.0)
+                other_s = more.get("other_s", 0.0)
+            own_s = data_s + forward_s + backward_s + optimizer_s + other_s
+            slowest_s = max(slowest_s, own_s + checkpoint_s)
+            rows.append((own_s, (data_s, forward_s, backward_s, optimizer_s, checkpoint_s, gc_s, cpu_s)))
+        wall_s = slowest_s + 0.05 * step_s
+        return [StepWork(step, wall_s, max(0.0, wall_s - own_s - parts[4]), *parts) for own_s, parts in rows]
 
     def run(self, steps: int, fault: Fault = no_fault) -> set[int]:
         """Let the job make steps; return every rank that was named at any time."""

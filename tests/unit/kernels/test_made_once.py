@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What many tests share is made once in a session, by whichever of its workers asks first."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +52,41 @@ def test_a_thing_is_made_once_for_all_workers(tmp_path: Path) -> None:
 
     assert made == [Thing("a", 1)] * 3
     assert other == Thing("b", 2)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len([path for path in tmp_path.iterdir() if not path.suffix]) == 2
+
+
+def test_of_two_that_ask_at_once_one_waits(tmp_path: Path) -> None:
+    """The second asks while the first makes it, and gets what the first has made."""
+    maker, is_making, may_end = Maker(), threading.Event(), threading.Event()
+    first, second = shelf(tmp_path), shelf(tmp_path)
+
+    def slowly() -> Thing:
+        is_making.set()
+        assert may_end.wait(90.0)
+        return maker.of("a")()
+
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(first.get, "a", slowly)
+        assert is_making.wait(90.0)
+        other = pool.submit(second.get, "a", maker.of("a"))
+        assert not other.done()
+        may_end.set()
+        made = [one.result(90.0), other.result(90.0)]
+
+    assert made == [Thing("a", 1)] * 2
+    assert maker.times == 1
+
+
+def test_who_can_not_make_it_leaves_it_to_the_next(tmp_path: Path) -> None:
+    """An error is the asker's own, and nothing stands in the way of another one."""
+
+    def broken() -> Thing:
+        raise ValueError("no compiler")
+
+    with pytest.raises(ValueError, match="no compiler"):
+        shelf(tmp_path).get("a", broken)
+
+    assert shelf(tmp_path).get("a", Maker().of("a")) == Thing("a", 1)
 
 
 def test_without_a_folder_each_process_makes_its_own() -> None:
