@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate a cluster around the real controller, from settings to what came of it."""
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,6 +13,7 @@ from megascale_ops.schema.policy import SETTINGS, JobPolicy, text_of
 from megascale_ops.schema.policy_settings import read_settings, values_of
 from megascale_ops.sim.clock import START_WALL_S, Clock, on_virtual_time
 from megascale_ops.sim.faults import Fault, draw
+from megascale_ops.sim.folder import journal_folder
 from megascale_ops.sim.machine import JOB
 from megascale_ops.sim.report import Answer, Report, choice_of, make_report
 from megascale_ops.sim.score import score
@@ -23,8 +22,6 @@ from megascale_ops.sim.world import World
 
 # 2,000 points: more than a picture has columns.
 MOST_POINTS = 2000
-# A journal in memory where there is such a file system: what it holds is gone with the simulation anyway.
-_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of its own is made there
 
 
 def simulate(
@@ -49,10 +46,9 @@ def simulate(
             )
     chance = np.random.default_rng(np.random.SeedSequence(settings.seed).spawn(1)[0])
     faults = sorted([*draw(settings, chance), *named])
-    memory = str(_MEMORY) if _MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="megascale-sim-", dir=memory) as folder:
+    with journal_folder() as folder:
         clock = Clock()
-        controller = Embedded(f"sqlite:///{Path(folder) / 'ops.db'}", clock=clock.mono_s, wall=clock.wall_s)
+        controller = Embedded(f"sqlite:///{folder / 'ops.db'}", clock=clock.mono_s, wall=clock.wall_s)
         try:
             world = World(settings, faults, controller, clock, ends_early)
             with on_virtual_time(clock) as runner:

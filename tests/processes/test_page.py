@@ -53,6 +53,8 @@ async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch, opened: Ope
 
     async with opened(url) as seen:
         await seen.says("#verdict h1", "Rank 2 is slow and makes all others wait")
+        # The ranks' places come behind the verdict, by the live feed.
+        await seen.says("#verdict .where", "→ local rank 2")
         where = await seen.text("#verdict .where")
         await seen.says("#legend", "1 slow")
         # A verdict takes ten steps or so, an account needs a second of them and three for late ranks.
