@@ -106,7 +106,8 @@ def prepare_combine(
             _rows(y, COMBINE.rows, COMBINE.store_columns), y, out, ids,
             routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, operator),
             workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, h.shape[1],
-            config.group_m, -(-blocks_n // (config.chunks or 1)), config.shift(processors(out.device)),
+            config.group_m, -(-blocks_n // (config.chunks or 1)), int(bool(config.mixes)),
+            config.shift(processors(out.device)),
             int(bool(config.cut)), int(bool(config.staggered)),
         )  # fmt: skip
 
