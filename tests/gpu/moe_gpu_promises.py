@@ -142,14 +142,15 @@ def results_repeat_bit_by_bit(place: Place) -> None:
     workspace.check()
 
 
-DEALINGS = ("", "staggered", "cut staggered", "shifted", "shifted cut staggered")
-DEALT = [MoeConfig(**{name: name in how for name in ("shifted", "cut", "staggered")}) for how in DEALINGS]
+DEALINGS = ("", "staggered", "cut staggered", "shifted", "shifted cut staggered", "mixes")
+WAYS = ("shifted", "cut", "staggered", "mixes")
+DEALT = [MoeConfig(chunks=1 + ("mixes" in how), **{name: name in how for name in WAYS}) for how in DEALINGS]
 # Pairs of an expert, experts of a rank, H, I: one tile, two K blocks; some waves; a last wave nearly empty, and full.
 DEALT_SIZES = [(40, 2, 256, 128), (425, 12, 512, 1024), (300, 9, 1536, 640), (170, 16, 768, 1664), (130, 24, 1024, 896)]
 
 
 def how_tiles_are_dealt_changes_no_bit(place: Place) -> None:
-    """Waves dealt further on, the last cut, counts staggered: outputs and gradients keep the bits of tiles in turn."""
+    """Waves dealt further on, the last cut, counts staggered, sums mixed: all bits stay those of tiles in turn."""
     programs = torch.cuda.get_device_properties("cuda").multi_processor_count
     last: list[int] = []  # tiles of last waves
     for seed, (pairs, experts, hidden, inner) in enumerate(DEALT_SIZES):

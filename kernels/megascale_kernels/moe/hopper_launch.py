@@ -12,7 +12,13 @@ from megascale_kernels.memory.operands import processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.moe.kernels.combine_kernel import MOE_COMBINE, MOE_COMBINE_BACKWARD
 from megascale_kernels.moe.kernels.dispatch_kernel import MOE_DISPATCH, MOE_DISPATCH_BACKWARD
-from megascale_kernels.moe.kernels.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD
+from megascale_kernels.moe.kernels.expert_tiling import (
+    COMBINE,
+    COMBINE_BACKWARD,
+    DISPATCH,
+    DISPATCH_BACKWARD,
+    columns_at_once,
+)
 from megascale_kernels.moe.kernels.hopper_combine import hopper_combine_kernel
 from megascale_kernels.moe.kernels.hopper_dispatch import hopper_dispatch_kernel
 from megascale_kernels.moe.moe_config import MoeConfig
@@ -87,6 +93,7 @@ def prepare_combine(
         "TOP_K": sizes.top_k,
         "MOST_HERE": sizes.most_here,
         "OPERATOR": operator,
+        **columns_at_once(sizes.most_here),
         **_options(workspace, config),
     }
     blocks_n = -(-sizes.hidden // COMBINE.block_n)
@@ -99,7 +106,8 @@ def prepare_combine(
             _rows(y, COMBINE.rows, COMBINE.store_columns), y, out, ids,
             routing.head, routing.pair_row, routing.pair_gate, routing.tiles, *channel(slot, operator),
             workspace.layout.data(slot), variant, sizes.pitch, sizes.experts, sizes.hidden, h.shape[1],
-            config.group_m, -(-blocks_n // (config.chunks or 1)), config.shift(processors(out.device)),
+            config.group_m, -(-blocks_n // (config.chunks or 1)), int(bool(config.mixes)),
+            config.shift(processors(out.device)),
             int(bool(config.cut)), int(bool(config.staggered)),
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ LEAD_MARGIN = 1.3
 # Between two H200 early copies are done so much sooner than by their time alone, counted from the products' begin: six
 # layers with a lead and without (moe_ways_small_2gpu_h200.txt).
 EARLY_S = 15e-6
+LONG_SENDS = 0.4  # of layer 1's product
 CHUNKS = 2
 LEAST_CHUNK_COLUMNS = 1024  # a narrower chunk reads rows of h too often
 HEIGHTS = 2 * 3 * 5 * 7  # every height of a stretch up to ten has one of these factors
@@ -59,6 +60,9 @@ class MoeConfig(NamedTuple):
             alone can. None cuts them there.
         staggered: in layer 1 the two consumers of a program count a tile at different times within the next product,
             not both behind it; "hopper" alone can. None staggers them there.
+        mixes: half of what adds up in layer 1 takes what is left of our own tokens' earlier chunks before what peers
+            wait for of the next one: the first reads memory while the second fills the link. False takes what peers
+            wait for first; None lets the model decide.
         follows: a launch's programs come to their multiprocessors when those of the launch before have left them, and
             wait there for its end (programmatic dependent launch, `signals.follow_launch`); it takes a Hopper GPU, also
             with "triton". False launches each when the one before has ended. Captured graphs do that in any case.
@@ -88,6 +92,7 @@ class MoeConfig(NamedTuple):
     shifted: bool | None = None
     cut: bool | None = None
     staggered: bool | None = None
+    mixes: bool | None = None
     follows: bool | None = None
     early: bool | None = None
     route_programs: int = ROUTE_PROGRAMS
@@ -130,6 +135,7 @@ class MoeConfig(NamedTuple):
             shifted=self.shifted is None or bool(self.shifted),
             cut=special and (self.cut is None or bool(self.cut)),
             staggered=special and (self.staggered is None or bool(self.staggered)),
+            mixes=self._sends_long(sizes) if self.mixes is None else bool(self.mixes),
             follows=special if self.follows is None else bool(self.follows), early=early,
         )  # fmt: skip
 
@@ -174,6 +180,17 @@ class MoeConfig(NamedTuple):
         """
         hidden = LEAD_MARGIN * self._copies_s(sizes, HIDDEN_UNITS) <= self._own_s(sizes)
         return HIDDEN_UNITS if hidden else 1
+
+    def _sends_long(self, sizes: Sizes) -> bool:
+        """Whether sums are on their way for a good part of the time that their products take.
+
+        Between two H200 mixing took 0.976, 0.985 and 0.994 of the time in three such layers, 0.992 to 1.006 in seven
+        others below 2 ms, and up to 1.024 in larger ones (moe_columns_2gpu_h200.txt).
+        Among more it has not been measured.
+        """
+        sent_s = wanted_share(sizes) * sizes.pitch * sizes.hidden * 2 / LINK_BYTES
+        product_s = sizes.pitch * sizes.top_k * 2 * sizes.hidden * sizes.inner / FLOPS
+        return sizes.world_size == 2 and self.kernel == "hopper" and sent_s > LONG_SENDS * product_s
 
     def _pays_to_choose(self, sizes: Sizes, splits: int) -> bool:
         """Whether threads send what is wanted alone in less time than copies of all tokens are waited for.

@@ -96,7 +96,8 @@ def prepare_combine(
             TensorDescriptor.from_tensor(y, [sizes.tile_rows, config.combine_n // 4]),
             y, out, ids, routing.head, routing.pair_row, routing.pair_gate, routing.tiles,
             *channel(slot, operator), workspace.layout.data(slot), variant, sizes.pitch, sizes.experts,
-            sizes.hidden, h.shape[1], config.group_m, -(-blocks_n // (config.chunks or 1)), reducers,
+            sizes.hidden, h.shape[1], config.group_m, -(-blocks_n // (config.chunks or 1)),
+            int(bool(config.mixes)), reducers,
             config.shift(processors(out.device) - reducers),
         )  # fmt: skip
 

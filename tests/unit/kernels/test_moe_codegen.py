@@ -20,7 +20,13 @@ from megascale_kernels.moe.kernels import (  # noqa: E402
     permutation,
     routing,
 )
-from megascale_kernels.moe.kernels.expert_tiling import COMBINE, COMBINE_BACKWARD, DISPATCH, DISPATCH_BACKWARD  # noqa: E402
+from megascale_kernels.moe.kernels.expert_tiling import (  # noqa: E402
+    COMBINE,
+    COMBINE_BACKWARD,
+    DISPATCH,
+    DISPATCH_BACKWARD,
+    columns_at_once,
+)
 from megascale_kernels.planning.tiling import SHARED_MEMORY_LIMIT, swizzled  # noqa: E402
 from megascale_kernels.progress.board_format import NOTIFY, WAIT_BEGIN, WAIT_END  # noqa: E402
 
@@ -133,6 +139,7 @@ def specialised_combine(*, backward: bool = False, trace: bool = False) -> Machi
         "PROGRESS": True,
         "TRACE": trace,
         "FOLLOWS": True,
+        **columns_at_once(8),
     }
     kernel = hopper_combine.hopper_combine_kernel
     boxes = {

@@ -35,6 +35,7 @@ CASES = {
     "eight experts of a token": Layer((12, 11), 8, 4),
     "four ranks": Layer((6, 11, 0, 9), 2, 2, 64, 16),
     "columns in chunks, no reducer": Layer((12, 31), 2, 2, 200, 16, config=SMALL._replace(chunks=3, reducers=0)),
+    "our own before what peers wait for": Layer((12, 31), 2, 2, 200, 16, config=SMALL._replace(chunks=3, mixes=True)),
     "one rank": Layer((31,), 2, 4),
     "only what is wanted": Layer((33, 18), 1, 2, config=SMALL._replace(selective=True)),
     "one unit, four ranks": Layer((6, 17, 0, 9), 2, 2, 64, 16, "dropped", SMALL._replace(splits=None)),
@@ -46,6 +47,7 @@ CASES = {
 # same launches, and are wrong where these have put a token elsewhere: other routings are left to them.
 EACH_ROAD = (
     "two ranks", "no token leaves its rank", "pairs dropped", "nobody has a token", "columns in chunks, no reducer",
+    "our own before what peers wait for",
     "only what is wanted", "one unit, four ranks", "experts cut in two",
 )  # fmt: skip
 SCHEDULES = ("random", "round_robin", "eager")

@@ -65,7 +65,7 @@ MOE_COMBINE = OPERATORS.index("moe_combine")
 MOE_COMBINE_BACKWARD = OPERATORS.index("moe_combine_backward")
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "reducers", "shift",
+    "staging_bytes", "chunk_blocks", "mixes", "reducers", "shift",
 )  # fmt: skip
 ROW_TILES = tl.constexpr(tables.ROW_TILES)
 LEAD_TILES = tl.constexpr(tables.LEAD_TILES)
@@ -82,7 +82,7 @@ def combine_kernel(
     h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks, reducers, shift,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, mixes, reducers, shift,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr,
     MOST_HERE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, BACKWARD: tl.constexpr, OPERATOR: tl.constexpr,
     PROGRESS: tl.constexpr, TRACE: tl.constexpr,
@@ -108,8 +108,8 @@ def combine_kernel(
                        ring_of(trace, cta, COMPUTE), cta - reducers, ctas - reducers, shift, BLOCK_M, BLOCK_N, BLOCK_K,
                        BACKWARD, PROGRESS, TRACE)  # fmt: skip
     take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, MOST_HERE, TOKENS, COLS, PROGRESS,
-              TRACE)  # fmt: skip
+              chunk_blocks, mixes & cta, ring_of(trace, cta, COMMUNICATE), BLOCK_N, TOP_K, MOST_HERE, TOKENS, COLS,
+              PROGRESS, TRACE)  # fmt: skip
     if cta == ctas - 1:
         await_all_begun(channel)
     finish_launch(channel, ctas, 0)
@@ -198,13 +198,14 @@ def count_jobs(channel, head, blocks_n, chunk_blocks, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def next_job(channel, head, sent, added, chunks, of_chunk, own):
+def next_job(channel, head, sent, added, chunks, of_chunk, own, own_first):
     """Take a job of the first `chunks` chunks: of the peers' tokens where their rows are there, else of our own.
 
     Each chunk has two queues, of the peers' tokens and of ours. What peers wait for goes first; while its tiles are not
-    done, what is left of our own tokens' earlier chunks is taken. A chunk's own jobs are taken only when all of its
-    peers' are: these wait for tiles alone, so ranks never wait for each other with all that they have. `sent` and
-    `added` are how many chunks' jobs of the peers' and of our own tokens are all taken, as far as the caller knows.
+    done, what is left of our own tokens' earlier chunks is taken, with `own_first` also when they are. A chunk's own
+    jobs are taken only when all of its peers' are: these wait for tiles alone, so ranks never wait for each other with
+    all that they have. `sent` and `added` are how many chunks' jobs of the peers' and of our own tokens are all taken,
+    as far as the caller knows.
 
     Returns:
         (job, or -1 when there is none; the two numbers as they are now).
@@ -213,7 +214,7 @@ def next_job(channel, head, sent, added, chunks, of_chunk, own):
     while (job < 0) & ((sent < chunks) | (added < chunks)):
         peers = sent < chunks
         if peers & (added < sent):
-            peers = consumer_tile_seen(channel, STAGE_DONE + 2 * sent, channel.rank)
+            peers = (own_first == 0) & consumer_tile_seen(channel, STAGE_DONE + 2 * sent, channel.rank)
         ours = 1 - peers.to(tl.int32)
         chunk = tl.where(peers, sent, added)
         here = tl.where(peers, of_chunk - own, own)
@@ -248,12 +249,12 @@ def find_job(channel, head, inner, TOKENS: tl.constexpr):
 
 @triton.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr,
+              chunk_blocks, own_first, ring, BLOCK_N: tl.constexpr, TOP_K: tl.constexpr, MOST_HERE: tl.constexpr,
               TOKENS: tl.constexpr, COLS: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Take jobs until there is none: the peers' tokens first, the nearest rank behind us first."""
     cursor = open_ring(channel, ring, TRACE)
     of_chunk, own, chunks = count_jobs(channel, head, blocks(hidden, BLOCK_N), chunk_blocks, TOKENS)
-    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own)
+    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own, own_first)
     while job >= 0:
         chunk = job // of_chunk
         owner, block = find_job(channel, head, job % of_chunk, TOKENS)
@@ -268,7 +269,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(ring, cursor, NOTIFY, job, owner, TRACE)
-            job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own)
+            job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own, own_first)
         else:
             job = -1
     show_done(channel, COMMUNICATE, PROGRESS)

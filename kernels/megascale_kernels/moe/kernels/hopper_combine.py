@@ -68,14 +68,11 @@ from megascale_kernels.planning.tile_order import blocks
 
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pitch", "experts", "group_m",
-    "staging_bytes", "chunk_blocks", "shift", "cuts", "staggers", "inner",
+    "staging_bytes", "chunk_blocks", "mixes", "shift", "cuts", "staggers", "inner",
 )  # fmt: skip
 REDUCER_WARPS = gl.constexpr(2)
 PRODUCER_WARPS = gl.constexpr(1)
 TOKENS = gl.constexpr(8)  # of a job
-# Columns that a warp adds up at once: 16 bytes a thread of each row, and twice that in the consumers, which then have
-# nothing else to do. Twice that in the reducers, too, made layers 2 % slower to 1 % faster (four layers, 2 x H200).
-REDUCER_COLS, CONSUMER_COLS = gl.constexpr(256), gl.constexpr(512)
 
 
 @gluon.jit
@@ -357,8 +354,8 @@ def reduce_block(channel, y_ptr, out_ptr, ids_ptr, pair_row, pair_gate, staging_
 
 @gluon.jit
 def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts, hidden,
-              chunk_blocks, events, cursor, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr,
-              WARPS: gl.constexpr, COLS: gl.constexpr, ROLE: gl.constexpr, SHOWS: gl.constexpr,
+              chunk_blocks, own_first, events, cursor, BLOCK_N: gl.constexpr, TOP_K: gl.constexpr,
+              MOST_HERE: gl.constexpr, WARPS: gl.constexpr, COLS: gl.constexpr, ROLE: gl.constexpr, SHOWS: gl.constexpr,
               TRACE: gl.constexpr):  # fmt: skip
     """Take jobs until there is none, as in `combine_kernel`; returns the trace's cursor."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
@@ -367,7 +364,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
     # consumers, which have nothing else to do by then.
     last: gl.constexpr = 1 if ROLE == COMMUNICATE else 0
     chunks -= last
-    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own)
+    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own, own_first)
     while job >= 0:
         chunk = job // of_chunk
         owner, block = find_job(channel, head, job % of_chunk, TOKENS)
@@ -387,7 +384,7 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
             if owner != channel.rank:
                 peer_tile_notify(channel, SENT + chunk * blocks(pitch, TOKENS) + block, owner)
                 cursor = mark(events, cursor, NOTIFY, job, owner, TRACE)
-            job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own)
+            job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own, own_first)
         else:
             job = -1
     return cursor
@@ -395,9 +392,9 @@ def take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, stagi
 
 @gluon.jit
 def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel, board,
-            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
-            ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
-            TRACE: gl.constexpr):  # fmt: skip
+            trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks, mixes, shift, cuts,
+            staggers, ME: gl.constexpr, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr,
+            COLS: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply, then take jobs. The first consumer tells of both: the board and the trace have one line for the two."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
@@ -417,8 +414,8 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
     cursor = multiply_tiles(ring, staging, y_desc, head, tiles, channel, events, cursor, hidden, inner, group_m,
                             chunk_blocks, shift, cuts, staggers, ME, CFG, shows, traces)  # fmt: skip
     cursor = take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
-                       hidden, chunk_blocks, events, cursor, CFG.block_n, TOP_K, MOST_HERE, 4, CONSUMER_COLS, COMPUTE,
-                       shows, traces)  # fmt: skip
+                       hidden, chunk_blocks, mixes & ME, events, cursor, CFG.block_n, TOP_K, MOST_HERE, 4, COLS,
+                       COMPUTE, shows, traces)  # fmt: skip
     show_done(channel, COMPUTE, shows)
     close_ring(events, cursor, COMPUTE, channel.operator, traces)
     if last_consumer == ME:
@@ -429,14 +426,14 @@ def consume(ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair
 
 @gluon.jit
 def reduce(y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, trace, staging_bytes, pitch, experts, hidden,
-           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, PROGRESS: gl.constexpr,
-           TRACE: gl.constexpr):  # fmt: skip
+           chunk_blocks, CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, COLS: gl.constexpr,
+           PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Take jobs while the consumers multiply."""
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)
     cursor = take_jobs(channel, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, staging_bytes, pitch, experts,
-                       hidden, chunk_blocks, events, cursor, CFG.block_n, TOP_K, MOST_HERE, REDUCER_WARPS,
-                       REDUCER_COLS, COMMUNICATE, PROGRESS, TRACE)  # fmt: skip
+                       hidden, chunk_blocks, 0, events, cursor, CFG.block_n, TOP_K, MOST_HERE, REDUCER_WARPS,
+                       COLS, COMMUNICATE, PROGRESS, TRACE)  # fmt: skip
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
     finish_launch(channel, gl.num_programs(0) * (CFG.consumers + 1), 0)
@@ -447,9 +444,10 @@ def hopper_combine_kernel(
     h_desc, w_desc, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    pitch, experts, hidden, inner, group_m, chunk_blocks, shift, cuts, staggers,
-    CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr,
-    TRACE: gl.constexpr, FOLLOWS: gl.constexpr,
+    pitch, experts, hidden, inner, group_m, chunk_blocks, mixes, shift, cuts, staggers,
+    CFG: gl.constexpr, TOP_K: gl.constexpr, MOST_HERE: gl.constexpr, REDUCER_COLS: gl.constexpr,
+    CONSUMER_COLS: gl.constexpr, OPERATOR: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+    FOLLOWS: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
     if CFG.b_is_nk:  # noqa: SIM108 - Triton decides at compile time which branch exists
@@ -472,18 +470,18 @@ def hopper_combine_kernel(
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 shift, cuts, staggers, 0, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 mixes, shift, cuts, staggers, 0, CFG, TOP_K, MOST_HERE, CONSUMER_COLS, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, y_desc, y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, tiles, channel,
                  board, trace, staging_bytes, variant, pitch, experts, hidden, inner, group_m, chunk_blocks,
-                 shift, cuts, staggers, 1, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 mixes, shift, cuts, staggers, 1, CFG, TOP_K, MOST_HERE, CONSUMER_COLS, PROGRESS, TRACE),
             ),
             (
                 reduce,
                 (y_ptr, out_ptr, ids_ptr, head, pair_row, pair_gate, channel, trace, staging_bytes, pitch, experts,
-                 hidden, chunk_blocks, CFG, TOP_K, MOST_HERE, PROGRESS, TRACE),
+                 hidden, chunk_blocks, CFG, TOP_K, MOST_HERE, REDUCER_COLS, PROGRESS, TRACE),
             ),
             (
                 produce,
