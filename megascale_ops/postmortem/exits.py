@@ -15,7 +15,7 @@ import msgspec
 from megascale_ops.diagnosis.exits.classify import Ended, classify, is_interrupt
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, signal_of
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
-from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
+from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED, NO_THREADS
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.last_words import RAISED_ALIKE, STALE_LINES, end_of, heard_in, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import named_in
@@ -23,7 +23,7 @@ from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_pre
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named
 from megascale_ops.diagnosis.exits.watchdog_words import is_of_one
 from megascale_ops.diagnosis.exits.word_rows import CAUSE
-from megascale_ops.postmortem import kernel, launched
+from megascale_ops.postmortem import homes, kernel, launched
 from megascale_ops.postmortem.good_ends import good_end
 from megascale_ops.postmortem.last_lines import complaint, odd_ones, raising_line
 from megascale_ops.schema.fault_classes import FAULTS
@@ -100,6 +100,7 @@ def judge_logs(
         somebody = _of_somebody("" if owners else launchers, of_kernel.get(-1, []), has_ranks=bool(logs))
         verdict = _better(verdict, somebody, texts, launchers)
     verdict = _by_who_ended_all(verdict, texts, launchers)
+    verdict = _by_a_host(verdict, logs, launchers)
     if told.is_local and owners and verdict.culprits == told.first:
         verdict = msgspec.structs.replace(verdict, confidence=min(verdict.confidence, _LOCAL_SURE))
     return verdict
@@ -173,6 +174,38 @@ def _by_a_lost_node(nodes: tuple[str, ...]) -> Verdict:
     )
 
 
+def _by_a_host(verdict: Verdict, logs: Mapping[int, str], launchers: str) -> Verdict:
+    """Return a verdict that names no rank with those of the host that a batch system or all others have lost."""
+    if verdict.culprits:
+        return verdict
+    if verdict.fault == "node_lost":
+        return _with_their_ranks(verdict, homes.ranks_on(launched.lost_nodes(launchers), logs, launchers))
+    gone = homes.gone(logs, launchers) if verdict.fault == "unknown" and len(logs) >= _FEWEST_BESIDE else None
+    return _by_a_gone_host(gone) if gone is not None else verdict
+
+
+def _with_their_ranks(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:
+    """Return a verdict on a lost node with the ranks that ran there."""
+    if not ranks:
+        return verdict
+    return msgspec.structs.replace(
+        verdict, culprits=ranks, confidence=_LOCAL_SURE, reason=f"{named(ranks)} ran on it: {verdict.reason}"
+    )
+
+
+def _by_a_gone_host(gone: homes.Gone) -> Verdict:
+    """Return a verdict on a host that all others lost: its ranks alone said nothing."""
+    why = f', and its cloud took it away: "{gone.notice}"' if gone.notice else ", and say nothing themselves"
+    return Verdict(
+        fault="node_lost",
+        reason=f"{named(gone.ranks)} ran on {gone.host}, which the others lost{why}",
+        confidence=_LOCAL_SURE if gone.notice else _DOUBTFUL,
+        culprits=gone.ranks,
+        nodes=(gone.host,),
+        otherwise="what that node says of itself: its own log, or its console's; the network of that one may be cut",
+    )
+
+
 def _by_a_batch_system(verdict: Verdict, line: str) -> Verdict:
     if launched.LOST_NODE in line:
         return msgspec.structs.replace(
@@ -202,7 +235,7 @@ def _ended(rank: int, text: str, told: launched.Told) -> Ended:
     judged = classify(one, None, None)
     # What a table calls harmless has ended a rank all the same where its log ends with the traceback of it.
     error = with_error(exit_).error if judged.fault == _NOTHING_SAID else None
-    has_raised = error is not None and not is_interrupt(error)
+    has_raised = error is not None and (not is_interrupt(error) or NO_THREADS.name in judged.said)
     if (judged.fault == _NOTHING_SAID and not has_raised) or LOADER_ASKED in judged.said:
         return one._replace(exit=_stopped(rank))
     if judged.fault == "killed" and _CANCELLED in judged.said:

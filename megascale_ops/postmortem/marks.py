@@ -22,6 +22,12 @@ from megascale_ops.diagnosis.exits.prefixes import COLOURS, TRACEBACK_BEGINS
 RAYS = re.compile(
     r"^(?:\x1b\[[\d;]*m)?\(\w{1,60} pid=(?P<pid>\d{1,8})(?:, ip=(?P<ip>\S{1,60}?))?\)(?:\x1b\[[\d;]*m)? ?"
 )
+# An actor of itself, and of a file that has its rank's part; not of a peer or of a place in a group.
+_SAYS = re.compile(
+    r"(?<![\w-])(?<!local )(?<!node )(?<!peer )(?<!remote )(?<!from )(?<!to )(?<!for )(?<![A-Z]{2} )"
+    r"(?:global[_ ]|world[_ ])?[Rr]ank(?:[=:] ?| )(\d{1,6})\b(?! (?:timed|failed|died|lost|did|was))"
+    r"|\b[Ss]av(?:ed|ing)\b.{1,300}_rank_(\d{1,6})\.\w"
+)
 # NCCL: "host:process:thread [device] NCCL "; init.cc tells the rank.
 _NCCLS = re.compile(r"^(?P<ip>\S{1,80}):(?P<pid>\d{1,8}):\d{1,8} \[\d{1,3}\] (?=.{0,80}\bNCCL )")
 _OF_NCCL = re.compile(r"\bNCCL INFO .{0,200}?\brank (\d{1,6}) nranks \d{1,6}\b")
@@ -76,20 +82,23 @@ MOST_LINES = 0.9
 _Tagged = list[tuple[int, str]]
 
 
-def with_rays(lines: Sequence[str], tagged: Sequence[tuple[int, str]]) -> _Tagged:
-    """Give lines of Ray's actors that have no tag to the rank that tags in other lines of the same actor tell."""
+def known_rays(lines: Sequence[str], tagged: Sequence[tuple[int, str]]) -> dict[tuple[str, str], int]:
+    """Return the ranks of Ray's actors, by address and process, as tags in some of their lines tell.
+
+    Of an actor without a tag its own sentences do, where they name one rank alone.
+    """
     homes: dict[tuple[str, str], set[int]] = {}
-    found = [RAYS.match(line) for line in lines]
-    for one, (rank, _) in zip(found, tagged, strict=True):
-        if one is not None and rank >= 0:
-            homes.setdefault((one["ip"] or "", one["pid"]), set()).add(rank)
-    known = _only(homes)
-    return [
-        (known[key], line[one.end() :])
-        if rank < 0 and one is not None and (key := (one["ip"] or "", one["pid"])) in known
-        else (rank, bare)
-        for line, one, (rank, bare) in zip(lines, found, tagged, strict=True)
-    ]
+    said: dict[tuple[str, str], set[int]] = {}
+    for line, (rank, _) in zip(lines, tagged, strict=True):
+        if (one := RAYS.match(line)) is None:
+            continue
+        key = (one["ip"] or "", one["pid"])
+        if rank >= 0:
+            homes.setdefault(key, set()).add(rank)
+        elif "ank" in line:
+            said.setdefault(key, set()).update(int(number) for own in _SAYS.findall(line) for number in own if number)
+    taken = {rank for ranks in homes.values() for rank in ranks}
+    return _only({**{key: ranks for key, ranks in said.items() if ranks and taken.isdisjoint(ranks)}, **homes})
 
 
 def of_nccl(lines: Sequence[str], tagged: Sequence[tuple[int, str]]) -> _Tagged:

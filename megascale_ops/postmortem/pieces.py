@@ -143,10 +143,17 @@ def gather(files: Iterable[Path]) -> Gathered:
         pieces = [piece for path, data in read.items() for piece in _split(path, data, names[path], is_alone=False)]
     notes += [f"of {_first_of(cut)} the last {most / 1e6:.1f} MB were read"] if cut else []
     notes += [f"left out, for no text and no dump: {_first_of(binary)}"] if binary else []
-    pieces = _as_their_likes(_by_their_lines(_as_tasks(pods.numbered(pods.described(pieces)))))
-    ranked, more = _with_nodes(_by_siblings(pods.with_events(pieces)))
+    prefixed = _prefixed(read.values())
+    pieces = _as_their_likes(_by_their_lines(_as_tasks(pods.numbered(pods.described(pieces, prefixed)))))
+    ranked, more = _with_nodes(_by_siblings(pods.with_events(pieces, prefixed)))
     begins = {path: data[:_BEGIN].decode("utf-8", "replace") for path, data in read.items()}
     return Gathered(tuple(ranked), (*notes, *more), begins)
+
+
+def _prefixed(files: Iterable[bytes]) -> dict[str, int]:
+    """Return the ranks of pods whose names stand before lines of logs."""
+    texts = (data.decode("utf-8", "replace") for data in files if b"[pod/" in data)
+    return {name: rank for text in texts for name, rank in tags.pods_in(text).items()}
 
 
 def _is_one_each(pieces: Sequence[Piece]) -> bool:

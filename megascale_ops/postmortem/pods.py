@@ -6,6 +6,7 @@ pod is the rank whose log has its name.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from megascale_ops.postmortem.piece import Piece
@@ -26,6 +27,53 @@ _DESCRIBED = re.compile(r"^Name: {2,40}(\S{1,253})$", re.MULTILINE)
 _ITEM = re.compile(r"^[- ]{0,8}kind: Pod$", re.MULTILINE)
 _NAMED = re.compile(r"^ {2,12}name: [\"']?([a-z0-9][\w.-]{0,252})[\"']?$", re.MULTILINE)
 
+# What kubectl logs --timestamps puts before lines.
+TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
+# kubectl logs --prefix; and a variable of a pod's command, which it echoes.
+_PREFIX = re.compile(r"^\[pod/([^\s/\]]{1,253})/[^\s\]]{1,63}\] ")
+_VARIABLE = re.compile(r"(?<![A-Z_])RANK=(\d{1,6})\b")
+
+
+def ranks_by_prefix(lines: Sequence[str], tagged: Sequence[tuple[int, str]] = ()) -> dict[str, int]:
+    """Return the rank of each pod of which the lines that its name stands before tell one.
+
+    A tag in them tells it, and else a variable of its command or the number of a job that has a master: those count
+    where each pod that has a tag, too, says the same, and one of them that is not rank 0: the number of a pod with
+    several ranks is no rank, and rank 0 often speaks for all.
+
+    Args:
+        lines: of a log, with their prefixes.
+        tagged: the same with the ranks that their tags tell.
+    """
+    by_tag: dict[str, set[int]] = {}
+    by_variable: dict[str, set[int]] = {}
+    for at, line in enumerate(lines):
+        if (found := _PREFIX.match(line)) is None:
+            continue
+        told = by_tag.setdefault(found[1], set())
+        told |= {tagged[at][0]} - {-1} if tagged else set()
+        if (variable := _VARIABLE.search(line)) is not None:
+            by_variable.setdefault(found[1], set()).add(int(variable[1]))
+    masters = {one[1] for name in by_tag if (one := _POD.match(name)) is not None and one[2] == "master"}
+    by_number = {name: {rank} for name in by_tag if (rank := _rank_of(name, masters, {})) >= 0}
+    known = {name: told for name, told in by_tag.items() if told}
+    for more in (by_variable, by_number):
+        both = [told == more[name] for name, told in known.items() if name in more]
+        if all(both) and (not known or any(told != {0} for name, told in known.items() if name in more)):
+            known = {**more, **known}
+    owners = Counter(rank for told in known.values() for rank in told)
+    return {name: min(told) for name, told in known.items() if len(told) == 1 and owners[min(told)] == 1}
+
+
+def with_prefixes(lines: Sequence[str], tagged: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Give lines without a tag to the rank of the pod whose name stands before them."""
+    known = ranks_by_prefix(lines, tagged)
+    found = [_PREFIX.match(line) if rank < 0 else None for line, (rank, _) in zip(lines, tagged, strict=True)]
+    return [
+        (known[one[1]], TIME.sub("", line[one.end() :])) if one is not None and one[1] in known else (rank, bare)
+        for line, one, (rank, bare) in zip(lines, found, tagged, strict=True)
+    ]
+
 
 def numbered(pieces: Sequence[Piece]) -> list[Piece]:
     """Number the pods of a job that has a master: it is rank 0, and worker N is rank N + 1."""
@@ -39,10 +87,14 @@ def numbered(pieces: Sequence[Piece]) -> list[Piece]:
     ]
 
 
-def described(pieces: Sequence[Piece]) -> list[Piece]:
+def described(pieces: Sequence[Piece], prefixed: Mapping[str, int]) -> list[Piece]:
     """Give what ``kubectl describe``, or a list of pods as YAML, tells of each pod to the rank that its name tells.
 
     The pods of a job count where its master has a log or is described, too, and else those that have logs.
+
+    Args:
+        pieces: of all files.
+        prefixed: ranks of pods whose names stand before lines of a log.
     """
     whole: list[Piece] = []
     blocks = {
@@ -57,10 +109,11 @@ def described(pieces: Sequence[Piece]) -> list[Piece]:
     stems: dict[str, set[int]] = {}
     for piece in pieces:
         stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
+    stems |= {name: {rank} for name, rank in prefixed.items()}
     for at, piece in enumerate(pieces):
         own: dict[int, list[str]] = {}
         for name, text in blocks.get(at, ()):
-            own.setdefault(_rank_of(name, masters, stems), []).append(text)
+            own.setdefault(prefixed.get(name, _rank_of(name, masters, stems)), []).append(text)
         whole += [piece._replace(rank=rank, data="".join(texts).encode()) for rank, texts in own.items()]
         whole += [] if own else [piece]
     return whole
@@ -91,7 +144,7 @@ def _rank_of(name: str, masters: set[str], stems: Mapping[str, set[int]]) -> int
     return next(iter(ranks)) if len(ranks) == 1 else -1
 
 
-def with_events(pieces: Sequence[Piece]) -> list[Piece]:
+def with_events(pieces: Sequence[Piece], prefixed: Mapping[str, int]) -> list[Piece]:
     """Give events of pods to the ranks of the logs that are named by them; those of several jobs are of no rank.
 
     A pod of a job with a master that has no log and whose image does not come is the rank that its name tells.
@@ -100,6 +153,7 @@ def with_events(pieces: Sequence[Piece]) -> list[Piece]:
     masters = {one[1] for piece in pieces if (one := _POD.match(piece.path.name)) is not None and one[2] == "master"}
     for piece in pieces:
         stems.setdefault(piece.path.name.partition(".")[0], set()).add(piece.rank)
+    stems |= {name: {rank} for name, rank in prefixed.items()}
     whole: list[Piece] = []
     for piece in pieces:
         has_events = piece.rank < 0 and any(mark in piece.data for mark in (b"pod/", b' pod="'))

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.general_rows import RAY_SAYS
 from megascale_ops.diagnosis.exits.prefixes import COLOURS, TRACEBACK_BEGINS
-from megascale_ops.postmortem import marks
+from megascale_ops.postmortem import marks, pods
 
 # 160 characters: a time, a pod's full name and a stream's stand before the rank in the longest seen.
 _ZONE = 160
 # torch, Lightning, Determined; Ray's and vLLM's actors; Composer's loggers; SageMaker's mpirun.
 _GLOBAL = (
-    re.compile(r"(?<!\w)\[(?:rank|RANK)(?:[=:] ?| )?(\d{1,6})\]:? ?"),
+    re.compile(r"(?<!\w)\[(?:rank|RANK)(?:[=:_-] ?| )?(\d{1,6})\]:? ?"),
     re.compile(r"\(\w{1,60}(?:\[rank=| rank=)(\d{1,6})\b[^()]{0,80}\) ?"),
     re.compile(r"\brank(\d{1,6})\[\d{1,8}\]\[\w{1,60}\]: ?"),
     # MVAPICH's own handler of signals.
@@ -60,6 +60,15 @@ _DEAD_ACTOR = re.compile(
     r"(?P<end>The actor (?:is dead|died) because its (?P<what>node|worker process) has died[^\n]*)",
     re.MULTILINE,
 )
+# What a raylet says of a worker that ended without a word, with all reasons that it can think of.
+_DEAD_WORKER = re.compile(
+    r"^\(raylet\b[^)]{0,80}\) (?P<end>A worker died or was killed\b).{0,2000}?"
+    r"\bWorker IP address: (?P<ip>[\w.:]{1,60}) .{0,200}?\bWorker PID: (?P<pid>\d{1,8})\b"
+)
+# What others say where that was no end in order.
+_FELT = re.compile(
+    r"Watchdog caught|remote process exited|[Cc]onnection (?:closed|reset) by |\b(?:RayActor|ActorDied)Error\b"
+)
 _CARRIED_OF = re.compile(
     r"\bRayTaskError\(\w{1,80}\): ray::[^\n]{1,200}?\(pid=(?P<pid>\d{1,8}), ip=(?P<ip>[\w.:]{1,60})\b"
 )
@@ -87,7 +96,6 @@ _GLOBAL_MARKS = ("[rank", "[RANK", "rank=", "][", "mpirank:", "]<std", ":mpi_ran
 _LOCAL_MARKS = ("[default", "] ")
 # kubectl logs --prefix, of Kubeflow's pods of one replica each: the master is rank 0.
 _OF_POD = re.compile(r"^\[pod/(?P<job>[^\s/\]]{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})/[^\s\]]{1,63}\] ")
-_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
 _NUMBERED = re.compile(r"^(?: {0,5}(?:(\d{1,6}):|\[(\d{1,6})\])|(?=\S*\d)[A-Za-z][\w.-]{3,120} (\d{1,6}):)(?: |$)")
 # 20 lines: where a launcher labels lines, it labels the first ones.
 _LABELS = 20
@@ -102,6 +110,12 @@ class Tagged(NamedTuple):
 
     lines: dict[int, list[str]]
     is_global: bool = False
+
+
+def pods_in(text: str) -> dict[str, int]:
+    """Return the ranks of pods whose names stand before the lines of a log."""
+    lines = text.splitlines()
+    return pods.ranks_by_prefix(lines, [_tagged(line, _GLOBAL) for line in lines])
 
 
 def by_rank(text: str) -> Tagged:
@@ -173,24 +187,35 @@ def _with_marks(text: str, lines: list[str], tagged: list[tuple[int, str]]) -> l
     """Give lines without a tag to the ranks that what stands above them, or their processes, tell."""
     if TRACEBACK_BEGINS in text:
         tagged = marks.with_logged(lines, tagged)
-    if " pid=" in text:
-        tagged = marks.with_rays(lines, tagged)
+    if "[pod/" in text:
+        tagged = pods.with_prefixes(lines, tagged)
+    if " pid=" in text and (known := marks.known_rays(lines, tagged)):
+        tagged = _by_actors(text, lines, tagged, known)
     return marks.of_nccl(lines, tagged) if " nranks " in text else tagged
 
 
 def _of_untagged(text: str, lines: list[str]) -> Tagged:
     """Return lines by what is no rank's tag: an engine's places (it may serve a job whose ranks have tags), numbers."""
-    if tagged := _of_pods(lines) or marks.with_tracebacks(lines, _of_places(lines)):
-        return Tagged(_gathered(tagged))
-    if "RankID:" in text and (tagged := _of_ascend(lines)):
-        return Tagged(_gathered(tagged), is_global=True)
-    if "Exception in device=" in text:
-        return Tagged(_gathered(marks.with_tracebacks(lines, [_of_device(line) for line in lines])))
+    tagged = _of_pods(text, lines) or marks.with_tracebacks(lines, _of_places(lines))
+    is_global = not tagged
+    if not tagged:
+        tagged = _of_actors(text, lines) or (_of_ascend(lines) if "RankID:" in text else [])
+    if not tagged and "Exception in device=" in text:
+        tagged, is_global = marks.with_tracebacks(lines, [_of_device(line) for line in lines]), False
+    if tagged:
+        return Tagged(_gathered(tagged), is_global)
     if numbered := _of_numbers(lines):
         return Tagged(_gathered(numbered))
     if marked := marks.of_any_shape(lines):
         return Tagged(_gathered(marked.lines), marked.is_global)
     return Tagged({})
+
+
+def _of_actors(text: str, lines: list[str]) -> list[tuple[int, str]]:
+    """Return lines of Ray's actors whose own sentences tell their ranks; nothing where one at most does."""
+    untagged = [(-1, line) for line in lines]
+    known = marks.known_rays(lines, untagged) if " pid=" in text else {}
+    return _by_actors(text, lines, untagged, known) if len(known) > 1 else []
 
 
 def _of_fields(text: str, lines: list[str]) -> list[tuple[int, str]]:
@@ -237,33 +262,50 @@ def _of_ray(text: str, lines: list[str]) -> list[tuple[int, str]]:
     ranks = {(ip, pid): int(rank) for ip, pid, rank in _OF_RAY.findall(text)} if "world_rank=" in text else {}
     if not ranks:
         return []
-    tagged = []
-    for line in lines:
-        if (lost := _DEAD_NODE.search(line)) is not None:
-            tagged += [(rank, line) for (ip, _), rank in ranks.items() if ip == lost["ip"]] or [(-1, line)]
-            continue
-        found = marks.RAYS.match(line) or _ENDED_BY_RAY.search(line)
-        here = [
-            rank
-            for (ip, pid), rank in ranks.items()
-            if found is not None and pid == found["pid"] and found["ip"] in (None, ip)
-        ]
-        bare = line[found.end() :] if found is not None and found.re is marks.RAYS else line
-        tagged.append((here[0], bare) if len(here) == 1 else (-1, line))
-    return [*_with_carried(tagged, ranks), *_of_dead_actors(text, ranks)]
+    return _by_actors(text, lines, [(-1, line) for line in lines], ranks)
+
+
+def _by_actors(
+    text: str, lines: list[str], tagged: list[tuple[int, str]], ranks: dict[tuple[str, str], int]
+) -> list[tuple[int, str]]:
+    """Give lines without a tag to the ranks of the processes, by their addresses and numbers, that they name."""
+    whole = []
+    is_felt = "A worker died" in text and _FELT.search(text) is not None
+    for line, (rank, bare) in zip(lines, tagged, strict=True):
+        if rank >= 0:
+            whole.append((rank, bare))
+        elif (lost := _DEAD_NODE.search(line)) is not None:
+            whole += [(rank, line) for (ip, _), rank in ranks.items() if ip == lost["ip"]] or [(-1, line)]
+        elif (found := marks.RAYS.match(line)) is not None:
+            owner = _owner(ranks, found["ip"], found["pid"])
+            whole.append((owner, line[found.end() :] if owner >= 0 else bare))
+        elif is_felt and (found := _DEAD_WORKER.search(line)) is not None:
+            owner = _owner(ranks, found["ip"], found["pid"])
+            whole.append((owner, f"{RAY_SAYS}{found['end']}" if owner >= 0 else bare))
+        else:
+            found = _ENDED_BY_RAY.search(line)
+            whole.append((_owner(ranks, found["ip"], found["pid"]) if found is not None else -1, bare))
+    return [*_with_carried(whole, ranks), *_of_dead_actors(text, ranks)]
+
+
+def _owner(ranks: dict[tuple[str, str], int], ip: str | None, pid: str) -> int:
+    """Return the rank of a process, -1 where it is none or several; beside the driver without an address."""
+    found = ranks.get((ip or "", pid), -1)
+    here = [rank for (at, number), rank in ranks.items() if number == pid and (not at or not ip)]
+    return found if found >= 0 else here[0] if len(here) == 1 else -1
 
 
 def _of_dead_actors(text: str, ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
     """Return how actors ended by their ranks; with a node all that were on it have."""
-    found = [*_DEAD_ACTOR.finditer(text)] if "has died" in text else []
-    return sorted(
-        {
-            (rank, f"{RAY_SAYS}{one['end']}")
-            for one in found
-            for (ip, pid), rank in ranks.items()
-            if ip == one["ip"] and (one["what"] == "node" or pid == one["pid"])
-        }
-    )
+    ends: set[tuple[int, str]] = set()
+    for one in _DEAD_ACTOR.finditer(text) if "has died" in text else ():
+        whose = (
+            [rank for (ip, _), rank in ranks.items() if ip == one["ip"]]
+            if one["what"] == "node"
+            else [_owner(ranks, one["ip"], one["pid"])]
+        )
+        ends |= {(rank, f"{RAY_SAYS}{one['end']}") for rank in whose if rank >= 0}
+    return sorted(ends)
 
 
 def _with_carried(tagged: list[tuple[int, str]], ranks: dict[tuple[str, str], int]) -> list[tuple[int, str]]:
@@ -282,14 +324,17 @@ def _with_carried(tagged: list[tuple[int, str]], ranks: dict[tuple[str, str], in
     return whole
 
 
-def _of_pods(lines: list[str]) -> list[tuple[int, str]]:
-    """Return the lines of the pods of one job that has a master: worker N is rank N + 1; nothing for any others."""
+def _of_pods(text: str, lines: list[str]) -> list[tuple[int, str]]:
+    """Return the lines of the pods of one job with a master, whose worker N is rank N + 1; of others that tell it."""
+    if "[pod/" not in text:
+        return []
     found = [_OF_POD.match(line) for line in lines]
     jobs = {one["job"] for one in found if one is not None}
     if len(jobs) != 1 or not any(one is not None and one["role"] == "master" for one in found):
-        return []
+        is_told = len(pods.ranks_by_prefix(lines)) > 1
+        return pods.with_prefixes(lines, [(-1, line) for line in lines]) if is_told else []
     return [
-        (0 if one["role"] == "master" else int(one["number"]) + 1, _TIME.sub("", line[one.end() :]))
+        (0 if one["role"] == "master" else int(one["number"]) + 1, pods.TIME.sub("", line[one.end() :]))
         if one is not None
         else (-1, line)
         for one, line in zip(found, lines, strict=True)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, torn_file, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
-from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED
+from megascale_ops.diagnosis.exits.general_rows import LOADER_ASKED, NO_THREADS
 from megascale_ops.diagnosis.exits.last_traceback import before_it
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error, weight_of
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
@@ -129,8 +129,8 @@ def _plainly(one: Ended) -> Judged | None:
 
 def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     """Return the meaning of an exception that ended the rank."""
-    if error.type.rpartition(".")[2] in _INTERRUPTS:
-        return Judged(one, "killed", f"interrupted: {words(error)}", was_asked=True)
+    if is_interrupt(error):
+        return _of_interrupt(one, error, spoken)
     if (gathered := gathered_in(text_of(one.exit))) is not None:
         return _of_gathered(one, error, gathered)
     row = _row_of(error, one.exit.stderr_tail)
@@ -152,6 +152,14 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
         sure = _AFTER_A_PEER
     was_asked = row is not None and row.name == LOADER_ASKED
     return Judged(one, fault, f"{words(error)}{hint}", sure, was_asked=was_asked)
+
+
+def _of_interrupt(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
+    """Return what an interrupt means: the rank was asked to go, or a library in it sent it to itself as it failed."""
+    by_itself = next((word for word in spoken if word.row.name == NO_THREADS.name), None)
+    if by_itself is not None:
+        return Judged(one, by_itself.row.fault, f"{_quoted(by_itself)}; then {words(error)}", _BEFORE_A_PEER)
+    return Judged(one, "killed", f"interrupted: {words(error)}", was_asked=True)
 
 
 def _root_of(exit_: RankExit) -> tuple[RankError, Row] | None:
@@ -211,7 +219,9 @@ def _victim_by_words(spoken: Sequence[Heard], code: int) -> str:
 def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) -> Judged:
     """Return the meaning of a rank's exit status, when it left no exception."""
     code = one.exit.code
-    own = [word for word in spoken if word.row.role == CAUSE]
+    own = [
+        word for word in spoken if word.row.role == CAUSE and word.row.name != NO_THREADS.name
+    ]  # a warning, if alone
     if signal_of(code) == signal.SIGKILL:
         return _killed(one, own, host)
     strong = [word for word in own if not word.row.weak]

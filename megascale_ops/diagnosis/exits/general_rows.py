@@ -50,7 +50,7 @@ NO_FAILURE_OF_A_PROCESS: tuple[Row, ...] = (
     ),
     cause(
         "ray_worker_dead",
-        rf"^{RAY_SAYS}The actor (?:is dead|died) because its worker process has died",
+        rf"^{RAY_SAYS}(?:The actor (?:is dead|died) because its worker process has died|A worker died or was killed)",
         "killed",
         "Ray's driver, of an actor whose process was gone: by a signal, or as it left without a word",
         sure=0.7,
@@ -124,4 +124,12 @@ NOT_BUILT_IN = cause(
     "exception",
     "torch's rendezvous and its init_process_group, of what this build of it lacks: no peer is lost",
     hint="this build of torch lacks what was asked for",
+)
+NO_THREADS = cause(
+    "no_threads",
+    r"OpenBLAS blas_thread_init: |\bpthread_create error in blas_\w{1,40}",
+    "exception",
+    "OpenBLAS, which gets no thread as numpy is imported and sends its own process SIGINT: nobody has pressed a key",
+    weak=True,
+    hint="no thread or process was to be had: `ulimit -u` of its user, or the pids of its cgroup",
 )

@@ -23,6 +23,7 @@ from megascale_ops.diagnosis.exits.last_words import (
     weight_of,
 )
 from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, without_prefixes
+from megascale_ops.diagnosis.exits.translated_errors import is_of_a_shell
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
 
@@ -112,7 +113,7 @@ def _is_reported_only(lines: list[str], at: int) -> bool:
 
 def _is_of_the_message(line: str) -> bool:
     """Return whether a line may belong to what was raised above it, and is none of a shell's or a launcher's own."""
-    return _OF_ANOTHERS.match(line) is None
+    return _OF_ANOTHERS.match(line) is None and not is_of_a_shell(line)
 
 
 def _where(frame: re.Match[str]) -> str:

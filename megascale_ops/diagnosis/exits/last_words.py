@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.exits.prefixes import LOGURUS, TRACEBACK_BEGINS, Prefixes, strip_prefix, unfolded
-from megascale_ops.diagnosis.exits.quick_look import HINT
+from megascale_ops.diagnosis.exits.quick_look import may_speak
 from megascale_ops.diagnosis.exits.word_rows import CAUSE, HARMLESS, PEER_LOST, Row
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, PATTERNS
 from megascale_ops.schema.messages import RankExit
@@ -150,7 +150,7 @@ def match(line: str, *, ends_traceback: bool = False) -> Row | None:
         line: One line, without its end.
         ends_traceback: Whether it is the line that ends a Python traceback.
     """
-    if not ends_traceback and HINT.search(line) is None:
+    if not ends_traceback and not may_speak(line):
         return None
     for row, search in _searches():
         if row.in_traceback and not ends_traceback:

@@ -8,7 +8,7 @@ alternatives such as [Ee] it takes 15 us).
 
 import re
 
-from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
+from megascale_ops.diagnosis.exits.translated_errors import NO_MEMORY, NO_SPACE, is_of_a_shell
 
 _PIECES = (
     "rror", "RROR", "gloo", "imed out", "imeout", "remote p", "emory", "oom", "OOM", "bad_alloc", "Xid",
@@ -26,7 +26,16 @@ _PIECES = (
     "fish: ", "csh: ", "ksh: ", "ERROR_", "NRT_", "nrt_", "Notify reg", "Getting soc", "EI000", "ymbol not",
     "isaligned", "nch timed", "ources req", "peer access", "PTX was", "gram counter", "ress space", "ECC", "ore exc",
     "not finite", "nvalid loss", "hbm ", "EL0004", "synStatus", "ivec exc", "marked dead", "panic", "Check failed",
-    "PBS: job", "exceeds job", "exitStatus", "amdgpu", "Ray says",
-    *NO_SPACE, *NO_MEMORY, *KILLED, *SEGFAULT,
+    "PBS: job", "exceeds job", "exitStatus", "amdgpu", "Ray says", "blas_",
+    *(words for words in (*NO_SPACE, *NO_MEMORY) if words.isascii()),
 )  # fmt: skip
 HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))
+# Of what only a line with other letters than English has.
+_FOREIGN = re.compile("|".join(re.escape(words) for words in (*NO_SPACE, *NO_MEMORY) if not words.isascii()))
+
+
+def may_speak(line: str) -> bool:
+    """Return whether a row outside of tracebacks could match a line."""
+    if HINT.search(line) is not None or is_of_a_shell(line):
+        return True
+    return not line.isascii() and _FOREIGN.search(line) is not None

@@ -17,7 +17,7 @@ holds a real line for each row, and a near miss that it must leave alone.
 
 from megascale_ops.diagnosis.exits import general_rows
 from megascale_ops.diagnosis.exits.device_words import FAULTY, FULL, GPU_ERROR, GPU_TEXTS, SERVICE_LOST, WAITED
-from megascale_ops.diagnosis.exits.translated_errors import KILLED, NO_MEMORY, NO_SPACE, SEGFAULT
+from megascale_ops.diagnosis.exits.translated_errors import IS_ABORTED, IS_KILLED, IS_SEGFAULT, NO_MEMORY, NO_SPACE
 from megascale_ops.diagnosis.exits.word_rows import ENDED_BY, ENDED_WITH, HARMLESS, NOBODY, Row, cause, victim
 
 GPU_WAIT = "gpu_wait"  # kernels that waited for another rank and trapped: CUDA's error behind it is a consequence
@@ -417,7 +417,7 @@ PATTERNS: tuple[Row, ...] = (
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)|Segmentation fault"
         r"|signal(?:: | )(?:SIGSEGV|SIGBUS|SIGILL|SIGFPE|11 )|Bus error"
         r"|(?:Illegal instruction|Floating point exception) \("
-        rf"|^(?:zsh|fish|ksh|csh): (?:segmentation fault|bus error)|(?:^|: +\d+ )(?:{'|'.join(SEGFAULT)})(?:$|  | \()"
+        rf"|^(?:zsh|fish|ksh|csh): (?:segmentation fault|bus error)|{IS_SEGFAULT}"
         r"|AddressSanitizer: SEGV\b|^#  SIG(?:SEGV|BUS|ILL) \(0x"
         r"|\*\*\* SIG(?:SEGV|BUS|ILL|FPE)\b.{0,40} received|\w\[\d+\]:? (?:segfault at|general protection fault)",
         "segfault",
@@ -441,7 +441,7 @@ PATTERNS: tuple[Row, ...] = (
         r"Fatal Python error: |terminate called (?:after throwing|without an active)|Aborted +\(|^Aborted$"
         r"|^libc\+\+abi: terminating|^(?:zsh|fish|ksh|csh): abort"
         r"|^F(?:\d{4} | external/).{0,200}\] Check failed: |^panic: (?:runtime error|\w)|^thread '.{0,80}' panicked at "
-        r"|is killed by signal: Aborted|\*\*\* SIGABRT\b.{0,40} received|Trace/breakpoint trap \(",
+        rf"|is killed by signal: Aborted|\*\*\* SIGABRT\b.{{0,40}} received|Trace/breakpoint trap \(|{IS_ABORTED}",
         "aborted",
         "CPython's fatal errors, libstdc++'s terminate, the shell, the handlers and checks of absl and glog, Go, Rust",
         weak=True,
@@ -460,7 +460,7 @@ PATTERNS: tuple[Row, ...] = (
     cause(
         "killed",
         r"^Killed(?:: 9)?$|:(?: line \d+:)? +\d+ Killed\b|is killed by signal: Killed|^(?:zsh|fish|ksh|csh): killed"
-        rf"|terminated by signal SIGKILL|(?:^|: +\d+ )(?:{'|'.join(KILLED)})(?:$|  )",
+        rf"|terminated by signal SIGKILL|{IS_KILLED}",
         "killed",
         "a shell whose child got SIGKILL; the OOM killer is the usual sender, not the only one",
         sure=0.85,
@@ -468,6 +468,7 @@ PATTERNS: tuple[Row, ...] = (
     ),
     # Of a peer, in words that no row above knows: every library of collectives has its own.
     general_rows.GENERIC_WAIT,
+    general_rows.NO_THREADS,
     # Python, last: any exception at all.
     cause(
         "own_network",

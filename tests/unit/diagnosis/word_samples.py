@@ -70,6 +70,11 @@ GENERAL = (
         "INFO PyTorch was built without MKL",
     ),
     Sample(
+        "no_threads",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 63 of 64: Resource temporarily unavailable",
+        "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+    ),
+    Sample(
         "no_address",
         "torch.distributed.DistNetworkError: The IPv4 network addresses of (m, 29500) cannot be retrieved (gai error: "
         "-2 - Name or service not known).",
