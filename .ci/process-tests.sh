@@ -5,7 +5,9 @@
 # a quarter of the time, since programs are forked and wait for each other more than they compute.
 #
 #     process-tests.sh           all of it
-#     process-tests.sh beside    the first part alone, six at a time: beside the unit tests, which take what it leaves idle
+#     process-tests.sh beside    the first part alone, four at a time: beside the unit tests, which take what it leaves idle
+#                                so that both end together: with six at a time unit tests were left alone for five minutes, in
+#                                which a core was idle for a quarter of the time
 #     process-tests.sh last      the rest, and what failed in either
 #
 # Some 850 tests each start a handful of programs on two cores that others may use too. A machine that stands still for
@@ -29,7 +31,7 @@ cache=.pytest_cache/processes
 pytest=(.venv/bin/pytest -o "cache_dir=$cache" --durations=20)
 part=${1:-all}
 workers=8
-[ "$part" != beside ] || workers=6
+[ "$part" != beside ] || workers=4
 
 hold() {
     "${pytest[@]}" "$@"
