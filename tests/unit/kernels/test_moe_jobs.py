@@ -23,11 +23,14 @@ CHUNKS = 3
 
 @triton.jit
 def take_all(
-    head, out, done, few, counts,
+    head, out, done, few, mixes, counts,
     control, peers, status, board, flags, channels, slot, rank, world_size, signature, deadline_us,
     OPERATOR: tl.constexpr, CHUNKS: tl.constexpr, TOKENS: tl.constexpr, EPOCH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Take jobs until there is none and write them down; chunks below `done` are multiplied, of `few` none is left."""
+    """Take jobs until there is none and write them down; chunks below `done` are multiplied, of `few` none is left.
+
+    With `mixes` every second program takes our own first.
+    """
     channel = open_channel(
         tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
@@ -38,23 +41,27 @@ def take_all(
     of_chunk, own, chunks = count_jobs(channel, head, CHUNKS, 1, TOKENS)
     chunks -= few
     here = out + tl.program_id(0) * CHUNKS * of_chunk
-    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own)
+    own_first = mixes & (1 - tl.program_id(0) % 2)
+    job, sent, added = next_job(channel, head, chunks * 0, chunks * 0, chunks, of_chunk, own, own_first)
     taken = chunks * 0
     while job >= 0:
         tl.store(here + taken, job)
         taken += 1
-        job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own)
+        job, sent, added = next_job(channel, head, sent, added, chunks, of_chunk, own, own_first)
     tl.store(counts + tl.program_id(0), taken)
     finish_launch(channel, tl.num_programs(0), 0)
 
 
-def taken(tokens: list[int], done: int = 0, *, few: int = 0, programs: int = 1, seed: int = 0) -> list[list[str]]:
+def taken(
+    tokens: list[int], done: int = 0, *, few: int = 0, mixes: int = 0, programs: int = 1, seed: int = 0
+) -> list[list[str]]:
     """By program the jobs that rank 0 takes, as "p0" (a peer's tokens, chunk 0) or "o0" (our own).
 
     Args:
         tokens: of each rank.
         done: so many chunks are multiplied before the first job is taken, and no other.
         few: so many last chunks are not taken.
+        mixes: 1 where the first program and every second takes what is left of our own first.
         programs: that take jobs.
         seed: of the schedule.
     """
@@ -70,7 +77,7 @@ def taken(tokens: list[int], done: int = 0, *, few: int = 0, programs: int = 1, 
         1, 0, len(tokens), signature(OPERATOR, 1, 0, 0, 0), world.deadline_us,
     )  # fmt: skip
     constants = {"OPERATOR": OPERATOR, "CHUNKS": CHUNKS, "TOKENS": TOKENS, "EPOCH": EPOCH}
-    world.launch([Launch(0, take_all, programs, (head, out, done, few, counts, *common), constants)])
+    world.launch([Launch(0, take_all, programs, (head, out, done, few, mixes, counts, *common), constants)])
 
     def name(job: int) -> str:
         chunk, inner = divmod(job, of_chunk)
@@ -101,6 +108,12 @@ def test_what_peers_wait_for_comes_first_where_its_tiles_are_done(done: int, ord
     assert runs(*taken([20, 30], done)) == order
 
 
+def test_our_own_come_first_where_it_is_asked_for() -> None:
+    """As soon as all jobs of their chunk's peers are taken, whatever is multiplied."""
+    for done in range(1, CHUNKS + 1):
+        assert runs(*taken([20, 30], done, mixes=1)) == ["p0", "o0", "p1", "o1", "p2", "o2"]
+
+
 def test_the_last_chunk_is_left_to_others() -> None:
     """Who is slow takes none of it."""
     assert runs(*taken([20, 30], 3, few=1)) == ["p0", "p1", "o0", "o1"]
@@ -116,9 +129,10 @@ def test_a_rank_by_itself_and_one_without_tokens() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_programs_share_them_and_take_no_own_job_before_the_peers_of_its_chunk(seed: int) -> None:
+@pytest.mark.parametrize("mixes", [0, 1])
+def test_programs_share_them_and_take_no_own_job_before_the_peers_of_its_chunk(seed: int, mixes: int) -> None:
     """By any schedule: no two ranks wait for each other with all that they have."""
-    for names in taken([33, 20, 41], seed % (CHUNKS + 1), programs=4, seed=seed):
+    for names in taken([33, 20, 41], seed % (CHUNKS + 1), mixes=mixes, programs=4, seed=seed):
         for chunk in range(CHUNKS):
             own = [at for at, name in enumerate(names) if name == f"o{chunk}"]
             peers = [at for at, name in enumerate(names) if name == f"p{chunk}"]
