@@ -81,7 +81,10 @@ def _any_of(words: tuple[str, ...]) -> str:
 # Patterns of a shell's line: behind the number of a process, or by itself.
 IS_KILLED = rf"(?:^|: +\d+ )(?:{_any_of(KILLED)})(?:$|  )"
 IS_SEGFAULT = rf"(?:^|: +\d+ )(?:{_any_of(SEGFAULT)})(?:$|  | \()"
-IS_ABORTED = rf"(?:^(?=[^(]{1, 60}\()|: +\d+ )(?:{_any_of(ABORTED)})(?:$|  | \((?!Killed|Terminated))"
+# Short words of everyday speech: by itself only where a shell says behind it, in words, that memory was dumped.
+IS_ABORTED = (
+    rf"(?:^(?=[^(\n]{{1,60}} \([^()\d\n]{{4,60}}\)$)|: +\d+ )(?:{_any_of(ABORTED)})(?:$|  | \((?!Killed|Terminated))"
+)
 
 
 def is_of_a_shell(line: str) -> bool:

@@ -60,6 +60,9 @@ from megascale_ops.diagnosis.exits.last_words import match
         ("fish: Job 1, 'python train.py' terminated by signal SIGKILL (Forced quit)", "killed"),
         ("Speicherzugriffsfehler (Speicherabzug geschrieben)", "segfault"),
         ("Erreur de segmentation (core dumped)", "segfault"),
+        ("Abgebrochen (Speicherabzug geschrieben)", "aborted"),
+        ("start.sh: linia 9: 118822 Przerwane               (zrzut pamięci) python t.py", "aborted"),
+        ("Abgebrochen (Killed)", "killed"),
         ("libc++abi: terminating due to uncaught exception of type std::runtime_error: x", "aborted"),
         ("[n1:1:0:1] UCX  ERROR  connect to n2 failed: Endpoint timeout", "peer_lost"),
         ("CUDA Error 700 at solver.cc:12", "cuda_error"),
@@ -140,3 +143,11 @@ def test_exceptions_tell_of_the_same_end_in_their_own_words(line: str, fault: st
 
     assert row is not None
     assert row.fault == fault
+
+
+@pytest.mark.parametrize(
+    "line", ["Abandon", "Abandon (retry 3)", "Annullato (epoca 3)", "中止", "Abgebrochen (3 von 4) von Hand"]
+)
+def test_a_shells_short_word_alone_is_everyday_speech(line: str) -> None:
+    """Only what it says behind it, that memory was dumped, or the number of a process before it, makes it a shell's."""
+    assert match(line) is None
